@@ -1,4 +1,4 @@
-"""A DeepSpeed engine with gradient accumulation; on one process, with ZeRO stage 1."""
+"""A DeepSpeed engine with gradient accumulation and ZeRO stage 1: torchrun --nproc-per-node=1 deepspeed_engine.py."""
 
 import deepspeed
 import torch

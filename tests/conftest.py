@@ -1,4 +1,4 @@
-"""What every test shares: the lanes, the Nsight Systems at hand, the golden files."""
+"""Lanes, fixtures for Nsight Systems and golden files, and the list of tests that are rerun."""
 
 from __future__ import annotations
 

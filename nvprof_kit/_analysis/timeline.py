@@ -20,6 +20,7 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, outer_lay
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.step_times import step_times
 from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
 
@@ -263,17 +264,16 @@ def _of_all_steps(
 def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
     """The lanes of operations, and the lane index of each."""
     names = ("pid", "device", "stream")
-    keys = np.stack([trace.ops[name].to_numpy()[rows] for name in names], axis=1)
     start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-    streams, stream = np.unique(keys, axis=0, return_inverse=True)
-    part = _parts(start, end, stream.ravel())
-    both, first, lane = np.unique(
-        stream.ravel() * (part.max(initial=0) + 1) + part, return_index=True, return_inverse=True
-    )
-    found = [Lane._make((*streams[stream.ravel()[one]].tolist(), int(part[one]))) for one in first.tolist()]
+    streams, codes = distinct_rows(*(trace.ops[name].to_numpy()[rows] for name in names))
+    stream = codes.astype(np.int64)
+    part = _parts(start, end, stream)
+    (of_stream, parts), lane = distinct_rows(stream, part)
+    keys = np.stack(streams, axis=1).tolist()
+    found = [Lane._make((*keys[one], part)) for one, part in zip(of_stream.tolist(), parts.tolist(), strict=True)]
     # sort a device's streams by their first operation, so that the main stream comes first
-    when = {tuple(key): int(start[stream.ravel() == place].min()) for place, key in enumerate(streams.tolist())}
-    order = sorted(range(len(both)), key=lambda one: (found[one][:2], when[found[one][:3]], found[one].part))
+    when = {tuple(key): int(start[stream == place].min()) for place, key in enumerate(keys)}
+    order = sorted(range(len(found)), key=lambda one: (found[one][:2], when[found[one][:3]], found[one].part))
     place = np.argsort(np.array(order, dtype=np.int64))
     return tuple(found[one] for one in order), place[lane]
 
@@ -289,6 +289,8 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
     reach = np.maximum.accumulate(line.at(lanes, finishes))
     fresh = line.at(lanes, begins) >= np.concatenate(([0], reach))[: len(order)]
     fresh[:1] = True
+    if fresh.all():  # most captures
+        return np.zeros(len(order), dtype=np.int64)
     place = np.arange(len(order)) - np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
     for turns in range(1, int(place.max(initial=0)) + 2):
         part = place % turns
@@ -341,7 +343,8 @@ def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer])
     texts, which = np.unique(
         np.array([*(named.text for named in attribution.ranges.names), NO_LAYER], dtype=object), return_inverse=True
     )
-    return pd.Categorical.from_codes(which[np.append(attribution.ranges.name, -1)[layer_range]], pd.Index(texts))
+    names = which.astype(np.int32)[np.append(attribution.ranges.name, -1)]
+    return pd.Categorical.from_codes(names[layer_range], pd.Index(texts))
 
 
 def _spans(
@@ -418,15 +421,16 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Map
         known = windows.get(one, np.zeros((0, 2), dtype=np.int64))
         edge = np.append(known.ravel(), (start[mine].min(), end[mine].max()))  # as operations of zero length
         starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
-        layer = np.append(attribution.layer_range[rows[mine]], np.full(len(edge), NONE))
+        layer = np.append(attribution.layer_range[rows[mine]], np.full(len(edge), NONE, dtype=np.int32))
         order = np.argsort(starts, kind="stable")
-        reach = np.maximum.accumulate(ends[order])
-        # the operation with the last end so far
-        latest = order[np.maximum.accumulate(np.where(ends[order] == reach, np.arange(len(order)), 0))]
-        between = np.isin(reach[:-1], known[:-1, 1]) & np.isin(starts[order][1:], known[1:, 0])
-        gap = np.flatnonzero((starts[order][1:] > reach[:-1]) & ~between)
-        before, after = order[gap + 1], latest[gap]
+        starts, ends, layer = starts[order], ends[order], layer[order]  # the old ones are freed: they are large
+        reach = np.maximum.accumulate(ends)
+        gap = np.flatnonzero(starts[1:] > reach[:-1])
+        gap = gap[~(np.isin(reach[gap], known[:-1, 1]) & np.isin(starts[gap + 1], known[1:, 0]))]
+        latest = np.flatnonzero(ends == reach)  # the operations with the last end so far
+        before, after = gap + 1, latest[np.searchsorted(latest, gap, side="right") - 1]
         columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": starts[before]}
+        del order, mine, ends, reach, starts
         found.append(
             pd.DataFrame(columns).assign(
                 after=_layer_names(attribution, layer[after]), before=_layer_names(attribution, layer[before])

@@ -695,6 +695,8 @@ class Capture:
         trace = known.trace
         times = breakdown(trace, self._kernel_rules, chosen, known) if wanted and len(trace.ops) else None
         advice = advise(trace, self._kernel_rules, chosen, known, times=times) if wanted and trace.info.on_gpu else None
+        if times is not None:  # only the findings need these tables, which are as large as the capture
+            times = replace(times, gaps=times.gaps.iloc[:0].copy(), waits=times.waits.iloc[:0].copy())
         sheet = sheet_of(
             trace,
             step,

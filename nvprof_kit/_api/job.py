@@ -85,6 +85,7 @@ class Job:
                 groups=groups,
                 ranks=len(self.ranks),
                 span_ns=0 if len(steps) else self._tables.span(),
+                present=self._tables.present(),
             )
         )
 

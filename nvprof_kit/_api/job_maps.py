@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,11 @@ def map_capture(task: MapTask) -> list[str]:
             "warnings": "\n".join(trace.info.warnings),
         }
         name = map_name(path, told.rank)
-        write_map(folder, name, map_rank(trace, told.rank, facts, pid if pid >= 0 else None))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            made = pool.submit(map_rank, trace, told.rank, facts, pid if pid >= 0 else None)
+            import pyarrow.parquet  # noqa: F401  # for the writer, while the thread computes
+
+            write_map(folder, name, made.result())
         names.append(name)
     return names
 

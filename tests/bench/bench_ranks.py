@@ -1,10 +1,12 @@
 """How long comparing the ranks of a large job takes, what mapping costs, and whether planted faults are found.
 
-    python tests/bench/bench_ranks.py [--ranks 1000 10000] [--jobs 200] [--keep FOLDER]
+    python tests/bench/bench_ranks.py [--ranks 1000 10000] [--ranks-per-file 100 1] [--jobs 200] [--keep FOLDER]
 
-The jobs are synthetic (`support.synthetic_job`): 10 steps of 500 collectives for each rank, a layer of one rank planted
-slow, clocks up to 10 s apart that drift by up to 50 ppm. Each comparison is a process of its own; its peak memory is
-told. Then random small jobs, each with one fault or none: what is judged wrongly is printed.
+First some captures, repeated along the time axis, are mapped, beside their table of layers. The jobs are synthetic
+(`support.synthetic_job`): 10 steps of 500 collectives for each rank, a layer of one rank planted slow, clocks up to
+10 s apart that drift by up to 50 ppm; with 100 ranks a file, and with one, as `ranks map` writes them. Each comparison
+is a process of its own; its peak memory is told. Then random small jobs, each with one fault or none: what is judged
+wrongly is printed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.synthetic_job import MS, Fault, SyntheticJob, misjudged, odd_job, random_job, write_maps
 
 DATA = Path(__file__).parents[1] / "data"
+MAPPED = ("hooks-ddp-2024.2", "fsdp.rank0-2024.2", "tensor.rank0-2024.2")
+COPIES = 100
 COMPARE = """
 import resource, sys, time
 began = time.time()
@@ -42,13 +46,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first random job")
     parser.add_argument("--odd-jobs", type=int, default=0, help="jobs of odd worlds, with more collectives lost")
-    parser.add_argument("--ranks-per-file", type=int, default=100)
+    parser.add_argument("--ranks-per-file", type=int, nargs="*", default=[100, 1])
     parser.add_argument("--keep", type=Path, help="where the maps of large jobs are kept and found again")
     options = parser.parse_args()
-    mapping()
-    for ranks in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(ranks, options.ranks_per_file, (options.keep or Path(folder)) / f"{ranks}")
+    for name in MAPPED:
+        mapping(name)
+    for per_file in options.ranks_per_file:
+        took = []
+        for ranks in options.ranks:
+            with tempfile.TemporaryDirectory() as folder:
+                took.append(compare(ranks, per_file, (options.keep or Path(folder)) / f"{ranks}-{per_file}"))
+        if len(took) > 1:
+            print(f"growth, {per_file} a file: {took[-1] / took[0]:.1f} times", flush=True)
     random_jobs(options.jobs, options.seed)
     random_jobs(options.odd_jobs, options.seed, odd_job)
 
@@ -66,13 +75,13 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def mapping() -> None:
+def mapping(capture: str) -> None:
     """The map of a capture beside its table of layers, each in a process of its own, medians of three."""
     from bench_layers import amplify
 
     with tempfile.TemporaryDirectory() as folder:
         large = Path(folder) / "run.rank0.sqlite"
-        rows = amplify(DATA / "hooks-ddp-2024.2.sqlite.xz", large, 100)
+        rows = amplify(DATA / f"{capture}.sqlite.xz", large, COPIES)
         commands = {
             "layers": ["layers", str(large), "--format", "csv"],
             "ranks map": ["ranks", "map", str(large), "--workers", "1", "-o"],
@@ -89,16 +98,21 @@ def mapping() -> None:
     for what, of in (("elapsed", seen), ("of processor", spent)):
         one, other = (sorted(times)[1] for times in of.values())
         print(
-            f"{sum(rows.values()):,} rows, {what}: layers {one:.2f} s, map {other:.2f} s, {other / one:.2f} times",
+            f"{capture} x {COPIES}, {sum(rows.values()):,} rows, {what}: "
+            f"layers {one:.2f} s, map {other:.2f} s, {other / one:.2f} times",
             flush=True,
         )
 
 
-def compare(ranks: int, ranks_per_file: int, folder: Path) -> None:
+def compare(ranks: int, ranks_per_file: int, folder: Path) -> float:
+    """Print how a job is compared; returns the seconds that it takes."""
     if not (folder / "ranks").is_dir():
         fault = Fault("slow_layer", ranks // 3, 5)
-        write_maps(SyntheticJob(ranks // 8, 8, 10, 500, 24, fault, seed=1, work_ns=0.2 * MS), folder, ranks_per_file)
-    print(f"{ranks:,} ranks x 10 steps x 500 collectives: {run(COMPARE, str(folder))}", flush=True)
+        job = SyntheticJob(ranks // 8, 8, 10, 500, 24, fault, seed=1, work_ns=0.2 * MS)
+        write_maps(job, folder, ranks_per_file, os.cpu_count() or 1)
+    said = run(COMPARE, str(folder))
+    print(f"{ranks:,} ranks x 10 steps x 500 collectives, {ranks_per_file} a file: {said}", flush=True)
+    return float(said.split()[0])
 
 
 def random_jobs(count: int, first: int, make: Callable[[int], SyntheticJob] = random_job) -> None:

@@ -1,1 +1,1 @@
-"""What several tests share: a builder of nsys-shaped files, and a slow computation to judge the fast one by."""
+"""Shared by tests: builders of small captures, and slow reference implementations to compare with."""

@@ -1,4 +1,4 @@
-"""Programs made up by chance, with faults planted in them, as an nsys export: what `advise` is judged on.
+"""Random training programs with planted faults, as nsys exports, to measure the precision and recall of `advise`.
 
 A host launches kernels of a training loop, and runs ahead of the device as far as it can. A fault is drawn with its
 size; sizes come from what such faults cost in programs, and not from the thresholds of the rules.
@@ -48,7 +48,7 @@ class Program:
         self._step = 0
 
     def write(self) -> Path:
-        """The export."""
+        """Write the export."""
         for step in range(self._steps):
             self._step = step
             begin = self._host
@@ -65,7 +65,7 @@ class Program:
 
     @property
     def _work(self) -> float:
-        """What a step's kernels take."""
+        """Durations of a step's kernels."""
         return self._kernel * self._kernels * self._layers * 3
 
     def _run(self, many: int, length: float, name: str = GEMM) -> None:
@@ -76,7 +76,7 @@ class Program:
             self._one(took, name)
 
     def _one(self, took: float, name: str, *, stream: int = 7, after: float = 0.0, **more: object) -> float:
-        """A kernel, launched now; returns its end."""
+        """Launch a kernel now; returns its end."""
         launched, self._host = self._host, self._host + self._launch
         start = max(self._host + 2 * US, after, self._device if stream == 7 else 0)
         at = (int(max(launched, self._host - 6 * US)), int(self._host))
@@ -90,7 +90,7 @@ class Program:
         self._host += took
 
     def _drained(self) -> None:
-        """The host goes on when the device is done."""
+        """Synchronize: the host continues when the device is done."""
         self._host = max(self._host, self._device) + self._draw.uniform(5, 20) * US
 
     def _layer(self, number: int, kind: str, times: float, category: str) -> None:
@@ -132,7 +132,7 @@ class Program:
             self._layer(number, "forward", 1, "forward")
 
     def _trouble(self) -> None:
-        """What happens between forward and backward."""
+        """Emit the fault between forward and backward."""
         if "sync" in self._faults:
             begin, self._host = self._host, max(self._host, self._device + 5 * US)
             self._file.call("cudaStreamSynchronize_v3020", int(begin), int(self._host))

@@ -1,4 +1,4 @@
-"""Captures with known faults, and how well `advise` tells them: precision and recall by rule."""
+"""Captures with known faults, and the precision and recall of each rule of `advise` on them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REAL: Mapping[str, tuple[str, str]] = {
 
 
 class Judged(NamedTuple):
-    """What one capture gave: faults that were found, not found, and findings without a fault."""
+    """Result of one capture: faults found, faults missed, and findings without a fault."""
 
     name: str
     right: frozenset[str]
@@ -80,7 +80,7 @@ def real() -> Iterator[Judged]:
 
 
 def made_up(folder: Path, seeds: range) -> Iterator[Judged]:
-    """Programs by chance: none, one or two faults each, and some lookalikes; whatever else is found is wrong."""
+    """Random programs with up to two faults each, and some lookalikes; every other finding is wrong."""
     for seed in seeds:
         draw = random.Random(seed)
         faults = draw.sample(FAULTS, draw.choice((0, 1, 1, 2)))
@@ -91,7 +91,7 @@ def made_up(folder: Path, seeds: range) -> Iterator[Judged]:
 
 
 def rules_of(path: Path) -> frozenset[str]:
-    """The rules that found something."""
+    """The rules with a finding."""
     return frozenset(one.rule for one in advise(open_capture(path, optional=OPTIONAL)).findings)
 
 

@@ -1,4 +1,4 @@
-"""An nsys capture written as a PyTorch trace, so that tools which read only those can be asked the same question."""
+"""Converts an nsys capture to a PyTorch trace, for tools that read only those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The breakdown computed a second time, slowly and in another way: plain SQL, and one entry per nanosecond boundary.
+"""Reference implementation of the breakdown: plain SQL, and one entry per nanosecond boundary.
 
 It shares no code with the package. Between two neighbouring boundaries of operations nothing changes, so each such
 piece is asked which operations hold it.

@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, that may reach no network."""
+"""A headless Chromium without network access."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chromium() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser of playwright's."""
+    """A browser started by playwright."""
     path = chromium()
     sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright (pip install playwright)")
     with sync_api.sync_playwright() as playwright:
@@ -45,7 +45,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(started: Any, path: Path, **context: Any) -> Iterator[Any]:
-    """A page that is open; what its console says and what it asks the network for are errors."""
+    """An open page; console messages and network requests are errors."""
     trouble: list[str] = []
     page = started.new_page(**{"viewport": {"width": 1280, "height": 900}, **context})
     page.on("console", lambda message: trouble.append(f"console: {message.text}"))

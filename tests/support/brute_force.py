@@ -1,4 +1,4 @@
-"""The per-layer table computed a second time, slowly and in another way: plain SQL and Python, operation by operation.
+"""Reference implementation of the per-layer table: plain SQL and Python, operation by operation.
 
 It shares no code with the package: it asks the database for each operation which ranges held its launching call, and
 sorts nothing into arrays. What it knows is the text of the contract.
@@ -61,7 +61,7 @@ def instances_of(steps: list[Held]) -> dict[Held, int]:
 
 
 class BruteForce:
-    """Answers for one capture."""
+    """The reference results of one capture."""
 
     def __init__(self, path: Path, domain: str = "nvprof_kit") -> None:
         self.db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
@@ -118,7 +118,7 @@ class BruteForce:
 
     @staticmethod
     def layer_of(held: Held, outer: list[Held]) -> tuple[str, str] | None:
-        """(layer, phase) of a range, None where it is no layer's."""
+        """(layer, phase) of a range; None if it is not a layer's."""
         if held.category not in LAYER_PHASES:
             return None
         phase = held.category
@@ -249,7 +249,7 @@ class BruteForce:
         }
 
     def _layer_keys(self) -> set[tuple[str, str]]:
-        """The layers and phases that have a range."""
+        """The layers and phases with a range."""
         found = set()
         for row in self.db.execute(
             "SELECT text, category, payload, start, finish, globalTid FROM temp.ours"
@@ -281,7 +281,7 @@ class BruteForce:
             self._add_time(rows, by_step, tid, begin, end)
 
     def _moments(self) -> list[tuple[int, int, int]]:
-        """The stretches of every thread in which no range begins or ends."""
+        """The intervals of every thread between consecutive begins and ends of ranges."""
         changes = defaultdict(set)
         for tid, start, finish in self.db.execute("SELECT globalTid, start, finish FROM temp.ours"):
             changes[tid] |= {start, finish}
@@ -294,7 +294,7 @@ class BruteForce:
     def _add_time(
         self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool, tid: int, begin: int, end: int
     ) -> None:
-        """CPU time of the layers and phases that are open on a thread in a stretch, each counted once."""
+        """Add an interval's CPU time to the layers and phases open on the thread, once each."""
         stack = self.around(tid, begin)
         seen = set()
         for place in reversed(range(len(stack))):  # from the outside in

@@ -1,6 +1,6 @@
-"""PyTorch's caching allocator replayed from a snapshot's events: how large the block of each tensor was.
+"""Replays PyTorch's caching allocator from a snapshot's events, to find the block size of each tensor.
 
-It judges what `nvprof_kit._analysis.memory.memory` says of real snapshots. The rules are those of
+Reference for `nvprof_kit._analysis.memory.memory` on real snapshots. The rules are those of
 ``c10/cuda/CUDACachingAllocator.cpp`` for the default settings: sizes are rounded up to 512 bytes; a request takes the
 front of a free block, and the rest of that stays free if it is worth it, at least 512 bytes in the pool of small
 blocks (up to 1 MiB) and more than 1 MiB in that of large ones. What is not worth it belongs to the tensor's block.
@@ -17,7 +17,7 @@ SMALL = 1 << 20
 
 
 class Replay:
-    """The allocator of one device, from an empty one on.
+    """The allocator of one device, empty at first.
 
     Attributes:
         asked, allocated: Most that tensors asked for, and most that was in their blocks.

@@ -1,4 +1,4 @@
-"""The command lines of the documentation, and what each needs to run here.
+"""The command lines in the documentation, and what each needs to run in a test.
 
 A block of code is one of commands where it has lines that begin with ``$ ``, which then are the commands, or with a
 program of `PROGRAMS`. A command is run on the captures of `FILES`, which stand for the names that the pages use, or it
@@ -60,32 +60,45 @@ INSTEAD = {
 }
 """Another capture under a name, for commands that need one of their kind."""
 
+RULES = {"mine.toml": "kernel-classes.md"}
+"""Rules that a page shows, and commands name."""
+
+_STAGE = "[RANK {}] {}, start={:.6f}, end={:.6f}, cpu_dur=0.800000s, cuda_dur=900.000ms\n"
+
 WORDS = {
+    " /shared/maps": " maps",
     "--step 12": "--step 4",
     "model.layers.1 ": "encoder.layers.1 ",
     "--fail-on": "--allow-undecided --anyway --fail-on",
 }
 """What the captures at hand call otherwise."""
 
-NEEDS_NSYS = "starts nsys or ncu: run by tests/integration/test_recipes_*.py and on a GPU by tests/gpu"
+UNDER_NSYS = re.compile(r'(nvprof-kit|bash "\$\(nvprof-kit recipes\)/nsys/)(?: |)profile(?:\.sh"|) (?!.*gpu-metrics)')
+"""Commands that capture a program on any machine with nsys; they are run on one of its releases."""
+
+PROGRAM = {"train.py": "examples/tiny_transformer.py --steps=14 --batch=1 --length=16"}
+SCHEDULED = {"10:13": "3:5", "train.py": "examples/trainer.py"}
+"""The program that stands for the reader's; a schedule needs one with `scheduled` in its loop."""
+
+ELSEWHERE = "run by tests/integration/test_recipes_*.py, and on a GPU by tests/gpu"
 REASONS = {
-    r"nsys stats |nsys-ai |python -c .from hta": "another tool, which is not installed here; HTA: test_hta.py",
-    r"nvprof-kit (profile|launch|start|stop|status|ncu profile|ranks profile)\b": NEEDS_NSYS,
-    r"(bash|sh) |ncu=|nsys |ncu |recipes/|NVPROF_KIT_ANNOTATE": NEEDS_NSYS,
-    r"nvprof-kit timers ": "reads logs of global_timer: run by tests/unit/test_api.py",
-    r"nvprof-kit ranks (map|/shared)": "has a shared folder: run by tests/integration/test_ranks_dask.py",
-    r"nvprof-kit doctor( --)?( torchrun.*)?$": "says what a machine lacks: run by tests/unit/analysis/test_doctor.py",
-    r"nvprof-kit layers run-\*|nvprof-kit ranks run-\*": "a pattern for the shell",
+    r"nsys-ai |python -c .from hta": "another tool, which is not installed here; HTA: test_hta.py",
+    r"nsys stats ": "needs nsys: the figures are compared with it by tests/integration/test_nsight_numbers.py",
+    r"(bash|sh) .*gpu-metrics": f"samples a GPU: {ELSEWHERE}",
+    r"(bash|sh) |ncu=|recipes/": f"a session, a container, ncu, or a recipe by its name: {ELSEWHERE}",
+    r"nvprof-kit ranks map .*(--part \$|tcp:)": "needs Slurm or Dask: tests/integration/test_ranks_{map_slurm,dask}.py",
+    r"nvprof-kit ranks /shared/maps": "reads what another command wrote: run by tests/integration/test_ranks_dask.py",
+    r"nvprof-kit layers run.sqlite --rules my-trainer": "reads a domain of the reader's own: test_rules.py",
+    r"nvprof-kit doctor -- torchrun": "asks a program: run by tests/unit/analysis/test_doctor.py",
     r"nvprof-kit layers run.sqlite --rules vllm": "no capture of vLLM: tests/unit/analysis/foreign/test_rules.py",
-    r"nvprof-kit .*(mine|my-trainer)\.toml": "rules of the reader's own",
-    r"nvprof-kit .*NAME|nvprof-kit .*(FILE|FOLDER|CAPTURE)\b": "a form, no command",
-    r"python3? train\.py": "a program of the reader's own",
+    r"nvprof-kit .*(FILE|FOLDER|CAPTURE)\b": "a form, no command",
+    r"python3? train\.py|NVPROF_KIT_PROFILING=": "a program of the reader's own",
     r"(torchrun|srun|mpirun|accelerate|deepspeed|docker) ": "needs a launcher's cluster or GPUs: tests/gpu",
     r"python3? tests/(gpu|bench)": "measures, on a GPU or a quiet machine",
-    r"pip |pipx |make |\.ci/run|tools/|CC=|NVPROF_KIT_\w+=|git ": "installs or runs tests: a job of .github/workflows",
+    r"pip |pipx |make |\.ci/run|tools/|CC=|git ": "installs or runs tests: a job of .github/workflows",
     r"_NVPROF_KIT_COMPLETE=": "sets the reader's shell up: run by tests/unit/cli/test_recipe_verbs.py",
 }
-"""Why a command is not run, by how it begins."""
+"""Why a command is not run, by how it begins. A test prints the list: `pytest -rP -k list_of_what_is_not_run`."""
 
 
 class Command(NamedTuple):
@@ -96,12 +109,19 @@ class Command(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not run; '' where it is."""
+        """Why a command is not run; '' if it is."""
+        if self.under_nsys:
+            return ""
         return next((why for pattern, why in REASONS.items() if re.match(pattern, self.line)), "")
+
+    @property
+    def under_nsys(self) -> bool:
+        """Whether it captures a program with nsys."""
+        return bool(UNDER_NSYS.match(self.line))
 
 
 def pages() -> list[Path]:
-    """The pages whose commands are looked at."""
+    """The pages whose commands run."""
     return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "recipes" / "README.md"])
 
 
@@ -128,13 +148,21 @@ def lay_out(folder: Path) -> None:
     shutil.copy(ROOT / "examples" / "tiny_transformer.py", folder / "train.py")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "tests").symlink_to(ROOT / "tests")
+    for name, page in RULES.items():
+        block = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+        assert block, f"{page} has no rules"
+        (folder / name).write_text(block[1], encoding="utf-8")
+    (folder / "time_log").mkdir()
+    for rank in range(2):
+        lines = (_STAGE.format(rank, stage, 2 * step, 2 * step + 1 + rank / 9) for step in range(4) for stage in "ab")
+        (folder / "time_log" / f"timer_rank{rank}.log").write_text("".join(lines), encoding="utf-8")
     for one in DATA.iterdir():
         if not (folder / one.name).exists():
             (folder / one.name).symlink_to(one)
 
 
 def for_command(line: str, folder: Path) -> str:
-    """The command as it is run, with the captures of its kind put in place."""
+    """Prepare the captures of a command; returns the command to run."""
     wanted = {"run.sqlite": FILES["run.sqlite"]}
     for pattern, files in INSTEAD.items():
         if re.match(pattern, line):

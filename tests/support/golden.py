@@ -1,4 +1,4 @@
-"""The files in `tests/golden`: compared with what a test found, or written anew with ``--update-golden``."""
+"""Compares results with the files in `tests/golden`; ``--update-golden`` rewrites them."""
 
 from __future__ import annotations
 

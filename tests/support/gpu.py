@@ -1,4 +1,4 @@
-"""How the tests of a GPU run what lies in `tests/gpu`."""
+"""Runs the programs and scripts of `tests/gpu`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Profiled = Callable[..., Path]
 
 
 def gpus() -> int:
-    """How many GPUs the driver lists."""
+    """Number of GPUs that the driver lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
@@ -29,7 +29,7 @@ def gpus() -> int:
 
 
 def need(*tools: str) -> None:
-    """Skip the test that needs a tool which is not on PATH."""
+    """Skip the test if a tool is not on PATH."""
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} on PATH")

@@ -1,4 +1,4 @@
-"""What a thread did at every nanosecond of a gap, asked one by one: slow, and plain enough to be right."""
+"""Reference implementation of idle causes: what a thread did at every nanosecond of a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says whether an installed nvprof-kit is whole: a script that release checks run outside the source tree.
+"""Checks that an installed nvprof-kit is complete; release checks run this script outside the source tree.
 
 python installed.py [--extension | --pure]
 """

@@ -1,4 +1,4 @@
-"""Which lane the suite runs in: the usual one, or with NVPROF_KIT_FULL=1 the full one, which takes its time."""
+"""The lane of this run: the usual one, or the full one with NVPROF_KIT_FULL=1."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ FULL = os.environ.get("NVPROF_KIT_FULL") == "1"
 
 
 def examples(usual: int) -> int:
-    """How many random cases a property is tried with: ten times as many in the full lane."""
+    """Number of random cases of a property test: ten times as many in the full lane."""
     return 10 * usual if FULL else usual

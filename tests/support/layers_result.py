@@ -1,4 +1,4 @@
-"""A per-layer table of literals: two blocks and a head under one model, two steps, with an optimizer outside."""
+"""A per-layer table made by hand: a model with two blocks and a head, two steps, and an optimizer outside layers."""
 
 from __future__ import annotations
 

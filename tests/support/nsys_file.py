@@ -154,7 +154,7 @@ class NsysFile:
     def call(
         self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None
     ) -> int:
-        """An API call; returns its correlation id."""
+        """Add an API call; returns its correlation id."""
         if correlation is None:
             self.correlation += 1
             correlation = self.correlation
@@ -225,7 +225,7 @@ class NsysFile:
         return correlation or 0
 
     def overhead(self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID) -> None:
-        """A stretch in which the profiler held a thread up."""
+        """Add profiler overhead on a thread."""
         row = {"start": start, "end": end, "globalTid": thread(tid, pid), "nameId": self.string(name), "returnValue": 0}
         self.rows["PROFILER_OVERHEAD"].append(row)
 

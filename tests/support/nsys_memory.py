@@ -1,4 +1,4 @@
-"""What an nsys export holds of memory, added to a file that `NsysFile` writes."""
+"""Memory events, added to a file that `NsysFile` writes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Allocations:
         self.rows: list[tuple[object, ...]] = []
 
     def add(self, when: int, count: int, correlation: int | None, *, kind: int = DEVICE, pid: int = PID) -> None:
-        """One of so many bytes, negative where they were freed; the call is that of a correlation id."""
+        """Add an allocation in bytes, negative for a free, by the call with a correlation id."""
         self.rows.append((when, thread(0, pid), 0, abs(count), kind, int(count < 0), correlation))
 
     def into(self, path: Path) -> Path:
-        """Write them."""
+        """Write the allocations to a file."""
         with sqlite3.connect(path) as db:
             db.execute(
                 "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INT, globalPid INT, deviceId INT, bytes INT, "

@@ -1,4 +1,4 @@
-"""A backend that writes down steps, phases and micro-batches, and layers apart from them."""
+"""A backend that records steps, phases and micro-batches, and layers separately."""
 
 from __future__ import annotations
 

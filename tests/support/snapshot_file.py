@@ -1,4 +1,4 @@
-"""Snapshots of the CUDA caching allocator as `torch.cuda.memory._snapshot()` gives them, made up event by event.
+"""Builds snapshots of the CUDA caching allocator as `torch.cuda.memory._snapshot()` returns them, event by event.
 
 What is shared there is shared here (frames, keys, actions), and what is not is not (the stack of each event), so that a
 pickle has the size and the loading time of a real one.
@@ -115,7 +115,7 @@ class SnapshotFile:
 
 
 def training(events: int, layers: int = 32, per_layer: int = 12, depth: int = 32, leak: bool = True) -> SnapshotFile:
-    """A training run of so many events: activations kept by layer, freed in backward, temporaries, one leak a step."""
+    """A training run with this many events: activations freed in backward, temporaries, and one leak per step."""
     file = SnapshotFile()
     trunk = [f"/site-packages/torch/nn/modules/module.py:{1700 + n}:_call_impl" for n in range(depth - 2)]
     step = 0
@@ -143,7 +143,7 @@ def training(events: int, layers: int = 32, per_layer: int = 12, depth: int = 32
 
 
 def amplified(snapshot: dict[str, Any], events: int) -> dict[str, Any]:
-    """A real snapshot with its history again and again, up to so many events.
+    """A real snapshot with its history repeated up to this many events.
 
     What a history leaves allocated is left out of all but the last; what is shared between events stays shared.
     """

@@ -1,4 +1,4 @@
-"""Jobs of many ranks with planted faults and clock errors, made as maps without a capture.
+"""Jobs of many ranks with planted faults and clock errors, written as maps without captures.
 
 The ranks are a grid. A step is a loop over intervals: a rank works in one layer, then takes part in a collective with
 its row or, every few times, with its column, and goes on when that has ended. All arithmetic is on the true time; each
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION
+from nvprof_kit._trace.jobs.store import write_tables
 
 US, MS = 1_000, 1_000_000
 COLUMN_EVERY = 5
@@ -29,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted: its kind, the rank, and where it applies the layer or the step; `size` scales it."""
+    """A planted fault: kind, rank, layer or step if they apply, and size."""
 
     kind: str = "none"
     rank: int = 0
@@ -54,6 +56,7 @@ class SyntheticJob:
     transfer_ns: float = 40 * US
     more: tuple[Fault, ...] = ()  # faults beside the first
     named: bool = True  # communicators bear names of their own; else only their streams tell them
+    sized: bool = True  # captures tell how many ranks a communicator has
     true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
 
     @property
@@ -135,24 +138,47 @@ def _late_in(job: SyntheticJob, fault: Fault, step: int) -> int:
     return fault.rank if step == fault.step else -1
 
 
-def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1) -> None:
-    """Write the maps of a job, so many ranks a file."""
+def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1, processes: int = 1) -> None:
+    """Write the maps of a job with checksums, several ranks per file, in several processes."""
     played = play(job)
     random = np.random.default_rng(job.seed + 1)
     offset = random.uniform(-10e9, 10e9, job.ranks) * job.clocks
     drift = random.uniform(-50e-6, 50e-6, job.ranks) * job.clocks
-    for table in TABLES:
-        (folder / table).mkdir(parents=True, exist_ok=True)
     kept = [rank for rank in range(job.ranks) if rank not in job.missing]
     for rank in kept:
         job.true_clocks[rank] = (offset[rank], drift[rank])
     lost = set(map(int, random.integers(0, job.steps * job.per_step * job.ranks, job.lost)))
-    for number, first in enumerate(range(0, len(kept), ranks_per_file)):
-        mine = np.array(kept[first : first + ranks_per_file])
-        for table, columns in _tables(job, played, mine, _Clocks(offset[mine], drift[mine]), lost):
-            schema = TABLES[table]
-            arrays = {name: columns[name] for name in schema}
-            pq.write_table(pa.table(arrays), folder / table / f"part-{number:05d}.parquet", compression="zstd")
+    firsts = list(enumerate(range(0, len(kept), ranks_per_file)))
+
+    def write(part: int) -> None:
+        for number, first in firsts[part::processes]:
+            mine = np.array(kept[first : first + ranks_per_file])
+            made = dict(_tables(job, played, mine, _Clocks(offset[mine], drift[mine]), lost))
+            tables = {table: pa.table({name: made[table][name] for name in schema}) for table, schema in TABLES.items()}
+            write_tables(folder, f"part-{number:05d}.parquet", tables)
+
+    if processes == 1:
+        write(0)
+        return
+    fork = get_context("fork")  # what was played, which can be gigabytes, is shared
+    children = [fork.Process(target=write, args=(part,)) for part in range(processes)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        if child.exitcode:
+            raise RuntimeError(f"a process that writes maps ended with {child.exitcode}")
+
+
+@lru_cache(maxsize=8)
+def _kinds(per_step: int, steps: int, rows: int, columns: int, layers: int) -> tuple[Ints, Ints, Ints]:
+    """Of each collective of a rank: whether it is in a column, its layer, and whether it is in the backward pass."""
+    job = SyntheticJob(rows, columns, steps, per_step, layers)
+    k = np.tile(np.arange(per_step), steps)
+    column = np.array([job.in_column(one) for one in range(per_step)])[k]
+    layer = np.array([job.layer_of(one)[0] for one in range(per_step)])[k]
+    backward = np.array([job.layer_of(one)[1] == "backward" for one in range(per_step)])[k].astype(int)
+    return column, layer, backward
 
 
 @dataclass(frozen=True)
@@ -169,11 +195,8 @@ def _tables(
     job: SyntheticJob, played: Played, ranks: Ints, clock: _Clocks, lost: set[int]
 ) -> Iterator[tuple[str, dict[str, object]]]:
     count, here = job.steps * job.per_step, len(ranks)
-    k = np.tile(np.arange(job.per_step), job.steps)
     step = np.repeat(np.arange(job.steps), job.per_step)
-    column = np.array([job.in_column(one) for one in range(job.per_step)])[k]
-    layer = np.array([job.layer_of(one)[0] for one in range(job.per_step)])[k]
-    backward = np.array([job.layer_of(one)[1] == "backward" for one in range(job.per_step)])[k].astype(int)
+    column, layer, backward = _kinds(job.per_step, job.steps, job.rows, job.columns, job.layers)
     layers = [f"model.layers.{one}" for one in range(job.layers)] + ["(none)"]
     place = np.arange(count)
     number = np.where(column, np.cumsum(column.reshape(job.steps, -1), axis=1).ravel(), 0)
@@ -196,7 +219,7 @@ def _tables(
         "step": np.tile(step, here),
         "number": numbers,
         "bytes": np.full(here * count, 1 << 22),
-        "size": np.tile(np.where(column, job.rows, job.columns), here),
+        "size": np.tile(np.where(column, job.rows, job.columns), here) if job.sized else np.full(here * count, -1),
         "start_ns": flat["a"],
         "end_ns": flat["e"],
         "launch_ns": flat["a"],
@@ -333,7 +356,7 @@ def _taken(values: object, order: Ints) -> object:
 
 
 def random_job(seed: int) -> SyntheticJob:
-    """A job with one fault of a random kind, on a random grid, with random troubles."""
+    """A job with one random fault, on a random grid, with random noise."""
     random = np.random.default_rng(seed)
     rows, columns = (int(random.integers(3, 6)), int(random.integers(2, 6)))
     kind = KINDS[seed % len(KINDS)]
@@ -371,14 +394,15 @@ def odd_job(seed: int) -> SyntheticJob:
     in_row = {fault.rank // columns * columns + one for one in range(columns)}
     gone = random.permutation(ranks)[: int(random.integers(0, 2))].tolist()
     missing = tuple(rank for rank in gone if rank not in in_row)
+    per_step, named = int(random.integers(10, 16)) * 2, bool(random.integers(2))
     return SyntheticJob(
-        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True, lost, missing,
-        named=bool(random.integers(2)),
+        rows, columns, steps, per_step, layers, fault, seed, True, lost, missing,
+        named=named, sized=named or seed % 2 == 1,
     )  # fmt: skip
 
 
 def misjudged(job: SyntheticJob, verdict: object) -> str:
-    """What a verdict says wrongly of a job, '' where it is right."""
+    """What is wrong in a job's verdict; '' if nothing is."""
     said = (verdict.rank, verdict.layer, verdict.cause, verdict.severity)  # type: ignore[attr-defined]
     kind, rank = job.fault.kind, job.fault.rank
     layer = f"model.layers.{job.fault.layer}"

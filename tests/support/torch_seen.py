@@ -1,4 +1,4 @@
-"""What PyTorch consists of, to tell what a program has changed in it."""
+"""The attributes and hooks of PyTorch, to find what a program has changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Place = tuple[str, str]
 
 
 def seen() -> dict[Place, Any]:
-    """Identities of what PyTorch's modules and classes have, and how many hooks of each global kind there are."""
+    """Identities of the attributes of PyTorch's modules and classes, and the number of global hooks of each kind."""
     modules = [(name, module) for name, module in list(sys.modules.items()) if name.split(".")[0] == "torch"]
     classes = {
         f"{value.__module__}.{value.__qualname__}": value
@@ -48,6 +48,6 @@ def seen() -> dict[Place, Any]:
 
 
 def changed(before: dict[Place, Any]) -> list[Place]:
-    """What is other than before, of what was there then."""
+    """Attributes that existed before and have changed."""
     now = seen()
     return sorted(place for place in before if now.get(place) != before[place])

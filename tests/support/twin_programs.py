@@ -1,4 +1,4 @@
-"""Runs programs, made up by a test, with one of the twins that emit ranges, and writes down what a tool would see.
+"""Runs random programs with one of the two implementations of ranges, and prints what a tool would see.
 
 ``python -m support.twin_programs [LIBRARY]`` reads a program in JSON from each line of its input and answers each with
 a line of JSON. It takes the extension at LIBRARY, or Python's ranges without one. A program is a list of statements,
@@ -41,12 +41,12 @@ Program = list[list[Any]]
 
 
 class Boom(Exception):
-    """What programs raise."""
+    """The error that programs raise."""
 
 
 @dataclasses.dataclass
 class Output:
-    """Of a layer that returns a record."""
+    """Output of a layer that returns a dataclass."""
 
     hidden: torch.Tensor
     rest: tuple[Any, ...]
@@ -75,7 +75,7 @@ OPERATIONS = {
 
 
 class Fragile(nn.Module):
-    """Two layers, between which it may raise."""
+    """Two layers; may raise between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Fragile(nn.Module):
 
 
 class Recorder(Backend):
-    """A tool that writes down what each thread pushes, at which depth, and pops (None)."""
+    """A tool that records what each thread pushes, with its depth, and pops (None)."""
 
     def __init__(self, log: list[Any]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Recorder(Backend):
 
 
 class World:
-    """What a program works on: tensors of two by two, an annotated model, and a tool."""
+    """State of a program: 2 x 2 tensors, an annotated model, and a tool."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -252,7 +252,7 @@ class World:
 
 
 def answer(program: Program) -> dict[str, Any]:
-    """Run a program: what the tool saw, and the owners of the ranges that stayed open."""
+    """Run a program; returns what the tool recorded, and the owners of ranges left open."""
     world = World()
     state.activate(Recorder(world.log))
     gc.disable()  # a collection comes when it likes: its place in the log would be chance
@@ -266,13 +266,13 @@ def answer(program: Program) -> dict[str, Any]:
     log = list(world.log)
     world.known.clear()
     gc.collect()
-    left = [] if state.backend is None else list(map(repr, state.backend.thread.here.owners))
+    left = [] if state.backend is None else list(map(repr, state.backend.thread.position.owners))
     state.deactivate()
     return {"compiled": ranges.compiled, "log": log, "left": left}
 
 
 def leaks(program: Program, times: int) -> dict[str, int]:
-    """What many runs leave behind: objects that Python knows of, and bytes of memory in use."""
+    """What many runs leak: Python objects, and bytes of memory."""
 
     def counts() -> tuple[int, int]:
         gc.collect()

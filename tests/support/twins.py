@@ -1,4 +1,4 @@
-"""A small world for `ranges_python` and its twin in C: a tool, tensors and autograd nodes, and nothing of torch."""
+"""Fake tool, tensors and autograd nodes for `ranges_python` and the C extension, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Node:
 
 
 class Tensor:
-    """Knows the node that made it."""
+    """A tensor with the node that created it."""
 
     def __init__(self, grad_fn: Node | None = None, _base: Tensor | None = None) -> None:
         self.grad_fn = grad_fn
@@ -34,7 +34,7 @@ class Tensor:
 
 
 class Parameter(Tensor):
-    """A tensor of its own kind."""
+    """A parameter."""
 
 
 def grad_nodes(values: list[Any]) -> list[Any]:
@@ -52,12 +52,12 @@ def grad_nodes(values: list[Any]) -> list[Any]:
 
 
 class Tool:
-    """Writes down what it is told; ``fails`` names a range that cannot be opened."""
+    """A tool that records ranges; opening the range named ``fails`` raises."""
 
     def __init__(self, twin: ModuleType) -> None:
         class Thread(threading.local):
             def __init__(self) -> None:
-                self.here = twin.Here()
+                self.position = twin.Position()
 
         self.thread = Thread()
         self.log: list[str] = []
@@ -80,11 +80,11 @@ class Tool:
     def open(self, range_: Any, owner: object) -> None:
         self.prepare(range_)
         range_.push()
-        self.thread.here.add(owner)
+        self.thread.position.add(owner)
 
 
 class World:
-    """A twin, the tool that it talks to, and the state of autograd.
+    """An implementation of ranges, its tool, and the state of autograd.
 
     Attributes:
         task: The number of the backward pass that runs.
@@ -103,8 +103,8 @@ class World:
         twin.switch(self.tool)
 
     def _begin_task(self) -> None:
-        here = self.tool.thread.here
-        here.number, here.at = self.task, self.twin.OUTSIDE
+        position = self.tool.thread.position
+        position.number, position.at = self.task, self.twin.OUTSIDE
 
     def block(self, name: str, *, backward: bool = True) -> Any:
         ranges = [self.twin.Range(text, "forward") for text in (name, f"{name} recompute", f"{name} backward")]
@@ -129,8 +129,8 @@ class World:
             for hook in node.hooks:
                 hook(())
             self.tool.log.append("  " * self.tool.depth + f"node {node.number}")
-        here = self.tool.thread.here
-        while here.at is not self.twin.OUTSIDE:
-            here.close(here.at, self.tool.pop)
-            here.at = here.at.parent
-        here.number, self.task = -2, -1
+        position = self.tool.thread.position
+        while position.at is not self.twin.OUTSIDE:
+            position.close(position.at, self.tool.pop)
+            position.at = position.at.parent
+        position.number, self.task = -2, -1

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.nsys_file import NsysFile
@@ -172,10 +173,62 @@ def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
     if verb not in CALLS:
         assert hasattr(nvprof_kit, f"open_{verb}") or verb == "ranks", f"what is {verb} in Python?"
         return
+    assert callable(in_python(CALLS[verb]))
+
+
+PARAMETERS = {
+    "form": ("Result.save", "path"),
+    "patterns": ("Result.selected", "where"),
+    "sort_by": ("Result.selected", "sort"),
+    "most": ("Result.selected", "top"),
+    "numbers": ("StepOptions", "first"),
+    "skipped": ("StepOptions", "skip"),
+    "rules_path": ("open", "kernel_rules"),
+    "by": ("Capture.layers", "by_step"),
+    "bases": ("Capture.diff", "base"),
+    "news": ("Capture.diff", "new"),
+    "limits": ("Capture.diff", "fail_on"),
+    "with_communication": ("Capture.diff", "communication"),
+    "to": ("Capture.export", "path"),
+    "view": ("RankTable.save", "path"),  # each view is a method of Job
+    "given": ("open_job", "ranks"),
+    "shown": ("Job.report", "timeline"),
+    "script": ("NcuPlan.save_script", "path"),
+    "reports": ("open_ncu", "paths"),
+    "report": ("open_ncu", "paths"),
+    "snapshot": ("open_snapshot", "path"),
+    "logs": ("open_timers", "paths"),
+    "words": ("doctor", "command"),
+    "printed": ("skill_path", ""),
+    "stacks": ("RecordOptions", "stacks"),
+    "shapes": ("RecordOptions", "shapes"),
+    "memory": ("RecordOptions", "memory"),
+    "schedule": ("scheduled", "schedule"),
+    "annotate": ("annotate_model", "model"),
+}
+"""Where an option that has another name in Python is; by its name in the function of the verb."""
+
+STARTS_A_PROGRAM = {"record": {"command", "force", "seconds", "memory_mb"}}
+"""Options about a program that the verb starts; a program that calls `nvprof_kit.record` decides these itself."""
+
+
+def in_python(name: str) -> object:
     there: object = nvprof_kit
-    for part in CALLS[verb].split("."):
+    for part in name.split("."):
         there = getattr(there, part)
-    assert callable(there)
+    return there
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_every_option_is_a_parameter(verb: str) -> None:
+    command: Any = group
+    for part in verb.split():
+        command = command.commands[part]
+    shared = ("open", "open_job", "Result.selected", "Result.save")
+    known = {name for one in (CALLS[verb], *shared) for name in inspect.signature(in_python(one)).parameters}
+    for option in {option.name for option in command.params} - known - STARTS_A_PROGRAM.get(verb, set()):
+        call, parameter = PARAMETERS[option]
+        assert not parameter or parameter in inspect.signature(in_python(call)).parameters, option
 
 
 def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "__main__": {"_cli"},
 }
 """Data moves one way: a room imports rooms to its left. ``_profiler`` alone is of both halves: it records, and reads
-the file that it recorded. ``_capture.recorder`` wakes what is annotated. ``integrations`` may import
+the file that it recorded. ``_capture.recorder`` enables annotations. ``integrations`` may import
 whatever instruments and captures; nothing imports it."""
 
 EXCEPTIONS = {

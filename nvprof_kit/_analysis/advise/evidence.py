@@ -14,6 +14,7 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
+from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult, breakdown_of
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._trace.schema import Trace
@@ -139,8 +140,7 @@ class Evidence(Operations):
     def busy_ns(self, rows: Int64Array) -> int:
         """Wall time in which any of these operations runs, summed over devices: the most that their removal saves."""
         start, end = (self.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-        gpus = np.stack([self.trace.ops[name].to_numpy()[rows] for name in ("pid", "device")], axis=1)
-        lane = np.unique(gpus, axis=0, return_inverse=True)[1].ravel()
+        lane = devices_of(self.trace)[1][rows]
         return int(union_lengths(start, end, lane, np.zeros(len(rows), dtype=np.int64), 1)[0])
 
     def longest(self, rows: Int64Array) -> tuple[int, int]:

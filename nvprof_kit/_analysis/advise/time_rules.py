@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LAUNCH_SHARE, SYNC_SHARE, DATA_SHARE, ALLOCATION_SHARE, LOADING_SHARE, GC_SHARE = 0.05, 0.005, 0.01, 0.005, 0.01, 0.005
 EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 UNSTABLE, STEPS_TO_JUDGE = 1.2, 4
+CALLS_OF_WARM_UP = 4
+"""Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
 
 
 def _at(row: Any) -> tuple[int, int]:
@@ -66,11 +68,19 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
             "decode more sequences at once"
         )
     unknown = found.idle_ns("unknown")
+    title, refuted = "The GPU waits for the host to launch", "the step is no faster in a CUDA graph, or takes twice as "
+    refuted += "long with twice the batch"
+    mostly = unknown > found.idle_ns("launch")
+    if mostly:  # a host that is busy with something else launches no earlier from a CUDA graph
+        title = "The GPU waits while the host does something unknown"
+        advice = (
+            "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other phases "
+            "around logging and checkpoints, or record with Python backtraces; prepare data in DataLoader workers"
+        )
+        refuted = "the step takes as long when it reuses one batch and logs nothing: then the host is late to launch"
     for one in _idle(
         found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
-        title="The GPU waits for the host to launch", advice=advice,
-        confidence="medium" if unknown > found.idle_ns("launch") else "high",
-        refuted_by="the step is no faster in a CUDA graph, or takes twice as long with twice the batch",
+        title=title, advice=advice, confidence="medium" if mostly else "high", refuted_by=refuted,
     ):  # fmt: skip
         said = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
         yield replace(one, evidence=one.evidence + said)
@@ -110,15 +120,31 @@ def loading(found: Evidence) -> Iterator[Finding]:
     )
     once = "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False"
     steps = found.steps["idle_loading_ns"] > 0.01 * found.steps["wall_ns"].clip(lower=1)
-    many = int(steps.sum())
+    many, calls = int(steps.sum()), _calls_that_load(found, rows) if len(rows) else 0
+    recurs = many > 1 if found.choice.count else calls > CALLS_OF_WARM_UP
     for one in _idle(
-        found, "loading", ("loading",), LOADING_SHARE, title="Loading, compiling or tuning during steps",
-        advice=again if found.choice.count and many > 1 else once,
+        found, "loading", ("loading",), LOADING_SHARE,
+        title=f"Loading, compiling or tuning{' during steps' if found.choice.count else ''}",
+        advice=again if recurs else once,
         confidence="high" if 2 * by_call > int(rows["idle_ns"].sum()) else "medium",
         refuted_by="as much time is lost when the same shapes run a second time in the same process",
     ):  # fmt: skip
-        where = f"; in {many} of {len(found.steps)} steps" if found.choice.count else "; may include warm-up"
+        where = "; may include warm-up"
+        if found.choice.count:
+            where = f"; in {many} of {len(found.steps)} steps"
+        elif recurs:
+            where = f"; in {calls} calls of this layer"
         yield replace(one, evidence=one.evidence + where)
+
+
+def _calls_that_load(found: Evidence, rows: pd.DataFrame) -> int:
+    """In how many calls of the layer that loads most it loads; 0 outside layers."""
+    worst, gaps, ranges = _worst(rows), found.times.gaps, found.attribution.ranges
+    mine = gaps[(gaps["cause"] == "loading") & (gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])]
+    named = np.array([one.text == worst["layer"] for one in ranges.names], dtype=bool)
+    starts = np.sort(ranges.start[named[ranges.name]]) if len(named) else ranges.start[:0]
+    call = np.searchsorted(starts, (mine["start_ns"] + mine["idle_ns"]).to_numpy(), side="right")
+    return len(np.unique(call[call > 0]))
 
 
 def garbage(found: Evidence) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
+from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 SMALL_NS, STORM_COUNT, STORM_SHARE = 5_000, 50, 0.7
 COPY_SHARE = 0.002
-CHAIN_LENGTH, CHAIN_SHARE = 4, 0.02
+CHAIN_LENGTH, CHAIN_SHARE, LAYOUT_SHARE = 4, 0.02, 0.2
 FP32_SHARE, RECOMPUTE_SHARE = 0.01, 0.05
 OUTLIER, SIBLINGS, OUTLIER_SHARE = 1.2, 4, 0.002
 
@@ -30,6 +31,7 @@ _FP32 = re.compile(
 )
 _POINTWISE = tuple(list(CLASSES).index(name) for name in ("elementwise", "norm", "reduction", "copy", "softmax"))
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 
@@ -147,12 +149,27 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
     advice = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
+    if _layout_changes(found, order[(saved > 0)[chain]]) >= LAYOUT_SHARE * float(spent[saved > 0].sum()):
+        advice = (
+            "keep the model and its input in memory_format=torch.channels_last: many of them change the layout around "
+            f"convolutions; then {advice}"
+        )
     end = int(ops["end_ns"].to_numpy()[order[chain == worst]].max())
     refuted = "torch.compile on that layer leaves as many kernels, or makes it no faster"
     yield Finding(
         "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice,
         "medium", refuted,
     )  # fmt: skip
+
+
+def _layout_changes(found: Evidence, rows: Int64Array) -> int:
+    """GPU time of those of these operations that change a tensor's layout for cuDNN, in ns."""
+    names = found.trace.ops["name"].cat
+    changes = np.array([bool(_LAYOUT.search(str(name))) for name in names.categories], dtype=bool)
+    if not len(changes):
+        return 0
+    code = names.codes.to_numpy()[rows]
+    return int(found.ops["ns"].to_numpy()[rows][changes[code] & (code >= 0)].sum())
 
 
 def fp32_gemms(found: Evidence) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
         keys: Integers, shape ``(n,)`` each.
         values: Integers, shape ``(n,)`` each.
     """
-    code = _joined(keys)
+    code = joined(keys)
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
     told = [key[order] for key in (keys if code is None else [code])]
     fresh = np.ones(len(order), dtype=bool)
@@ -75,7 +75,7 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
     return [key[order[first]] for key in keys], sums
 
 
-def _joined(keys: Sequence[Int64Array]) -> Int64Array | None:
+def joined(keys: Sequence[Integers]) -> Int64Array | None:
     """One integer per row that sorts like the keys; None if it would overflow."""
     lows = [int(key.min(initial=0)) for key in keys]
     sizes = [int(key.max(initial=0)) - low + 1 for key, low in zip(keys, lows, strict=True)]

@@ -152,11 +152,11 @@ def doing(
         gaps: Starts and ends of the idle gaps on all devices; calls that overlap none of them are left out.
     """
     rows = np.flatnonzero(~host.overhead[:-1] & touches(gaps, host.start[:-1], host.end[:-1]))
-    stack = Stack(host.tid[rows], host.start[rows], host.end[rows])
+    stack, parent, depth = Stack.of(host.tid[rows], host.start[rows], host.end[rows])
     cause, operator = _own_causes(host, rows), np.where(host.operator[rows], rows, NONE)
-    for level in range(1, int(stack.depth.max(initial=0)) + 1):
-        here = np.flatnonzero(stack.depth == level)
-        around = stack.parent[here]
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        here = np.flatnonzero(depth == level)
+        around = parent[here]
         taken = (cause[here] == NONE) | (cause[around] == LOADING)
         cause[here[taken]] = cause[around[taken]]
         lacking = operator[here] == NONE
@@ -169,7 +169,7 @@ def doing(
         stack,
         np.append(cause, np.int8(NONE)),
         np.append(operator, NONE),
-        np.append(_prepares(host, rows, stack), False),
+        np.append(_prepares(host, rows, parent), False),
         _range_causes(ranges),
         in_layer,
         in_layer | np.append(ranges.phase_range >= 0, False),
@@ -200,7 +200,7 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
     return found
 
 
-def _prepares(host: HostCalls, rows: Int64Array, stack: Stack) -> npt.NDArray[np.bool_]:
+def _prepares(host: HostCalls, rows: Int64Array, parent: Int64Array) -> npt.NDArray[np.bool_]:
     """Which calls in a stack are the long first call of an operator."""
     import pandas as pd
 
@@ -215,8 +215,8 @@ def _prepares(host: HostCalls, rows: Int64Array, stack: Stack) -> npt.NDArray[np
     is_first = ~calls.duplicated(["pid", "name"]).to_numpy()
     first = every[is_first & (many > OTHERS) & (took >= FIRST_TIMES * usual)]
     length = host.end[rows] - host.start[rows]
-    inner = np.flatnonzero(stack.parent != NONE)
-    own = length - np.bincount(stack.parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
+    inner = np.flatnonzero(parent != NONE)
+    own = length - np.bincount(parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
     prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (own >= FIRST_NS)
     return prepares
 

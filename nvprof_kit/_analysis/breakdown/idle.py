@@ -7,6 +7,7 @@ thread begins or ends a call, an operator or a range; each piece belongs to the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.intervals import exact_sums, joined
 from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import range_owners
@@ -29,8 +30,11 @@ from nvprof_kit._trace.schema import OP_KINDS, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 15
 """Gaps processed at a time, to limit memory."""
+
+_THREADS = 2
+"""Threads that share the blocks: NumPy's sorts and searches, which take most of the time, do not hold the GIL."""
 
 PLACE = ("layer", "phase", "operator", "call")
 """The columns that describe the place of idle time."""
@@ -74,10 +78,10 @@ class _Parts(NamedTuple):
 
     gap: npt.NDArray[np.int32]
     cause: npt.NDArray[np.int8]
-    layer: npt.NDArray[np.int32]
-    phase: npt.NDArray[np.int32]
-    operator: npt.NDArray[np.int32]
-    call: npt.NDArray[np.int32]
+    layer: npt.NDArray[np.integer[Any]]
+    phase: npt.NDArray[np.integer[Any]]
+    operator: npt.NDArray[np.integer[Any]]
+    call: npt.NDArray[np.integer[Any]]
     idle_ns: Int64Array
     start_ns: Int64Array
 
@@ -100,8 +104,12 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
     """
     start, end = active.gap_start, active.gap_end
     splitter = _Splitter(trace, attribution, windows, active, host)
-    blocks = (slice(low, low + _BLOCK) for low in range(0, max(len(start), 1), _BLOCK))
-    parts = _grown(splitter.parts(block) for block in blocks)
+    blocks = [slice(low, low + _BLOCK) for low in range(0, max(len(start), 1), _BLOCK)]
+    if len(blocks) == 1:
+        parts = _grown(map(splitter.parts, blocks))
+    else:
+        with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+            parts = _grown(pool.map(splitter.parts, blocks))
     splitter.done()
     if not np.array_equal(np.add.reduceat(parts.idle_ns, _firsts(parts)) if len(start) else end, end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
@@ -116,12 +124,9 @@ def _grown(blocks: Iterable[_Parts]) -> _Parts:
         grown = grown or [np.empty(0, dtype=column.dtype) for column in block]
         many = len(block.gap)
         for column, values in zip(grown, block, strict=True):
-            if count + many > len(column):  # in place: realloc can move the memory without a copy
-                column.resize(max(count + many, len(column) * 5 // 4), refcheck=False)
+            column.resize(count + many, refcheck=False)  # in place: realloc can move the memory without a copy
             column[count : count + many] = values
         count += many
-    for column in grown:
-        column.resize(count, refcheck=False)
     return _Parts(*grown)
 
 
@@ -144,12 +149,15 @@ class _Splitter:
         late = np.flatnonzero((self._following.call != NONE) & (launched > active.gap_start))
         stretches = (active.gap_start[late], np.minimum(launched, active.gap_end)[late])
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
+        self._event = np.append(self._doing.rows, NONE)
         self._callers = Callers(host, self._doing)
         self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
+        names = max(len(self._layers.categories), len(self._phases.categories), len(host.names))
+        self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory
         self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
         self._is_wait = host.is_a(WAITS)
-        self._waited: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        self._waited: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
 
     def parts(self, block: slice) -> _Parts:
         """The parts of some gaps, by gap."""
@@ -165,24 +173,25 @@ class _Splitter:
         late = np.flatnonzero(waits.late_until > waits.start)
         lost = np.minimum(waits.late_until[late], end[waits.gap[late]]) - waits.start[late]
         waited = self._open_call(waits.tid[late], waits.start[late])
-        self._waited.append((waits.gap[late] + first, waited, lost))
+        self._waited[first] = (waits.gap[late] + first, waited, lost)
         pieces = pieces_of(waits, self._doing, self._callers)
         cause = self._causes(pieces, graph)
         operator, name = self._names(pieces)
         none = np.full(len(rest), NONE)
         launch = call[rest]
         launched = self._doing.ranges.nesting.innermost(self._host.tid[launch], self._host.start[launch])
+        # the rest of a gap comes after its pieces
         columns = (
-            np.concatenate((rest, pieces.wait.gap)) + first,
-            np.concatenate((rest_cause, cause)),
-            np.concatenate((self._layer[launched], self._layer[pieces.range])),
-            np.concatenate((self._phase[launched], self._phase[pieces.range])),
-            np.concatenate((none, operator)),
-            np.concatenate((none, name)),
-            np.concatenate((end[rest] - until[rest], pieces.wait.end - pieces.wait.start)),
-            np.concatenate((until[rest], pieces.wait.start)),
+            np.concatenate((pieces.wait.gap, rest)) + first,
+            np.concatenate((cause, rest_cause)),
+            np.concatenate((self._layer[pieces.range], self._layer[launched])),
+            np.concatenate((self._phase[pieces.range], self._phase[launched])),
+            np.concatenate((operator, none)),
+            np.concatenate((name, none)),
+            np.concatenate((pieces.wait.end - pieces.wait.start, end[rest] - until[rest])),
+            np.concatenate((pieces.wait.start, until[rest])),
         )
-        return _summed(_Parts(*columns))
+        return _summed(_Parts(*columns), self._narrow)
 
     def _waits_of(
         self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
@@ -197,7 +206,7 @@ class _Splitter:
 
     def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
         """The innermost call or operator open on threads at given times, or `NONE`."""
-        return np.append(self._doing.rows, NONE)[self._doing.stack.innermost(tid, moment)]
+        return self._event[self._doing.stack.innermost(tid, moment)]
 
     def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
         doing, wait = self._doing, pieces.wait
@@ -221,16 +230,17 @@ class _Splitter:
         """Codes of the names of operator and API call, or `NONE`."""
         host = self._host
         operator = self._doing.operator[pieces.done]
-        event = np.append(self._doing.rows, len(host.name) - 1)[pieces.done]
+        event = self._event[pieces.done]  # that of `NONE` has the name ''
         is_call = (pieces.done != NONE) & ~host.operator[event]
         return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
 
     def done(self) -> None:
         """Free the memory that only splitting needs."""
-        gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
+        waited = [self._waited[first] for first in sorted(self._waited)]
+        gap, call, lost = (np.concatenate(columns) for columns in zip(*waited, strict=True))
         around = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
         self._gap_waits = _Waits(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
-        del self._doing, self._callers, self._following, self._waited
+        del self._doing, self._event, self._callers, self._following, self._waited
 
     def named(self, parts: _Parts) -> Idle:
         """The parts and gaps as tables."""
@@ -293,18 +303,25 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
     return found
 
 
-def _summed(parts: _Parts) -> _Parts:
-    """Merge the parts of each gap with the same cause and place; sorted by gap and first start."""
-    columns: list[Any] = list(parts)
-    order = np.lexsort((parts.start_ns, parts.call, parts.operator, parts.phase, parts.layer, parts.cause, parts.gap))
-    sorted_ = [column[order] for column in columns]
+def _summed(parts: _Parts, narrow: type[np.integer[Any]]) -> _Parts:
+    """Merge the parts of each gap with the same cause and place; sorted by gap and first start.
+
+    Args:
+        parts: The parts, those of one gap by start.
+        narrow: Type of the codes of the place.
+    """
+    keys: list[Any] = list(parts[:6])
+    code = joined(keys)
+    order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
+    told = [column[order] for column in (keys if code is None else [code])]
     fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = np.any([column[1:] != column[:-1] for column in sorted_[:6]], axis=0)
+    fresh[1:] = np.any([column[1:] != column[:-1] for column in told], axis=0)
     first = np.flatnonzero(fresh)
-    spent = np.add.reduceat(sorted_[6], first) if len(first) else sorted_[6]
-    kinds = (np.int32, np.int8, np.int32, np.int32, np.int32, np.int32)
-    codes: list[Any] = [column[first].astype(kind) for column, kind in zip(sorted_[:6], kinds, strict=True)]
-    return _Parts._make([*codes, spent, sorted_[7][first]])
+    spent = np.add.reduceat(parts.idle_ns[order], first) if len(first) else parts.idle_ns
+    rows = order[first]
+    kinds = (np.int32, np.int8, narrow, narrow, narrow, narrow)
+    codes: list[Any] = [column[rows].astype(kind) for column, kind in zip(keys, kinds, strict=True)]
+    return _Parts._make([*codes, spent, parts.start_ns[rows]])
 
 
 def _largest(parts: _Parts, gaps: int) -> Int64Array:

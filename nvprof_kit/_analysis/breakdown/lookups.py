@@ -7,6 +7,7 @@ vectorized binary search.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,7 @@ class IntervalUnion:
         return covered
 
 
+@dataclass(frozen=True)
 class Stack:
     """Finds the innermost interval on a thread at a given time.
 
@@ -80,13 +82,16 @@ class Stack:
     interval.
 
     Attributes:
-        parent: The innermost interval that encloses each, or `NONE`, shape ``(n,)``.
-        depth: The number of intervals that enclose each.
         changes: The times at which the innermost interval changes.
         owner: The innermost interval from each of these times on, or `NONE`.
     """
 
-    def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
+    changes: Changes
+    owner: npt.NDArray[np.integer[Any]]
+
+    @classmethod
+    def of(cls, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Stack, Int64Array, Int64Array]:
+        """The stack; the innermost interval that encloses each, or `NONE`; and how many enclose it, shape ``(n,)``."""
         line = Line.over((start,), (end,), beyond=2)
         lanes, place = np.unique(lane, return_inverse=True)
         begins, finishes = line.at(place, start), line.at(place, end)
@@ -94,20 +99,20 @@ class Stack:
         order = order[finishes[order] > begins[order]]
         found = peel(begins, finishes, order, shorten=True)
         assert found is not None, "what is shortened nests"
-        self.parent, self.depth = found
+        parent, depth = found
         begin, finish = begins[order], finishes[order]
         del begins, finishes, place, found
         # ties: ends from the inside out, then starts from the outside in
         ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
         finish = finish[ends]
         keys = np.empty(2 * len(order), dtype=np.int64)
-        self.owner = np.full(2 * len(order) + 1, NONE, dtype=np.int32 if len(lane) < 1 << 31 else np.int64)
+        owner = np.full(2 * len(order) + 1, NONE, dtype=np.int32 if len(lane) < 1 << 31 else np.int64)
         of_start = np.arange(len(order)) + np.searchsorted(finish, begin, side="right")
-        keys[of_start], self.owner[of_start] = begin, order
+        keys[of_start], owner[of_start] = begin, order
         del of_start
         of_end = np.arange(len(order)) + np.searchsorted(begin, finish, side="left")
-        keys[of_end], self.owner[of_end] = finish, self.parent[order[ends]]
-        self.changes = Changes(lanes, line, keys)
+        keys[of_end], owner[of_end] = finish, parent[order[ends]]
+        return cls(Changes(lanes, line, keys), owner), parent, depth
 
     def innermost(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
         """The innermost interval open on a lane at a time, or `NONE`, shape ``(n,)``."""

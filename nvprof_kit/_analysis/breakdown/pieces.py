@@ -58,9 +58,11 @@ class Callers:
 
     def __init__(self, host: HostCalls, done: Doing) -> None:
         self._host, self._rows = host, done.rows
-        self._known: dict[int, Int64Array] = {}
+        self._known: dict[int, tuple[Int64Array, Changes, Changes]] = {}
         pids = list(host.threads.values())
         self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
+        for pid in self._several:  # now, so that two threads do not find the same at once
+            self._calls(pid)
 
     def parts(self, waits: Waits) -> Waits:
         """Cut waits where a thread of their process begins or ends a call, and assign each part its thread."""
@@ -72,11 +74,9 @@ class Callers:
         return _joined(found)
 
     def _of_process(self, pid: int, waits: Waits) -> Waits:
-        calls, host = self._calls(pid), self._host
-        start = host.start[calls]
-        cuts = [
-            _moments(pid, one).inside(waits.pid, waits.start, waits.end) for one in (start, np.sort(host.end[calls]))
-        ]
+        (calls, begins, ends), host = self._calls(pid), self._host
+        start = begins.keys
+        cuts = [edges.inside(waits.pid, waits.start, waits.end) for edges in (begins, ends)]
         row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
         parts = _cut(waits, (row, moment))
         before = np.searchsorted(start, parts.start, side="right") - 1
@@ -85,9 +85,11 @@ class Callers:
         call = np.where(host.end[latest] > parts.start, latest, following)
         return parts._replace(tid=np.where(call == NONE, parts.launcher, host.tid[call]))
 
-    def _calls(self, pid: int) -> Int64Array:
+    def _calls(self, pid: int) -> tuple[Int64Array, Changes, Changes]:
+        """The calls of a process by start, and the moments at which one begins and at which one ends."""
         if pid not in self._known:
-            self._known[pid] = self._host.of_process(pid, self._rows)
+            calls, host = self._host.of_process(pid, self._rows), self._host
+            self._known[pid] = (calls, _moments(pid, host.start[calls]), _moments(pid, np.sort(host.end[calls])))
         return self._known[pid]
 
 
@@ -95,8 +97,10 @@ def _moments(lane: int, moments: Int64Array) -> Changes:
     """Sorted times in one lane."""
     if not len(moments):
         return Changes(np.zeros(0, dtype=np.int64), Line(0, 2), moments)
-    line = Line.over((moments,), (moments,), beyond=2)
-    return Changes(np.array([lane]), line, line.at(np.zeros(1, dtype=np.int64), moments))
+    origin = min(int(moments[0]), 0)  # 0 of nearly every capture, so that the times are their own keys: for memory
+    return Changes(
+        np.array([lane]), Line(origin, int(moments[-1]) - origin + 2), moments - origin if origin else moments
+    )
 
 
 def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:

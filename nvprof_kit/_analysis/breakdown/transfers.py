@@ -17,6 +17,7 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activit
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
 from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
 from nvprof_kit._analysis.hardware import link_of
+from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -188,10 +189,11 @@ def copy_table(
 def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.float64]]:
     """Name and peak bandwidth (10⁹ bytes per second) of each copy's link."""
     device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
-    pairs, which = np.unique(np.stack([device, names.codes.to_numpy()[rows]], axis=1), axis=0, return_inverse=True)
-    found = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs.tolist()]
+    (gpus, kinds), which = distinct_rows(device, names.codes.to_numpy()[rows].astype(np.int64))
+    pairs = zip(gpus.tolist(), kinds.tolist(), strict=True)
+    found = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs]
     peak = np.array([link.gb_per_s for link in found], dtype=np.float64)
-    return np.array([link.name for link in found], dtype=object)[which.ravel()], peak[which.ravel()]
+    return np.array([link.name for link in found], dtype=object)[which], peak[which]
 
 
 def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:

@@ -228,7 +228,7 @@ def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array)
     if not nodes:
         return []
     said = (
-        f"layers of the backward pass are told by sequence numbers: of {nodes} backward operators {linked} "
+        f"layers of the backward pass are found by sequence numbers: of {nodes} backward operators {linked} "
         f"({linked / nodes:.0%}) found the operator that made them, {in_layers} ({in_layers / nodes:.0%}) in a layer"
     )
     if linked == nodes:

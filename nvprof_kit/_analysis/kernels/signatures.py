@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.layers.order import layer_parents
+from nvprof_kit._trace.frames import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
@@ -207,14 +208,11 @@ def _launched(trace: Trace, kernel: Int64Array) -> npt.NDArray[np.intp]:
 
 def _numbered(order: npt.NDArray[np.intp], *keys: npt.NDArray[np.integer[Any]]) -> Int64Array:
     """Each element's number, from 0, among the elements with equal keys, in the given order."""
-    group = np.zeros(len(order), dtype=np.int64)
-    for key in keys:
-        distinct, code = np.unique(key, return_inverse=True)
-        _, group = np.unique(group * max(len(distinct), 1) + code, return_inverse=True)
-    together = np.argsort(group[order], kind="stable")
-    _, first, counts = np.unique(group[order][together], return_index=True, return_counts=True)
+    import pandas as pd
+
+    _, group = distinct_rows(*(key.astype(np.int64, copy=False) for key in keys))
     number = np.empty(len(order), dtype=np.int64)
-    number[order[together]] = np.arange(len(order)) - np.repeat(first, counts)
+    number[order] = pd.Series(order).groupby(group[order], sort=False).cumcount().to_numpy()
     return number
 
 
@@ -269,7 +267,7 @@ def _divided(
 def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:
     """The distinct (layer, phase) pairs by first start, and the index of each operation into them."""
     name = np.append(attribution.ranges.name, NONE)[attribution.layer_range]
-    codes, index = np.unique(name.astype(np.int64) * len(attribution.phases) + attribution.phase, return_inverse=True)
+    codes, index = distinct(name.astype(np.int64) * len(attribution.phases) + attribution.phase)
     first = np.full(len(codes), np.iinfo(np.int64).max)
     np.minimum.at(first, index, start)
     layers, phases = (part.tolist() for part in np.divmod(codes, len(attribution.phases)))
@@ -287,16 +285,11 @@ def _signatures(trace: Trace, kernel: Int64Array) -> tuple[tuple[Signature, ...]
     ops = trace.ops
     columns = [ops[name].cat.codes.to_numpy()[kernel].astype(np.int64) for name in ("name", "mangled")]
     columns += [ops[name].to_numpy()[kernel] for name in CONFIG]
-    index = np.zeros(len(kernel), dtype=np.intp)
-    for column in columns:  # one column at a time, to avoid comparing whole rows
-        distinct, code = np.unique(column, return_inverse=True)
-        _, index = np.unique(index * max(len(distinct), 1) + code, return_inverse=True)
-    first = np.full(int(index.max(initial=-1)) + 1, len(kernel), dtype=np.int64)
-    np.minimum.at(first, index, np.arange(len(kernel)))
+    found, index = distinct_rows(*columns)
     names, mangled = ops["name"].cat.categories, ops["mangled"].cat.categories
-    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    rows = zip(*(column.tolist() for column in found), strict=True)
     signatures = tuple(
         Signature(names[name], tuple(rest[:3]), tuple(rest[3:6]), rest[6], rest[7], mangled[linker])
         for name, linker, *rest in rows
     )
-    return signatures, index
+    return signatures, index.astype(np.intp)

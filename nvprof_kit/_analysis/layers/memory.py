@@ -262,7 +262,7 @@ def _warnings(rows: pd.DataFrame, *, carried: bool, traced: bool) -> list[str]:
     warnings = []
     if not carried:
         warnings.append(
-            "the layers' ranges carry no memory, only CUDA's own allocations are told: call annotate_model(model, "
+            "the layers' ranges carry no memory, only CUDA's own allocations are known: call annotate_model(model, "
             "memory=True), or run the program with NVPROF_KIT_MEMORY=1"
         )
     if traced and not rows["cuda_alloc_bytes"].sum():

@@ -13,16 +13,13 @@ from nvprof_kit._analysis.ranks.maps.unprofiled import place
 from nvprof_kit._analysis.ranks.passing import pair_messages
 from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
 from nvprof_kit._analysis.ranks.words import COARSE_NS
-from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit._trace.jobs.tables import FEW, JobTables
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SAMPLES = 100
 """Approximate number of collectives per rank used to align its clock; a small job uses all of them."""
-
-FEW = 2_000_000
-"""Maximum number of collectives in a small job."""
 
 TOLD_APART = 256
 """Maximum number of ranks for which communicators identified only by their streams are separated."""

@@ -33,7 +33,7 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
     """The groups of ranks of communicators identified by streams: comm, rank, part.
 
     Args:
-        ends: The ends of their collectives: comm, s, k, rank, end_ns.
+        ends: The ends of their collectives: comm, s, k, rank, end_ns, size (ranks of the communicator, -1: unknown).
     """
     import pandas as pd
 
@@ -49,14 +49,26 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
             continue
         moved = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
         limit = max(LEAST_NS, TIMES * float(moved.min()))
-        part = list(range(len(ranks)))
-        for one, other in np.argwhere(moved <= limit).tolist():
-            joined, gone = part[one], part[other]
-            part = [joined if place == gone else place for place in part]
-        rows += [(str(comm), rank, which) for rank, which in zip(ranks, part, strict=True)]
+        size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
+        rows += [(str(comm), rank, which) for rank, which in zip(ranks, _joined(moved, limit, size), strict=True)]
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
     made: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
     return made
+
+
+def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.int64]) -> list[int]:
+    """The part of each rank: the pairs that move least are joined first, up to the communicator's known size."""
+    part = list(range(len(size)))
+    room = np.where(size > 1, size, len(size))
+    one, other = np.nonzero(moved <= limit)
+    order = np.argsort(moved[one, other], kind="stable")
+    for a, b in zip(one[order].tolist(), other[order].tolist(), strict=True):
+        both = [place for place, of in enumerate(part) if of in (part[a], part[b])]
+        if part[a] != part[b] and len(both) <= room[both].min():
+            joined = part[a]
+            for place in both:
+                part[place] = joined
+    return part
 
 
 def _moved(ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -92,6 +92,7 @@ class Evidence:
         groups: Ranks of each communicator.
         ranks: Number of ranks.
         span_ns: From the first arrival to the last end; the reference for costs without steps.
+        present: See `nvprof_kit._trace.jobs.tables.JobTables.present`. A rank is judged by the steps that it has.
     """
 
     charges: pd.DataFrame
@@ -101,6 +102,7 @@ class Evidence:
     groups: dict[int, tuple[int, ...]]
     ranks: int
     span_ns: int = 0
+    present: pd.DataFrame | None = None
 
 
 def judge(found: Evidence) -> Verdict:
@@ -116,26 +118,46 @@ def judge(found: Evidence) -> Verdict:
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     costs = costs.reindex(number, fill_value=0.0)
     costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
+    costs = costs.where(_has(found, costs))
     link = _slow_link(found, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
-    notable = len(median) > 0 and median[worst] >= NOTABLE * length
+    notable = len(median) > 0 and median[worst] >= NOTABLE * length and _several(costs[worst], length)
     # if a different rank is late in each step, a single rank's share is small
     alone = notable and median[worst] >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
         if held_up := _held_up(faults, worst, cost=float(median[worst]), length=length):
             return held_up
-        return _of_rank(
-            found, faults[faults["rank"] == worst], worst, cost=float(median[worst]), length=length, steps=number
-        )
+        mine, has = faults[faults["rank"] == worst], costs.index[costs[worst].notna()].tolist()
+        return _of_rank(found, mine, worst, cost=float(median[worst]), length=length, steps=has)
     if link is not None:
         return link
     return (
-        _spread_out(faults, costs, length)
+        _spread_out(faults, costs.fillna(0.0), length)
         or _uneven_stages(charges, number, length)
         or _start_up(found)
         or _quiet(costs, length, found.ranks)
     )
+
+
+def _has(found: Evidence, costs: pd.DataFrame) -> pd.DataFrame:
+    """Which steps each rank has, shaped as the costs; all, of a rank that has less than a quarter or two of them."""
+    import pandas as pd
+
+    everywhere: pd.DataFrame = pd.DataFrame(True, index=costs.index, columns=costs.columns)
+    if found.present is None or not len(found.present):
+        return everywhere
+    there = pd.crosstab(found.present["step"], found.present["rank"]) > 0
+    there = there.reindex(index=costs.index, columns=costs.columns, fill_value=False)
+    few = there.sum() < max(2, len(costs) / 4)
+    made: pd.DataFrame = there | few
+    return made
+
+
+def _several(costs: pd.Series[float], length: float) -> bool:
+    """Whether a rank is late in two of its steps or more, if it has as many: of two steps, the median is the mean."""
+    has = costs.dropna()
+    return int((has >= NOTABLE * length).sum()) >= min(2, len(has))
 
 
 def _takes_turns(costs: pd.DataFrame, worst: int, length: float) -> bool:

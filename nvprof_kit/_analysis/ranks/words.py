@@ -15,6 +15,10 @@ COARSE_NS = 200_000
 """Warn about a clock with a larger residual."""
 
 
+SAID = 8
+"""Maximum number of ranks with a warning of their own."""
+
+
 def many(number: int, noun: str, verb: str = "") -> str:
     """``1 rank``, ``2,000 ranks``; with a verb as singular/plural, ``1 rank is``, ``2 ranks are``."""
     one, _, several = verb.partition("/")
@@ -54,6 +58,11 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
             f"({some(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
         )
     said += _of_steps(tables.step_ranges())
+    said += [
+        f"no collective of rank {row.rank} matches in {row.steps} of the steps {row.first} to {row.last}, which other "
+        "ranks have too: its clock may have jumped, or its step numbers differ; it is judged by its other steps"
+        for row in tables.without_match().head(SAID).itertuples()
+    ]
     if unlike := tables.unlike():
         said.append(f"{many(unlike, 'collective', 'is/are')} of different kinds on different ranks and left out")
     if unmatched := tables.unmatched():

@@ -24,7 +24,7 @@ def enter(path: str, again: bool = False) -> None:
     backend = state.backend
     if backend is None:
         return
-    owners = backend.thread.here.owners
+    owners = backend.thread.position.owners
     around = len(owners)
     while around and type(owners[around - 1]) is Range:
         around -= 1

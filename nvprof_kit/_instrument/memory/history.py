@@ -70,7 +70,7 @@ class History:
 
 def _recorded_by_others() -> bool:
     recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return _snapshot_runs() or bool(recorded and recorded())
+    return _snapshot_runs() or bool(recorded and torch.cuda.is_available() and recorded())
 
 
 def _snapshot_runs() -> bool:

@@ -103,8 +103,7 @@ class ModelAnnotation(Annotation):
             self._parts_ranged = True
         except (ImportError, AttributeError) as error:
             warnings.warn(
-                f"this PyTorch's compiler cannot be told to range its kernels ({error}); what it compiles is ranged "
-                "from outside",
+                f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged from outside",
                 stacklevel=4,
             )
 
@@ -161,7 +160,7 @@ class ModelAnnotation(Annotation):
         if backend is None:
             return
         layers = {ranged.calls.layer for ranged in self._ranged.values()}
-        for owner in reversed(list(backend.thread.here.owners)):
+        for owner in reversed(list(backend.thread.position.owners)):
             if owner in layers:
                 backend.close(owner)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -80,7 +80,7 @@ class Calls(RangesCalls):
         if backend is None:
             return
         running = _calls_running(module) - 1  # without the call that is beginning
-        opened = backend.thread.here.owners.count(self.layer)
+        opened = backend.thread.position.owners.count(self.layer)
         for _ in range(opened - running):
             backend.close(self.layer)
         self.running = min(opened, running)
@@ -96,7 +96,19 @@ def _calls_running(module: nn.Module) -> int:
     return count
 
 
-def hook_module(module: nn.Module, calls: Calls) -> Iterator[Any]:
+class Place(Protocol):
+    """What takes hooks on calls: a module, or what stands for it where it is compiled."""
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> Any:
+        """Call a hook before each call."""
+
+    def register_forward_hook(self, hook: Callable[..., Any], *, always_call: bool = False) -> Any:
+        """Call a hook after each call."""
+
+
+def hook_module(module: Place, calls: Calls) -> Iterator[Any]:
     """Range a module's calls, including its other hooks; yields the handles of the hooks."""
     yield module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True)
     yield module.register_forward_hook(calls.leave, always_call=True)

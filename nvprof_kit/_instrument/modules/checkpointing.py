@@ -21,7 +21,7 @@ from nvprof_kit._instrument.modules.classes import is_ranged
 from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import Layer
-from nvprof_kit._instrument.ranges.ranges import Block, Frame, Here, Range
+from nvprof_kit._instrument.ranges.ranges import Block, Frame, Position, Range
 from nvprof_kit.names import Category
 
 
@@ -94,13 +94,13 @@ def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
     backend = state.backend
     if backend is None or _ranges_itself(function):
         return function
-    recompute = _recompute_here(backend.thread.here)
+    recompute = _recompute_at(backend.thread.position)
     return function if recompute is None else functools.partial(_run, recompute, function)
 
 
-def _recompute_here(here: Here) -> Range | None:
+def _recompute_at(position: Position) -> Range | None:
     """The recompute range of the innermost layer in forward or recompute on the thread."""
-    for owner in reversed(here.owners):
+    for owner in reversed(position.owners):
         if isinstance(owner, Layer):
             return None if owner.recompute is owner.forward else owner.recompute
         if isinstance(owner, Block) and owner.range.category is Category.RECOMPUTE:
@@ -128,7 +128,7 @@ def _run(recompute: Range, function: Callable[..., Any], /, *args: Any) -> Any:
     backend = state.backend
     if backend is None or torch._C._current_graph_task_id() == -1:
         return function(*args)
-    owners = backend.thread.here.owners
+    owners = backend.thread.position.owners
     if owners and isinstance(owners[-1], Block) and owners[-1].range is recompute:
         return function(*args)
     with Block(recompute):

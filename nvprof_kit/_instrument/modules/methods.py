@@ -133,7 +133,7 @@ class _ForwardScope:
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the forward with exactly one range."""
         backend = state.backend
-        owners = backend.thread.here.owners if backend is not None else []
+        owners = backend.thread.position.owners if backend is not None else []
         if owners and owners[-1] is self._calls.layer:
             return function(*args, **kwargs)
         outputs = None

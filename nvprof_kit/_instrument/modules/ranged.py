@@ -1,7 +1,9 @@
 """One ranged module of a model, and where its hooks belong after torch.compile.
 
 A module that is compiled in place, by its ``forward``, or by a wrapper runs its hooks in Python, outside the compiled
-code, so its own hooks range it. Only the wrapper of a class in ``torch.nn`` compiles the hooks too.
+code, so its own hooks range it. Where PyTorch's own code has the outermost part of ``forward``, as in a class of
+``torch.nn`` or below ``@torch.no_grad()``, the wrapper compiles the hooks too, and since PyTorch 2.15 so does
+`nn.Module.compile`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from nvprof_kit._instrument.modules.calls import Calls, hook_module
+from nvprof_kit._instrument.compile.uncompiled import uncompiled_itself
+from nvprof_kit._instrument.modules.calls import Calls, Place, hook_module
 from nvprof_kit._instrument.patches import Hold, Shared
 
 annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
@@ -83,9 +86,89 @@ class Compiled:
             wrapped = getattr(region, "_orig_mod", region)
             self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
 
-    def places(self, module: nn.Module) -> list[nn.Module]:
-        """The modules that get the hooks: the module itself, or its wrappers."""
-        return self._wrappers.get(module, [module])
+    def places(self, module: nn.Module) -> list[Place]:
+        """What gets the hooks: the module itself, its wrappers, or its call if that is compiled with the hooks."""
+        if module in self._wrappers:
+            return list(self._wrappers[module])
+        return [module if module in self.inside or _calls_hooks(module) else CompiledCall(module)]
+
+
+class CompiledCall:
+    """Takes hooks for a module that is compiled in place with its own hooks inside: they run around the compiled call.
+
+    Args:
+        module: The module; held weakly.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> _CallHook:
+        """As of a module."""
+        return _CallHook(self._module, hook if with_kwargs else _without_kwargs(hook), "before", prepend)
+
+    def register_forward_hook(self, hook: Callable[..., Any], *, always_call: bool = True) -> _CallHook:
+        """As of a module, but the hook is always called."""
+        return _CallHook(self._module, hook, "after", not always_call)
+
+
+def _without_kwargs(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        hook(module, args)
+
+    return call
+
+
+class _HookedCall:
+    """The compiled call of a module between hooks."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        self.compiled = compiled
+        self.before: list[Callable[..., Any]] = []
+        self.after: list[Callable[..., Any]] = []
+
+    @uncompiled_itself
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:  # named like a module's, which `Calls` looks for
+        after = list(self.after)  # hooks are removed and installed again if this call is compiled now
+        for hook in list(self.before):
+            hook(self, args, kwargs)
+        outputs = None
+        try:
+            outputs = self.compiled(*args, **kwargs)
+            return outputs
+        finally:
+            for hook in after:
+                hook(self, args, outputs)
+
+    __call__ = _call_impl
+
+
+class _CallHook:
+    """A hook of a compiled call, until `remove`; PyTorch leaves the call out of copies and pickles of the module."""
+
+    def __init__(
+        self, module: weakref.ref[nn.Module], hook: Callable[..., Any], when: str, first: bool = False
+    ) -> None:
+        self._module = module
+        self._hook = hook
+        self._when = when
+        owner: Any = module()
+        if type(owner._compiled_call_impl) is not _HookedCall:
+            owner._compiled_call_impl = _HookedCall(owner._compiled_call_impl)
+        self._call: _HookedCall = owner._compiled_call_impl
+        hooks = getattr(self._call, when)
+        hooks.insert(0 if first else len(hooks), hook)
+
+    def remove(self) -> None:
+        """Remove the hook; the last one puts the compiled call back."""
+        hooks = getattr(self._call, self._when)
+        if self._hook in hooks:
+            hooks.remove(self._hook)
+        owner: Any = self._module()
+        if owner is not None and owner._compiled_call_impl is self._call and not self._call.before + self._call.after:
+            owner._compiled_call_impl = self._call.compiled
 
 
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -139,6 +222,13 @@ def _runs_hooks(wrapper: Any) -> bool:
     """Whether a wrapper calls its module in Python and compiles only the module's ``forward``."""
     call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
     return getattr(call, "__self__", None) is wrapper._orig_mod
+
+
+def _calls_hooks(module: Any) -> bool:
+    """Whether a module's own hooks run in Python if it is called."""
+    compiled = module._compiled_call_impl
+    call = getattr(compiled.compiled if type(compiled) is _HookedCall else compiled, "_torchdynamo_orig_callable", None)
+    return call is None or getattr(call, "__self__", None) is module
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from nvprof_kit._instrument.compile.uncompiled import leave_to_python, uncompiled
-from nvprof_kit._instrument.ranges.ranges import Here, Range
+from nvprof_kit._instrument.ranges.ranges import Position, Range
 from nvprof_kit.names import DOMAIN, kineto_name
 
 __all__ = ["Backend", "Kineto", "Nvtx", "Range", "nvtx_domain"]
@@ -21,14 +21,14 @@ __all__ = ["Backend", "Kineto", "Nvtx", "Range", "nvtx_domain"]
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.here = Here()
+        self.position = Position()
 
 
 class Backend(ABC):
     """Base of the backends; balances push and pop per thread, also after exceptions.
 
     Attributes:
-        thread: Thread-local; its ``here`` is the state of the calling thread.
+        thread: Thread-local; its ``position`` is the state of the calling thread.
         pop: Closes the innermost range of the calling thread.
         before_first: Called once, before the first range is opened.
     """
@@ -45,16 +45,16 @@ class Backend(ABC):
         if range_.backend is not self:
             self.prepare(range_)
         range_.push()
-        self.thread.here.add(owner)
+        self.thread.position.add(owner)
 
     @uncompiled
     def close(self, owner: object) -> None:
         """Close the owner's innermost range on this thread and all ranges inside it; does nothing if there is none."""
-        self.thread.here.close(owner, self.pop)
+        self.thread.position.close(owner, self.pop)
 
     def close_all(self) -> None:
         """Close all open ranges of this thread."""
-        self.thread.here.close_all(self.pop)
+        self.thread.position.close_all(self.pop)
 
     @uncompiled
     def prepare(self, range_: Range) -> None:

@@ -11,7 +11,7 @@ from nvprof_kit._instrument.compile.uncompiled import uncompiled
 from nvprof_kit._instrument.modules.tensors import grad_nodes, plain
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Backend
-from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Frame, Here, follow
+from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Frame, Position, follow
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Number of the backward pass running on this thread; -1 if none."""
@@ -28,8 +28,8 @@ class Task:
 
     __slots__ = ("ended", "outer")
 
-    def __init__(self, here: Here) -> None:
-        self.outer: tuple[Task | None, int, Frame] = here.task, here.number, here.at
+    def __init__(self, position: Position) -> None:
+        self.outer: tuple[Task | None, int, Frame] = position.task, position.number, position.at
         self.ended = False
 
 
@@ -51,12 +51,12 @@ class _End:
 
 
 def _close_ended(backend: Backend) -> None:
-    here: Here = backend.thread.here
-    while here.task is not None and here.task.ended:
-        while here.at is not OUTSIDE:
-            backend.close(here.at)
-            here.at = here.at.parent
-        here.task, here.number, here.at = here.task.outer
+    position: Position = backend.thread.position
+    while position.task is not None and position.task.ended:
+        while position.at is not OUTSIDE:
+            backend.close(position.at)
+            position.at = position.at.parent
+        position.task, position.number, position.at = position.task.outer
 
 
 @uncompiled
@@ -66,9 +66,9 @@ def begin_task() -> None:
     if backend is None:
         return
     _close_ended(backend)
-    here: Here = backend.thread.here
-    task = Task(here)
-    here.task, here.number, here.at = task, graph_task(), OUTSIDE
+    position: Position = backend.thread.position
+    task = Task(position)
+    position.task, position.number, position.at = task, graph_task(), OUTSIDE
     Variable._execution_engine.queue_callback(_End(task, backend))
 
 

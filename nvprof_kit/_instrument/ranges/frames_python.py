@@ -125,21 +125,21 @@ class Frame:
         backend = now.backend
         if backend is None:
             return
-        here = backend.thread.here
-        if here.number != now.task():
+        position = backend.thread.position
+        if position.number != now.task():
             now.begin_task()
-        _go(backend, here, self)
+        _go(backend, position, self)
 
 
-def _go(backend: Any, here: Any, target: Frame) -> None:
-    at = here.at
+def _go(backend: Any, position: Any, target: Frame) -> None:
+    at = position.at
     while at is not target and at.depth >= target.depth:
-        here.close(at, backend.pop)
-        here.at = at = at.parent
+        position.close(at, backend.pop)
+        position.at = at = at.parent
     if at is not target:
-        _go(backend, here, target.parent)
+        _go(backend, position, target.parent)
         backend.open(target.backward, target)
-        here.at = target
+        position.at = target
 
 
 OUTSIDE = Frame(None, None, None, 0)

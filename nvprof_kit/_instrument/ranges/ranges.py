@@ -25,13 +25,19 @@ def _choose() -> Any:
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.ranges.frames_python import OUTSIDE, Frame
-    from nvprof_kit._instrument.ranges.ranges_python import Block, Here, Range, ask, follow, ranged, switch
+    from nvprof_kit._instrument.ranges.ranges_python import Block, Position, Range, ask, follow, ranged, switch
 else:
     _chosen = _choose()
-    OUTSIDE, Block, Frame, Here, Range = _chosen.OUTSIDE, _chosen.Block, _chosen.Frame, _chosen.Here, _chosen.Range
+    OUTSIDE, Block, Frame, Position, Range = (
+        _chosen.OUTSIDE,
+        _chosen.Block,
+        _chosen.Frame,
+        _chosen.Position,
+        _chosen.Range,
+    )
     ask, follow, ranged, switch = _chosen.ask, _chosen.follow, _chosen.ranged, _chosen.switch
 
 compiled: bool = Range is not ranges_python.Range
 """Whether the C extension is in use."""
 
-__all__ = ["OUTSIDE", "Block", "Frame", "Here", "Range", "ask", "compiled", "follow", "ranged", "switch"]
+__all__ = ["OUTSIDE", "Block", "Frame", "Position", "Range", "ask", "compiled", "follow", "ranged", "switch"]

@@ -13,7 +13,7 @@ from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_its
 from nvprof_kit._instrument.ranges.frames_python import NONE, OUTSIDE, Frame, now
 from nvprof_kit.names import encodable
 
-INTERFACE = 4
+INTERFACE = 5
 """Changes with the interface of this module and the C extension, so that an outdated extension is not loaded."""
 
 
@@ -44,7 +44,7 @@ def follow(
     """Set what following the backward pass needs; before, no call is followed (see `frames.begin_following`).
 
     Args:
-        begin_task: Called when a backward pass begins on the calling thread, to enter it in the thread's `Here`.
+        begin_task: Called when a backward pass begins on the calling thread, to enter it in the thread's `Position`.
         grad_nodes: `tensors.grad_nodes`.
         _plain: The types known to have no tensors; the set may grow. Used only in C, like the next two.
         _tensor: The type of tensors.
@@ -81,7 +81,7 @@ class Range:
         return f"Range({self.text!r}, {self.category!r})"
 
 
-class Here:
+class Position:
     """State of a thread.
 
     Attributes:
@@ -171,7 +171,7 @@ class Here:
 
 
 class _Call:
-    """A running, followed call: the index of its range in `Here.owners`, and its frame, created when needed."""
+    """A running, followed call: the index of its range in `Position.owners`, and its frame, created when needed."""
 
     __slots__ = ("backward", "begin", "frame", "given", "index", "layer")
 
@@ -226,19 +226,19 @@ class Block:
             if range_.backend is not backend:
                 backend.prepare(range_)
             range_.push()
-            backend.thread.here.owners.append(self.owner)
+            backend.thread.position.owners.append(self.owner)
         return self
 
     @uncompiled
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         backend = now.backend
         if backend is not None:
-            here = backend.thread.here
-            if here.owners and here.owners[-1] is self.owner:
-                here.owners.pop()
+            position = backend.thread.position
+            if position.owners and position.owners[-1] is self.owner:
+                position.owners.pop()
                 backend.pop()
             else:
-                here.close(self.owner, backend.pop)
+                position.close(self.owner, backend.pop)
 
     @uncompiled
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -249,7 +249,7 @@ class Block:
         Block.__enter__(self)
         if self.backward is not None and now.grad_nodes is not None and now.grad():
             try:
-                backend.thread.here.begin(self, [*args, *kwargs.values()], self._recomputes())
+                backend.thread.position.begin(self, [*args, *kwargs.values()], self._recomputes())
             except BaseException:
                 self.end(None)
                 raise
@@ -266,7 +266,7 @@ class Block:
             return
         try:
             if self.backward is not None:
-                backend.thread.here.end(self, outputs)
+                backend.thread.position.end(self, outputs)
         finally:
             Block.__exit__(self, None, None, None)
 

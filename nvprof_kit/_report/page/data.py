@@ -336,19 +336,21 @@ def _moments(
         return Moments(shown, [step]), _idle_sum(idle), []
     shown = timeline(trace, attribution, steps_idle=True)
     windows = idle_by_step(trace, attribution, shown)
-    others = [(f"step {times['step'][one]}", one) for one in times.index if one not in {one for _, one in told}]
+    names = ("step", "start_ns", "end_ns")
+    plain = {name: dict(zip(times.index.tolist(), times[name].tolist(), strict=True)) for name in names}
+    listed = {one for _, one in told}
+    others = [(f"step {number}", one) for one, number in plain["step"].items() if one not in listed]
     chosen = [*told, *others][:MAX_STEPS]
-    steps = [_shown_step(title, one, times, windows) for title, one in chosen if one is not None]
+    steps = [_shown_step(title, one, plain, windows) for title, one in chosen if one is not None]
     unshown = len(times) - len(chosen)
     left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
     apart = [one for _, one in told if one is not None]
     return Moments(shown, steps, apart), _idle_sum(_idle_of(windows, first)), left_out
 
 
-def _shown_step(title: str, instance: int, times: pd.DataFrame, windows: StepWindows) -> ShownStep:
-    start, end = int(times["start_ns"][instance]), int(times["end_ns"][instance])
-    idle = _idle_sentences(_idle_of(windows, instance))
-    return ShownStep(instance, int(times["step"][instance]), title, start, end, idle)
+def _shown_step(title: str, instance: int, times: dict[str, dict[int, int]], windows: StepWindows) -> ShownStep:
+    step, start, end = (times[name][instance] for name in ("step", "start_ns", "end_ns"))
+    return ShownStep(instance, step, title, start, end, _idle_sentences(_idle_of(windows, instance)))
 
 
 def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, int]]:

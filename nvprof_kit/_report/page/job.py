@@ -81,7 +81,7 @@ def job_page(view: JobView) -> bytes:
         "tree": {"name": [short_text(one) for one in names], "parent": _parents(names)},
         "layers": layers,
         "bySteps": _by_step(view.tables, every, block),
-        "matrix": _matrix(found.matrix, every, block),
+        "matrix": _matrix(_waiting(view), every, block),
         "ranks": held,
         "timeline": timeline,
         "texts": [short_text(text) for text in texts.numbers],
@@ -226,22 +226,35 @@ def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str,
     }
 
 
-def _matrix(matrix: pd.DataFrame, every: Sequence[int], block: Block) -> dict[str, Any] | None:
+def _waiting(view: JobView) -> dict[str, pd.DataFrame]:
+    """Who waited for whom; without the steps in which the profilers started, if there are others, and in all."""
+    charges, every = view.answer.charges, view.answer.matrix
+    cold = sorted({int(step) for step in charges["step"][charges["cause"] == "start_up"]})
+    later = view.tables.matrix(cold) if cold else every
+    if not cold or not len(later):
+        return {"waiting": every}
+    return {"waiting, after the profilers' start": later, "waiting, all steps": every}
+
+
+def _matrix(kinds: dict[str, pd.DataFrame], every: Sequence[int], block: Block) -> dict[str, Any] | None:
     """The wait matrix, summed where ranks share a row or column."""
-    if not len(matrix):
+    if not any(len(matrix) for matrix in kinds.values()):
         return None
     columns, of = _columns(every, MAX_MATRIX)
-    made = np.zeros((len(columns), len(columns)))
-    place = [of[np.searchsorted(every, matrix[name].to_numpy())] for name in ("waiting_rank", "late_rank")]
-    np.add.at(made, tuple(place), matrix["wait_ns"].to_numpy(dtype=np.float64))
-    if len(columns) == len(every):
-        np.fill_diagonal(made, np.nan)
+    measures = []
+    for name, matrix in kinds.items():
+        made = np.zeros((len(columns), len(columns)))
+        place = [of[np.searchsorted(every, matrix[key].to_numpy())] for key in ("waiting_rank", "late_rank")]
+        np.add.at(made, tuple(place), matrix["wait_ns"].to_numpy(dtype=np.float64))
+        if len(columns) == len(every):
+            np.fill_diagonal(made, np.nan)
+        measures.append({"name": name, **_packed(made, block)})
     note = "ranks that share a row or a column are summed" if len(columns) < len(every) else ""
     return {
         "rows": columns,
         "columns": columns,
         "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
-        "measures": [{"name": "waiting", **_packed(made, block)}],
+        "measures": measures,
         "note": note,
     }
 

@@ -28,7 +28,7 @@ from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.template import render
 from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, Line, apart, layers_lines, time_name, total_line
 from nvprof_kit._report.text.table.terminal import capture_facts
-from nvprof_kit._report.text.table.units import Milliseconds, mib, percent
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, mib_cell, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
@@ -210,7 +210,7 @@ def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
         return {}
     told = {head: sheet.memory[name].fillna(0).tolist() for name, head in MEMORY_COLUMNS.items()}
     return {
-        head: [_cell(mib(count) if count else "", count) for count in counts]
+        head: [_cell(mib_cell(count) if count else "", count) for count in counts]
         for head, counts in told.items()
         if any(counts)
     }
@@ -260,10 +260,12 @@ def _change(change: Change) -> dict[str, Any]:
 def _change_cells(change: Change) -> list[dict[str, Any]]:
     """The times, then the change in ms and percent."""
     difference, first = change.change, change.times[0]
-    cells = [_cell("" if ns is None else f"{ns / 1e6:,.3f}", ns) for ns in change.times]
+    ms = Cells(1, 3)
+    cells = [_cell("" if ns is None else ms(round(ns)) or "0.000", ns) for ns in change.times]
     if difference is None:
         return [*cells, _cell("new" if first is None else "gone", None), _cell("", None)]
     part = difference / first if first else None
     mark = "" if part is None or abs(part) < MARKED_CHANGE else "worse" if part > 0 else "better"
-    cells.append(_cell(f"{difference / 1e6:+,.3f}", difference, mark=mark))
+    sign = "+" if difference >= 0 else ""
+    cells.append(_cell(f"{sign}{ms(round(difference)) or '0.000'}", difference, mark=mark))
     return [*cells, _cell("" if part is None else f"{100 * part:+.1f} %", part, mark=mark)]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.text.table.units import Milliseconds, mib, percent
+from nvprof_kit._report.text.table.units import Cells, mib_cell, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,9 +151,9 @@ def _number(name: str, value: Any, divisor: int) -> str:
     if name.endswith("_at_ns"):
         return f"{value / 1e6:,.3f}"
     if name.endswith("_ns"):
-        return Milliseconds(divisor, 3)(int(value))
+        return Cells(divisor, 3)(int(value))
     if name == "bytes" or name.endswith("_bytes"):
-        return mib(int(value))
+        return mib_cell(int(value))
     if name in _SHARES:
         return percent(float(value))
     return f"{value:,.1f}" if isinstance(value, float) and math.isfinite(value) else f"{value:,}"

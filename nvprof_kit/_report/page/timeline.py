@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._report.page.packing import Block, Column
-from nvprof_kit._report.text.table.units import Milliseconds, percent
+from nvprof_kit._report.text.table.units import duration, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,15 +165,15 @@ def _together(shown: Timeline, apart: set[int], limit: int, left_out: list[str])
     frame = ops.iloc[np.minimum.reduceat(place, first)].copy()
     frame["start_ns"], frame["end_ns"] = start[first], end[first + count - 1]
     many = int((count > 1).sum())
-    at_most = Milliseconds(1, 3)(int(longest[count > 1].max(initial=0)))
+    at_most = duration(int(longest[count > 1].max(initial=0)))
     left_out.append(
-        f"{int(count[count > 1].sum()):,} operations, of at most {at_most} ms each, are drawn in {many:,} boxes that "
+        f"{int(count[count > 1].sum()):,} operations, of at most {at_most} each, are drawn in {many:,} boxes that "
         "tell how many they hold"
     )
     if len(first) > limit:
         kept = np.sort(np.argpartition(-busy, limit - 1)[:limit])
         gone = int(count.sum() - count[kept].sum())
-        left_out.append(f"{gone:,} operations of at most {Milliseconds(1, 3)(int(busy[kept].min()))} ms are not drawn")
+        left_out.append(f"{gone:,} operations of at most {duration(int(busy[kept].min()))} are not drawn")
         return _Ops(frame.iloc[kept], count[kept], busy[kept])
     return _Ops(frame, count, busy)
 
@@ -214,8 +214,8 @@ class _Drawing:
         kept = np.sort(np.argpartition(-rank, limit - 1)[:limit])
         gone = np.ones(len(frame), dtype=bool)
         gone[kept] = False
-        at_most = Milliseconds(1, 3)(int(length[gone].max()))
-        left_out.append(f"{len(frame) - limit:,} {what} of at most {at_most} ms are not drawn")
+        at_most = duration(int(length[gone].max()))
+        left_out.append(f"{len(frame) - limit:,} {what} of at most {at_most} are not drawn")
         chosen: pd.DataFrame = frame.iloc[kept]
         return chosen
 

@@ -14,7 +14,7 @@ from nvprof_kit._report.plots.plots import PALETTE
 from nvprof_kit._report.text.layers import LayersView, heading, layers_report, time_name
 from nvprof_kit._report.text.layers_by_step import steps_table
 from nvprof_kit._report.text.table.terminal import table
-from nvprof_kit._report.text.table.units import Milliseconds, count_per_step, counted, mib
+from nvprof_kit._report.text.table.units import Cells, count_per_step, counted, mib_cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +56,8 @@ def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
     names = ["kind", "layers", "count", *phases, "total", "attention", "mean", "min", "max", "CPU"]
     names += ["MiB left"] * memory
     made = table([(name, "left" if name == "kind" else "right") for name in names])
-    ms = Milliseconds.for_total(max(row["gpu_ns"] for row in rows), steps)
-    one = Milliseconds.for_total(max(row["max_ns"] for row in rows))
+    ms = Cells.for_total(max(row["gpu_ns"] for row in rows), steps)
+    one = Cells.for_total(max(row["max_ns"] for row in rows))
     for row in rows:
         cells: list[RenderableType] = [
             row["kind"],
@@ -70,7 +70,7 @@ def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
             "" if pd.isna(row["cpu_ns"]) else ms(row["cpu_ns"]),
         ]
         if memory:
-            cells.append("" if pd.isna(row["retained_bytes"]) else mib(row["retained_bytes"]))
+            cells.append("" if pd.isna(row["retained_bytes"]) else mib_cell(row["retained_bytes"]))
         made.add_row(*cells, style="" if row["is_block"] else "dim")
     what = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
     return [made, "", Text(what + (" MiB left: by one block's forward." if memory else ""), "dim")]

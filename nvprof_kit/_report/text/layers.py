@@ -15,7 +15,15 @@ from nvprof_kit._analysis.layers.split import SPLITS
 from nvprof_kit._report.selection import UNFOLDED, Selection
 from nvprof_kit._report.text.table.folded import fold_cells, fold_columns, fold_notes
 from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step, mib, mib_cell, percent, percents
+from nvprof_kit._report.text.table.units import (
+    Cells,
+    Milliseconds,
+    count_per_step,
+    memory_size,
+    mib_cell,
+    percent,
+    percents,
+)
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -217,7 +225,7 @@ def total_line(result: LayersResult) -> Line:
             for heads in split_heads(result).values()
             for name, head in heads.items()
         },
-        memory={MEMORY_COLUMNS["cuda_bytes"]: mib(_from_cuda(result))} if _from_cuda(result) else {},
+        memory={MEMORY_COLUMNS["cuda_bytes"]: mib_cell(_from_cuda(result))} if _from_cuda(result) else {},
     )
 
 
@@ -337,5 +345,7 @@ def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
             )
         )
         if result.memory.before_bytes:
-            notes.append(Text(f"{mib(result.memory.before_bytes)} MiB were allocated before the capture began.", "dim"))
+            notes.append(
+                Text(f"{memory_size(result.memory.before_bytes)} were allocated before the capture began.", "dim")
+            )
     return notes

@@ -14,7 +14,7 @@ from nvprof_kit._report.plain import title
 from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.table.units import mib, mib_cell, percent
+from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +100,7 @@ def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
 def header(result: MemoryResult) -> list[str]:
     """A summary of the device."""
     summary = result.summary
-    peak = f"Peak: {mib(summary.peak_bytes)} MiB allocated"
+    peak = f"Peak: {memory_size(summary.peak_bytes)} allocated"
     if len(result.by_layer):
         peak += f", {percent(summary.labelled)} of it in a named layer"
     idle = int(result.segments["free_bytes"].sum())
@@ -108,8 +108,9 @@ def header(result: MemoryResult) -> list[str]:
     return [
         f"{title(result.path)} · device {summary.device} · {summary.events:,} events",
         peak,
-        f"At the end: {mib(summary.allocated_bytes)} MiB allocated, {mib(summary.reserved_bytes)} MiB reserved; "
-        f"{mib(idle)} MiB idle in {len(result.segments):,} segments, {mib(rounding)} MiB lost to rounding",
+        f"At the end: {memory_size(summary.allocated_bytes)} allocated, "
+        f"{memory_size(summary.reserved_bytes)} reserved; "
+        f"{memory_size(idle)} idle in {len(result.segments):,} segments, {memory_size(rounding)} lost to rounding",
     ]
 
 

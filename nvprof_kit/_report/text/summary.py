@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, percent, short_kernel
+from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, short_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,8 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("ratio") or name == "utilisation":
         return percent(value)
     if name == "bytes":
-        return f"{value / 1e6:,.1f} MB"
+        text = mb_cell(value)
+        return text if text.endswith("B") else f"{text} MB"
     if isinstance(value, float):
         return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"
     text = f"{value:,}" if isinstance(value, int) else str(value)

@@ -7,12 +7,12 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, bounds_of
@@ -20,10 +20,14 @@ from nvprof_kit.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
-
+    import pyarrow as pa
 
 _SUMS = "sums"
 """Folder of the checksums of a map's files. Parquet's own sums are of pages only, and DuckDB does not check them."""
+
+_CHECKED = "checked"
+"""Beside the checksums, the version of the schema that the tables fitted, column by column, when they were written: a
+file with the right checksum then need not be looked into again."""
 
 _TYPES = {"int64": "INT64", "bool": "BOOLEAN", "object": "BYTE_ARRAY"}
 """Parquet types of the columns."""
@@ -108,10 +112,41 @@ def _of_capture(name: str) -> str:
 
 def _whole(folder: Path, names: list[str]) -> list[str]:
     """The names of the maps without a fault; searches by halves, because nearly all are whole."""
-    if not names or not (fault_of(folder, names) or changed_since_written(folder, names)):
+    if not names or not faults(folder, names).first:
         return names
     half = len(names) // 2
     return [] if not half else _whole(folder, names[:half]) + _whole(folder, names[half:])
+
+
+class Faults(NamedTuple):
+    """What is wrong with maps.
+
+    Attributes:
+        first: In words, the first fault; '' if there is none.
+        unsure: The maps whose columns were not checked when they were written.
+    """
+
+    first: str
+    unsure: list[str]
+
+
+def faults(folder: Path, names: Sequence[str] | None = None, tables: Sequence[str] = tuple(TABLES)) -> Faults:
+    """What is wrong with maps: a missing or changed file, a missing column or value, or another version.
+
+    Args:
+        folder: The folder of maps.
+        names: The required maps; None for all maps in the folder.
+        tables: The tables to look into where their columns were not checked when they were written.
+    """
+    names = _all_names(folder) if names is None else list(names)
+    if lacking := _lacking(folder, names):
+        return Faults(lacking, [])
+    found = _as_written(folder, names)
+    changed = [name for name in names if found[name].fault]
+    if changed:
+        return Faults(fault_of(folder, changed) or found[changed[0]].fault, [])
+    unsure = [name for name in names if not found[name].checked]
+    return Faults(fault_of(folder, unsure, tables) if unsure else "", unsure)
 
 
 def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[str] = tuple(TABLES)) -> str:
@@ -124,13 +159,9 @@ def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[
         names: The required maps; None for all maps in the folder.
         tables: The tables to look into; of the others, only whether the file is there and was written to its end.
     """
-    there = {table: set(_listed(folder / table)) for table in TABLES}
-    if names is None:
-        names = sorted(set().union(*there.values()))
-    for table in TABLES:
-        lacking = next((name for name in names if name not in there[table]), None)
-        if lacking is not None:
-            return f"{folder / table / lacking}: no such file, and the map is not whole without it; map again"
+    names = _all_names(folder) if names is None else names
+    if lacking := _lacking(folder, names):
+        return lacking
     try:
         with _Footers() as footers:
             for table in TABLES:
@@ -148,30 +179,50 @@ def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[
     return "" if others is None else version_fault(folder, others)
 
 
-def changed_since_written(folder: Path, names: Sequence[str] | None = None) -> str:
-    """Which file of the maps is not as it was written; '' if none is. A file is only read once its checksum
-    is known to be right: DuckDB takes endless time and memory over some damaged pages.
+def _all_names(folder: Path) -> list[str]:
+    return sorted(set().union(*(_listed(folder / table) for table in TABLES)))
 
-    Args:
-        folder: The folder of maps.
-        names: The maps; None for all maps in the folder.
+
+def _lacking(folder: Path, names: Sequence[str]) -> str:
+    """Which file of the maps is not there; '' if all are."""
+    for table in TABLES:
+        there = set(_listed(folder / table))
+        if (lacking := next((name for name in names if name not in there), None)) is not None:
+            return f"{folder / table / lacking}: no such file, and the map is not whole without it; map again"
+    return ""
+
+
+class _Written(NamedTuple):
+    """Whether a map is as it was written.
+
+    Attributes:
+        fault: Which of its files is not; '' if all are. A file is only read once its checksum is known to be right:
+            DuckDB takes endless time and memory over some damaged pages.
+        checked: Whether its columns were checked when it was written.
     """
-    names = names if names is not None else sorted(_listed(folder / "ranks"))
+
+    fault: str
+    checked: bool
+
+
+def _as_written(folder: Path, names: Sequence[str]) -> dict[str, _Written]:
+    """Read all files of some maps, and compare them with their checksums."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        faults = pool.map(partial(_changed, folder), names)
-        return next((fault for fault in faults if fault), "")
+        return dict(zip(names, pool.map(partial(_compared, folder), names), strict=True))
 
 
-def _changed(folder: Path, name: str) -> str:
-    """Which file of a map is not as it was written; '' if none is."""
+def _compared(folder: Path, name: str) -> _Written:
     try:
         sums = json.loads((folder / _SUMS / f"{name}.json").read_bytes())
         wrong = [table for table in TABLES if zlib.crc32((folder / table / name).read_bytes()) != sums[table]]
+        checked = sums.get(_CHECKED) == VERSION
     except FileNotFoundError as error:
-        return f"{error.filename}: no such file, and the map is not whole without it; map again"
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"{folder / _SUMS / name}.json: damaged ({type(error).__name__}); map again"
-    return f"{folder / wrong[0] / name}: a damaged map (its checksum is wrong); map again" if wrong else ""
+        return _Written(f"{error.filename}: no such file, and the map is not whole without it; map again", False)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return _Written(f"{folder / _SUMS / name}.json: damaged ({type(error).__name__}); map again", False)
+    if wrong:
+        return _Written(f"{folder / wrong[0] / name}: a damaged map (its checksum is wrong); map again", False)
+    return _Written("", checked)
 
 
 def version_fault(folder: Path, version: int) -> str:
@@ -271,33 +322,60 @@ class _Footers:
 
 
 def write_map(folder: Path, name: str, made: RankMap) -> None:
-    """Write a map. The file in ``ranks`` is written last, so that an incomplete map is never used.
+    """Write a map.
 
     Raises:
         UsageError: The folder cannot be written to.
     """
-    tables = {table: _encoded(getattr(made, table), table) for table in reversed(list(TABLES))}
-    sums = json.dumps({table: zlib.crc32(data) for table, data in tables.items()}).encode()
+    write_tables(folder, name, {table: _arrow(getattr(made, table), table) for table in TABLES})
+
+
+def write_tables(folder: Path, name: str, tables: Mapping[str, pa.Table]) -> None:
+    """Write the tables of a map. The file in ``ranks`` is written last, so that an incomplete map is never used.
+
+    Raises:
+        UsageError: The folder cannot be written to.
+    """
+    order = list(TABLES)[::-1]
+    with ThreadPoolExecutor(max_workers=2) as pool:  # compression does not hold the GIL
+        encoded = dict(zip(order, pool.map(_encoded, (tables[table] for table in order)), strict=True))
+    sums = {table: zlib.crc32(data) for table, data in encoded.items()}
+    if all(_fits(tables[table], table) for table in TABLES):
+        sums[_CHECKED] = VERSION
     try:
         (folder / "ranks" / name).unlink(missing_ok=True)
-        _write(sums, folder / _SUMS / f"{name}.json")
-        for table, data in tables.items():
+        _write(json.dumps(sums).encode(), folder / _SUMS / f"{name}.json")
+        for table, data in encoded.items():
             _write(data, folder / table / name)
     except OSError as error:
         raise UsageError(f"{folder}: cannot write maps there: {error.strerror or error}") from None
 
 
-def _encoded(frame: pd.DataFrame, table: str) -> bytes:
-    """A table as a Parquet file."""
+def _arrow(frame: pd.DataFrame, table: str) -> pa.Table:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     # explicit types: Arrow cannot infer those of an empty column; text is a dictionary, as Parquet stores it
     text = pa.dictionary(pa.int32(), pa.string())
     fields = [(name, text if column.dtype == "object" else column.dtype) for name, column in TABLES[table].items()]
-    arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
+    return pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
+
+
+def _fits(arrow: pa.Table, table: str) -> bool:
+    """Whether a table has the columns of the schema, with their types and without missing values."""
+    text = {"string", "dictionary<values=string, indices=int32, ordered=0>"}
+    wanted = {name: text if column.dtype == "object" else {column.dtype} for name, column in TABLES[table].items()}
+    columns = zip(arrow.schema.names, arrow.schema.types, arrow.columns, strict=True)
+    found = {name for name, kind, values in columns if str(kind) in wanted.get(name, ()) and not values.null_count}
+    return found == set(wanted)
+
+
+def _encoded(table: pa.Table) -> bytes:
+    """A table as a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     made = pa.BufferOutputStream()
-    pq.write_table(arrow, made, compression="zstd")
+    pq.write_table(table, made, compression="zstd")
     data: bytes = made.getvalue().to_pybytes()
     return data
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,20 @@ import numpy as np
 
 from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, bounds_of
-from nvprof_kit._trace.jobs.store import changed_since_written, fault_of, version_fault
+from nvprof_kit._trace.jobs.store import fault_of, faults, version_fault
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEMORY = "1200MB"
+FEW = 2_000_000
+"""Maximum number of collectives in a small job."""
+
+MEMORY = "1000MB"
 """DuckDB's memory limit; larger data spills to temporary files."""
+
+_AT_ONCE = 1_000
+"""Number of ranks with medians at a time."""
 
 SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 """Collectives that cannot end on any rank before all ranks have arrived."""
@@ -97,18 +104,19 @@ class JobTables:
         if names is None and not any((folder / "ranks").glob("*.parquet")):
             raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
         # the columns of the other tables are checked when they are read
-        fault = fault_of(folder, names, ("collectives",))
-        if not fault and (changed := changed_since_written(folder, names)):
-            fault = fault_of(folder, names) or changed
-        if fault:
-            raise CaptureError(fault)
-        self._folder = folder
+        found = faults(folder, names, ("collectives",))
+        if found.first:
+            raise CaptureError(found.first)
+        self._folder, self._unsure = folder, found.unsure
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
         without_progress_bar(self._db)
+        with suppress(duckdb.Error):  # not in every build: return free memory to the system soon
+            self._db.execute("SET allocator_background_threads = true")
         self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
         self._names = names
+        self._places: dict[int, str] = {}
         self._gathered: set[str] = set()
         self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
         self._merge("ranks")
@@ -150,13 +158,35 @@ class JobTables:
         self._query(f"CREATE OR REPLACE VIEW members AS {members}")
         self._gathered.discard("tallies")
 
-    def _read(self, table: str) -> str:
-        """A query over a table's files."""
-        place = self._folder / table
-        files = [place / "*.parquet"] if self._names is None else [place / name for name in self._names]
+    def _read(self, table: str, names: Sequence[str] | None = None) -> str:
+        """A query over a table's files, or over some of them."""
+        place, names = self._folder / table, self._names if names is None else names
+        files = [place / "*.parquet"] if names is None else [place / name for name in names]
         listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
         wanted = ", ".join(f'"{name}"' for name in TABLES[table])
-        return f"SELECT {wanted} FROM read_parquet([{listed}])"
+        told = ", filename" if table == "ranks" else ""
+        return f"SELECT {wanted}{told} FROM read_parquet([{listed}]{', filename = true' if told else ''})"
+
+    def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
+        """The names of the maps of some ranks; None for all, if they are many, or none is."""
+        if not self._places:
+            rows = self._query("SELECT rank, filename FROM ranks_and_files").fetchall()
+            self._places = {int(rank): Path(file).name for rank, file in rows}
+        names = sorted({self._places[rank] for rank in ranks if rank in self._places})
+        return names if 0 < 2 * len(names) <= len(set(self._places.values())) else None
+
+    @contextmanager
+    def _only(self, ranks: Iterable[int]) -> Iterator[None]:
+        """Read only the maps of some ranks: of 10,000 files, opening those of others takes most of the time."""
+        names = self._files_of(ranks)
+        if names is None:
+            yield
+            return
+        self._query(f"CREATE OR REPLACE VIEW collectives AS {self._read('collectives', names)}")
+        try:
+            yield
+        finally:
+            self._query(f"CREATE OR REPLACE VIEW collectives AS {self._read('collectives')}")
 
     def _merge(self, table: str) -> None:
         """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds, and check it.
@@ -171,7 +201,9 @@ class JobTables:
         said = ""
         try:
             self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-            self._db.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+            wanted = ", ".join(f'"{name}"' for name in TABLES[table])
+            self._db.execute(f"CREATE VIEW {table}_and_files AS SELECT * FROM read_parquet('{file}')")
+            self._db.execute(f"CREATE VIEW {table} AS SELECT {wanted} FROM {table}_and_files")
             good = not self._db.execute(f"SELECT {lacking} FROM {table}").fetchall()[0][0]
             good = good and self._plausible(table)
             types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
@@ -199,7 +231,8 @@ class JobTables:
     def _check_segments(self) -> None:
         """Check the table that only small jobs read, at its first use."""
         if "segments" not in self._gathered:
-            self._refuse(fault_of(self._folder, self._names, ("segments",)))
+            if self._unsure:
+                self._refuse(fault_of(self._folder, self._unsure, ("segments",)))
             self._query(f"CREATE VIEW segments AS {self._read('segments')}")
             self._gathered.add("segments")
 
@@ -260,8 +293,8 @@ class JobTables:
         )
 
     def stream_ends(self) -> pd.DataFrame:
-        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns."""
-        return self._frame("SELECT comm, s, k, rank, end_ns FROM members WHERE comm LIKE 'stream %' AND s >= -1")
+        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns, size."""
+        return self._frame("SELECT comm, s, k, rank, end_ns, size FROM members WHERE comm LIKE 'stream %' AND s >= -1")
 
     def split(self, parts: pd.DataFrame) -> None:
         """Split communicators that share a name.
@@ -375,14 +408,19 @@ class JobTables:
         columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
-    def matrix(self) -> pd.DataFrame:
-        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns."""
+    def matrix(self, without: Sequence[int] = ()) -> pd.DataFrame:
+        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns.
+
+        Args:
+            without: Steps to leave out.
+        """
         wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
+        others = f"AND m.step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
         return self._frame(
             "SELECT m.rank AS waiting_rank, i.late_rank, sum("
             f"CASE WHEN {clips} THEN least({wait}, greatest(m.e - m.a, 0)) ELSE {wait} END)::BIGINT AS wait_ns "
             "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike AND m.rank <> i.late_rank "
-            "GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
+            f"{others}GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
         )
 
     def count(self) -> int:
@@ -471,18 +509,23 @@ class JobTables:
             of = self._matched.format("(" + chosen.format("members") + ")")
         else:
             of = chosen.format("matched")
-        return self._frame(f"SELECT c, s, k, rank, index, comm, a, e, alone FROM ({of})")
+        rows = self._query(
+            f"SELECT DISTINCT rank FROM {self._tallies()} SEMI JOIN wanted_instances USING (c)"
+        ).fetchall()
+        with self._only(rank for (rank,) in rows):
+            return self._frame(f"SELECT c, s, k, rank, index, comm, a, e, alone FROM ({of})")
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The collectives of the given ranks: rank, index, c, s, k, a, e, ready_segment, end_segment, gates, queued_ns
         (from ready to start), layer, phase.
         """
         self._want(ranks)
-        made = self._frame(
-            "SELECT m.rank, m.index, m.c, m.s, m.k, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
-            "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
-            "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
-        )
+        with self._only(ranks):
+            made = self._frame(
+                "SELECT m.rank, m.index, m.c, m.s, m.k, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
+                "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
+                "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
+            )
         if (made["index"] != made.groupby("rank", sort=False).cumcount()).any():  # causes look rows up by it
             raise CaptureError(f"{self._folder}: collectives.index does not count from 0 without gaps; map again")
         return made
@@ -491,7 +534,8 @@ class JobTables:
         """The segments of the given ranks, by rank and segment."""
         self._check_segments()
         self._want(ranks)
-        return self._frame("SELECT * FROM segments SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
+        of = self._read("segments", self._files_of(ranks))
+        return self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
 
     def layer_medians(self) -> pd.DataFrame:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
@@ -506,11 +550,21 @@ class JobTables:
                 ("ops", "ops"),
             )
         )
-        known = "step >= 0 OR NOT (SELECT bool_or(step >= 0) FROM layers)"
-        return self._frame(
-            f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers WHERE {known} "
-            "GROUP BY rank, layer, phase"
-        )
+        import pandas as pd
+
+        known = "step >= 0" if self._one("SELECT bool_or(step >= 0) FROM layers")[0] else "true"
+        ranks = [row[0] for row in self._query("SELECT DISTINCT rank FROM layers ORDER BY rank").fetchall()] or [0]
+        # in parts: DuckDB's memory limit does not hold for the values of which it finds the median
+        parts = [ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE)]
+        found = [
+            self._frame(
+                f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers "
+                f"WHERE {known} AND rank BETWEEN {part[0]} AND {part[-1]} GROUP BY rank, layer, phase"
+            )
+            for part in parts
+        ]
+        made: pd.DataFrame = pd.concat(found, ignore_index=True)
+        return made
 
     def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
         """Excess time of ranks over the median of the ranks with the same layer, phase and step.
@@ -577,17 +631,40 @@ class JobTables:
             "GROUP BY step ORDER BY step"
         )
 
+    def present(self) -> pd.DataFrame:
+        """Steps in which each rank has matched collectives; of a large job, those that it recorded: step, rank."""
+        if self.rows()[0] > FEW:
+            return self._frame("SELECT DISTINCT step, rank FROM steps")
+        return self._frame(
+            "SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) WHERE m.step >= 0"
+        )
+
+    def without_match(self) -> pd.DataFrame:
+        """Steps in which a rank recorded collectives but none is matched, while others have matches, of ranks with
+        matches in other steps: rank, first, last, steps. Empty for a large job.
+        """
+        few = str(self.rows()[0] <= FEW)
+        return self._frame(
+            "WITH present AS (SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) "
+            f"WHERE m.step >= 0 AND {few}), "
+            f"had AS (SELECT DISTINCT step, rank FROM members WHERE step >= 0 AND {few}) "
+            "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps FROM had "
+            "ANTI JOIN present USING (step, rank) WHERE step IN (SELECT step FROM present) "
+            "AND rank IN (SELECT rank FROM present) GROUP BY rank ORDER BY rank"
+        )
+
     def placed(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The columns of `points` for the given ranks, plus those of the matched collective: arrival, late_rank, sort,
         bytes, step.
         """
         self._want(ranks)
-        return self._frame(
-            "SELECT m.rank, m.index, m.step, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
-            "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase, i.arrival, i.late_rank, i.sort, i.bytes "
-            "FROM matched AS m JOIN collectives AS x USING (rank, index) JOIN instances AS i USING (c, s, k) "
-            "SEMI JOIN wanted_ranks ON m.rank = wanted_ranks.rank ORDER BY m.rank, m.index"
-        )
+        with self._only(ranks):
+            return self._frame(
+                "SELECT m.rank, m.index, m.step, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
+                "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase, i.arrival, i.late_rank, i.sort, i.bytes "
+                "FROM matched AS m JOIN collectives AS x USING (rank, index) JOIN instances AS i USING (c, s, k) "
+                "SEMI JOIN wanted_ranks ON m.rank = wanted_ranks.rank ORDER BY m.rank, m.index"
+            )
 
     def rank_steps(self) -> pd.DataFrame:
         """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""

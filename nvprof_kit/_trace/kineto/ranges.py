@@ -48,7 +48,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
         calls, paths = _modules(events.modules)
         if paths:
             events.warnings.append(
-                f"modules are told by class and number, as PyTorch records them ({paths[-1].rpartition('.')[2]}), and "
+                f"modules are named by class and number, as PyTorch records them ({paths[-1].rpartition('.')[2]}), and "
                 "not by their names in the model; nvprof-kit record --annotate, or annotate_model(model), gives these"
             )
         rows = joined([rows, calls])

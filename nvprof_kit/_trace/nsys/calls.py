@@ -65,6 +65,11 @@ def launches_of(db: Database, fetched: Fetched, timed: bool) -> dict[str, Any]:
     return launches_among(db, fetched["api"], timed) if "api" in fetched else read_launches(db, timed)
 
 
+def count_among(fetched: Fetched, names: list[int]) -> int:
+    """Number of CUDA calls with these names."""
+    return int(np.isin(fetched["api"]["name"], names).sum()) if names and "api" in fetched else 0
+
+
 def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool = True) -> dict[str, Any]:
     """Columns of the schema's ``calls``: CUDA calls, profiler overheads, and PyTorch operators, if ``emit_nvtx`` or
     ``nsys --pytorch`` wrote ranges for them.

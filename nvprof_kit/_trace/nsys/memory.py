@@ -8,7 +8,7 @@ import numpy as np
 
 from nvprof_kit._trace.files.checks import check_devices, check_flags, check_sizes
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
-from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.frames import distinct_rows, labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import RUNTIME, Domains, process_of, read_nvtx
 
@@ -74,10 +74,9 @@ def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int6
     )
     if not len(calls["start"]):
         return none, none
-    known = np.stack([process_of(calls["tid"]), calls["correlation"]], axis=1)
-    asked = np.stack([pid, correlation], axis=1)
-    _, code = np.unique(np.concatenate([known, asked]), axis=0, return_inverse=True)
-    of_known, of_asked = np.split(code.ravel(), [len(known)])
+    known = (process_of(calls["tid"]), calls["correlation"])
+    _, code = distinct_rows(*(np.concatenate(both) for both in zip(known, (pid, correlation), strict=True)))
+    of_known, of_asked = np.split(code, [len(calls["start"])])
     order = np.argsort(of_known, kind="stable")
     place = np.minimum(np.searchsorted(of_known[order], of_asked), len(order) - 1)
     found = order[place]

@@ -27,7 +27,7 @@ from nvprof_kit._trace.files.checks import (
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import few, make_frame
 from nvprof_kit._trace.nsys import tables
-from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, launches_of, read_calls, read_loads
+from nvprof_kit._trace.nsys.calls import busy_calls, count_among, fetch_calls, launches_of, read_calls, read_loads
 from nvprof_kit._trace.nsys.enums import check_enums
 from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit._trace.nsys.nccl import read_collectives
@@ -72,7 +72,8 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # the calls include the launches: read them only once
             api_job = None if calls_job else pool.submit(tables.read_launches, db, lengths)
-            launches_job = pool.submit(count_launches, db, [] if lacks else launch_names(db))
+            launching = [] if lacks else launch_names(db)
+            launches_job = None if calls_job else pool.submit(count_launches, db, launching)
             # import while the threads read; not in the threads, as an interrupted import may keep its lock
             import pandas  # noqa: F401
 
@@ -81,6 +82,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             ops = named_ops(db, ops_job.result(), optional)
             fetched = calls_job.result() if calls_job else {}
             api = api_job.result() if api_job else launches_of(db, fetched, lengths)
+            launches = launches_job.result() if launches_job else count_among(fetched, launching)
             calls = read_calls(db, fetched, operators=not only) if calls_job else None
             checks_job = pool.submit(check_operations, named, ops, api)
             known, api = api, tables.with_missed_launches(db, api, ops)
@@ -93,7 +95,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             _warn_of_other_devices(db, ops)
             early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
             checked = checks_job.result() if api is known else check_operations(named, ops, api)
-            odd, launches = (*checked, *early), launches_job.result()
+            odd = (*checked, *early)
         more = _optional_tables(db, domain, {*optional} - {"calls"}, moments)
         others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))

@@ -235,7 +235,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
             removed["facts of the export"] += db.execute(
                 f"UPDATE {table} SET value = '{GONE}' WHERE {_EXPORT}"
             ).rowcount
-    removed["paths that nsys told"] += _truncate_messages(db, columns.get("DIAGNOSTIC_EVENT", set()))
+    removed["paths in messages of nsys"] += _truncate_messages(db, columns.get("DIAGNOSTIC_EVENT", set()))
     removed["logs of nsys"] += _logs(db, columns.get("ANALYSIS_FILE", set()))
     if "ProcessStreams" in columns:
         removed["printed output"] += db.execute(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, few, labels
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few, labels
 from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
 from nvprof_kit._trace.nsys.sources import check_rows, node_table, strings_of, zero_is_missing
 
@@ -200,8 +200,9 @@ def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, i
 
 
 def _category_names(pid: Int64Array, domain: Int64Array, category: Int64Array, domains: Domains) -> Any:
-    keys, index = np.unique(np.stack([pid, domain, category], axis=1), axis=0, return_inverse=True)
-    return labels(index.ravel(), [domains.categories.get(tuple(key), "") for key in keys.tolist()])
+    keys, index = distinct_rows(pid, domain, category)
+    rows = zip(*(key.tolist() for key in keys), strict=True)
+    return labels(index, [domains.categories.get(row, "") for row in rows])
 
 
 def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> Any:

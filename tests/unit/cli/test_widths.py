@@ -173,6 +173,16 @@ def test_a_terminal_shows_the_costliest_and_says_the_way_to_the_rest(monkeypatch
     assert "more rows" not in pipe.getvalue() and len(pipe.getvalue().splitlines()) > 70
 
 
+@pytest.mark.parametrize("width", (60, 80, 200))
+def test_the_text_around_a_table_is_counted_as_it_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "34")
+    result = opened("compile-blocks-parts-2024.2").layers()
+    print_to(terminal := Terminal(), result.parts())
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    assert len(lines) < 34 and any("more rows" in line for line in lines)
+
+
 def test_the_table_adds_up_folded_or_not() -> None:
     """The rows of one level hold all the time, whether equal blocks are one row or many."""
     from nvprof_kit._report.text.layers import LayersView

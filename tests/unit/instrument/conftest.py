@@ -1,50 +1,13 @@
-"""A backend that writes down what it is told, in place of a tool."""
+"""A backend that records ranges, in place of a tool."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from support.sink import Sink
 
 from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.backends import Backend, Range
-
-
-class Sink(Backend):
-    """Ranges as lines, indented by nesting, per thread; a thread's first line is at depth 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self.ranges: list[Range] = []
-        self.threads: dict[str, int] = {}
-        self.pop = self._pop
-
-    def pusher(self, range_: Range) -> Callable[[], None]:
-        return lambda: self._push(range_)
-
-    def _push(self, range_: Range) -> None:
-        depth = self.threads.setdefault(threading.current_thread().name, 0)
-        self.threads[threading.current_thread().name] += 1
-        self.ranges.append(range_)
-        self.lines.append("  " * depth + range_.text)
-
-    def _pop(self) -> None:
-        self.threads[threading.current_thread().name] -= 1
-
-    def start(self, range_: Range) -> object:
-        self.lines.append(f"start {range_.text}")
-        return range_
-
-    def end(self, started: Range) -> None:
-        self.lines.append(f"end {started.text}")
-
-    def mark(self, range_: Range) -> None:
-        self.lines.append(f"mark {range_.text}")
-
-    def open_count(self) -> int:
-        return sum(self.threads.values())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,40 +105,46 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     classes = classify(trace.ops)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
-    idling = idle(trace, attribution, windows, active, host)
     parts = _parts(trace, attribution, windows, sort=active.sort, host=host, pid=pid)
-    found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
-    ready = _ready(parts, found.place, start, end, host)
-    gates = _gates(parts, found.place, start, end)
-    cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
-    cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-    lane = lane_of(start, end, parts.sort, cuts)
-    gaps = idling.gaps[windows.device[idling.gaps["window"].to_numpy()] == parts.device]
+    with ThreadPoolExecutor(max_workers=1) as pool:  # NumPy's sorts and searches do not hold the GIL
+        idling = pool.submit(idle, trace, attribution, windows, active, host)
+        found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
+        ready = _ready(parts, found.place, start, end, host)
+        gates = _gates(parts, found.place, start, end)
+        cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
+        cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
+        lane = lane_of(start, end, parts.sort, cuts)
+        shown = choose_steps(trace, attribution).shown[parts.instances]
+        gaps = idling.result().gaps
+    gaps = gaps[windows.device[gaps["window"].to_numpy()] == parts.device]
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
     pieces = _pieces(parts, lane, gaps, place=found.place, cuts=cuts, start=start)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
-    steps["warm_up"] = ~choose_steps(trace, attribution).shown[parts.instances]
-    collectives = found.table.assign(
-        rank=rank,
-        start_ns=start[found.place],
-        end_ns=end[found.place],
-        launch_ns=parts.launch[found.place],
-        alone_ns=_alone(pieces, len(found.place)),
-        ready_ns=ready,
-        ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
-        end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
-        gates=gates,
-        layer=np.asarray(parts.layer[found.place]),
-        phase=np.asarray(parts.phase[found.place]),
-    )
+    steps["warm_up"] = ~shown
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        segments = pool.submit(_segments, pieces, rank)
+        layers = _layers(parts, pieces, start, end, rank)
+        collectives = found.table.assign(
+            rank=rank,
+            start_ns=start[found.place],
+            end_ns=end[found.place],
+            launch_ns=parts.launch[found.place],
+            alone_ns=_alone(pieces, len(found.place)),
+            ready_ns=ready,
+            ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
+            end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
+            gates=gates,
+            layer=np.asarray(parts.layer[found.place]),
+            phase=np.asarray(parts.phase[found.place]),
+        )
     return RankMap(
         ranks=_one_row(rank, facts | _identification(found.table)),
         collectives=_ordered("collectives", collectives),
-        segments=_segments(pieces, rank),
-        layers=_layers(parts, pieces, start, end, rank),
+        segments=segments.result(),
+        layers=layers,
         steps=_ordered("steps", steps),
     )
 

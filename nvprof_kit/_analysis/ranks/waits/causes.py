@@ -57,6 +57,7 @@ _OF_DOING = {
     "warm_up": "warm_up",
     "loading": "warm_up",
     "copy": "copy",
+    "transfer": "transfer",
 }
 TOGETHER_NS = 200_000
 """A collective is a common point of two ranks only if it ended on both within this time: a sender can end long before
@@ -103,6 +104,7 @@ class _Rank(NamedTuple):
     phase: npt.NDArray[np.object_]
     segment: Int64Array
     rows: pd.DataFrame
+    transfer: Int64Array
 
 
 class Causes:
@@ -123,7 +125,8 @@ class Causes:
         groups = {rank: mine for rank, mine in segments.groupby("rank", sort=False)}
         empty = segments.iloc[:0]
         self._ranks = {
-            int(str(rank)): _rank(mine, groups.get(rank, empty)) for rank, mine in points.groupby("rank", sort=False)
+            int(str(rank)): _rank(mine, groups.get(rank, empty), arrival)
+            for rank, mine in points.groupby("rank", sort=False)
         }
         self._gates: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
 
@@ -214,19 +217,19 @@ class Causes:
             collective = found["collective"].to_numpy()
             of = np.append(at.instance, NONE)[collective]
             waits = collective >= 0
-            parts.append(
-                pd.DataFrame(
-                    {
-                        "pair": np.repeat(pair[mine], count),
-                        "doing": found["doing"].to_numpy(),
-                        "layer": np.where(waits & (of >= 0), "", found["layer"].to_numpy()),
-                        "phase": np.where(waits & (of >= 0), "", found["phase"].to_numpy()),
-                        "instance": np.where(waits, of, NONE),
-                        "ns": found["ns"].to_numpy(),
-                        "ops": found["ops"].to_numpy(),
-                    }
-                )
+            frame = pd.DataFrame(
+                {
+                    "pair": np.repeat(pair[mine], count),
+                    "doing": found["doing"].to_numpy(),
+                    "layer": np.where(waits & (of >= 0), "", found["layer"].to_numpy()),
+                    "phase": np.where(waits & (of >= 0), "", found["phase"].to_numpy()),
+                    "instance": np.where(waits, of, NONE),
+                    "ns": found["ns"].to_numpy() - at.transfer[rows],
+                    "ops": found["ops"].to_numpy(),
+                }
             )
+            moved = at.transfer[rows] > 0
+            parts += [frame, frame[moved].assign(doing="transfer", instance=NONE, ns=at.transfer[rows][moved], ops=0)]
         columns = ["pair", "doing", "layer", "phase", "instance", "ns", "ops"]
         made: pd.DataFrame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
         return made
@@ -242,7 +245,9 @@ class Causes:
             behind = i > 0 and int(at.e[i - 1]) > int(at.a[i]) - ns and int(at.instance[i - 1]) >= 0
             doing, of = ("communication", int(at.instance[i - 1])) if behind else ("queued", NONE)
             layer, phase = ("", "") if behind else (at.layer[i], at.phase[i])
-            rows.append((place, doing, layer, phase, of, ns, 0))
+            moved = min(max(int(at.e[i - 1] - self._arrival[of]), 0), ns) if 0 <= of < len(self._arrival) else 0
+            rows.append((place, doing, layer, phase, of, ns - moved, 0))
+            rows.append((place, "transfer", "", "", NONE, moved, 0))
         made: pd.DataFrame = pd.DataFrame.from_records(
             rows, columns=["pair", "doing", "layer", "phase", "instance", "ns", "ops"]
         )
@@ -290,10 +295,28 @@ def _excess(both: pd.DataFrame) -> pd.DataFrame:
     return made
 
 
-def _rank(points: pd.DataFrame, segments: pd.DataFrame) -> _Rank:
+def _rank(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array) -> _Rank:
     names = ("instance", "ready_segment", "end_segment", "gates", "a", "e", "queued_ns", "layer", "phase")
     columns: list[Any] = [*(points[name].to_numpy() for name in names), segments["segment"].to_numpy(), segments]
+    columns.append(_transfer(points, segments, arrival))
     return _Rank(*columns)
+
+
+def _transfer(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array) -> Int64Array:
+    """The time of each segment in which a collective moved bytes, because all its ranks had arrived.
+
+    A collective is exposed at its end, when the work beside it is done.
+    """
+    collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
+    of = np.append(points["instance"].to_numpy(), NONE)[collective]
+    known = (collective >= 0) & (of >= 0) & (of < len(arrival))
+    if not known.any():
+        return np.zeros(len(ns), dtype=np.int64)
+    since = np.append(points["e"].to_numpy(), 0)[collective] - arrival[np.where(known, of, 0)]
+    exposed = segments.groupby("collective", sort=False)["ns"]
+    later = (exposed.transform("sum") - exposed.cumsum()).to_numpy()
+    made: Int64Array = np.where(known, np.clip(since - later, 0, ns), 0).astype(np.int64)
+    return made
 
 
 def unresolved(pairs: Pair, cause: str = "unresolved") -> pd.DataFrame:

@@ -41,7 +41,7 @@ static void Block_dealloc(Block *self) {
 
 /* Open the block's range; returns 1 if a running backward pass makes it a recompute. */
 static int open_block(const Context *context, Block *self) {
-    int recomputes = self->recompute == self->range ? 0 : ask_recomputes(context->here);
+    int recomputes = self->recompute == self->range ? 0 : ask_recomputes(context->position);
     if (recomputes < 0) {
         return -1;
     }
@@ -86,21 +86,21 @@ static PyObject *Block_exit(PyObject *self, PyObject *const *Py_UNUSED(args), Py
     return leave((Block *)self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more,
+static int follow_call(Position *position, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more,
                        bool recomputes) {
     PyObject *nodes = NULL, *given = NULL, *value;
-    Py_ssize_t position = 0;
+    Py_ssize_t entry = 0;
     int done = 0;
     for (Py_ssize_t index = 0; done == 0 && index < count; index++) {
         done = add_nodes(values[index], &nodes);
     }
-    while (done == 0 && more != NULL && PyDict_Next(more, &position, NULL, &value)) {
+    while (done == 0 && more != NULL && PyDict_Next(more, &entry, NULL, &value)) {
         Py_INCREF(value);
         done = add_nodes(value, &nodes);
         Py_DECREF(value);
     }
     if (done == 0 && nodes != NULL && PyList_GET_SIZE(nodes) > 0) {
-        Frame *outer = frame_at(here, here->count - 1);
+        Frame *outer = frame_at(position, position->count - 1);
         if (outer == NULL) {
             done = -1;
         } else if (!(recomputes && outer == outside)) { /* else they belong to the graph that is run backward */
@@ -114,9 +114,9 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
     Py_XDECREF(nodes);
     uint64_t begin = 0;
     if (done == 0 && (done = ask_sequence(&begin)) == 0) {
-        Py_ssize_t index = find(here, owner_of(self));
+        Py_ssize_t index = find(position, owner_of(self));
         if (index >= 0) {
-            Open *open = &here->open[index];
+            Open *open = &position->open[index];
             PyObject *before[] = {open->backward, open->given};
             open->begin = begin;
             open->follows = true;
@@ -131,24 +131,24 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
 }
 
 /* The owner's innermost range, if it belongs to a followed call. */
-static Open *followed(Here *here, PyObject *owner) {
-    Py_ssize_t index = find(here, owner);
-    return index < 0 || !here->open[index].follows ? NULL : &here->open[index];
+static Open *followed(Position *position, PyObject *owner) {
+    Py_ssize_t index = find(position, owner);
+    return index < 0 || !position->open[index].follows ? NULL : &position->open[index];
 }
 
 /* Whether no other followed call is around this one, and none with a frame was in it. */
-static bool is_alone(const Here *here, const Open *call) {
+static bool is_alone(const Position *position, const Open *call) {
     bool alone = call->frame == NULL;
-    for (const Open *open = here->open; alone && open < call; open++) {
+    for (const Open *open = position->open; alone && open < call; open++) {
         alone = !open->follows;
     }
     return alone;
 }
 
 /* End a call, given the nodes of its outputs if they are already known. */
-static int end_frame_of(Here *here, const Open *open, PyObject *outputs, PyObject *nodes, uint64_t sequence) {
+static int end_frame_of(Position *position, const Open *open, PyObject *outputs, PyObject *nodes, uint64_t sequence) {
     PyObject *found = Py_XNewRef(nodes);
-    Frame *frame = frame_at(here, open - here->open);
+    Frame *frame = frame_at(position, open - position->open);
     int done = frame == NULL || (nodes == NULL && add_nodes(outputs, &found) < 0) ? -1 : 0;
     if (done == 0) {
         done = end_frame(frame, found, sequence);
@@ -159,43 +159,43 @@ static int end_frame_of(Here *here, const Open *open, PyObject *outputs, PyObjec
 }
 
 /* No other call needs to know where this one ended, so PyTorch is not asked. */
-static int end_alone(Here *here, Block *self, PyObject *outputs) {
+static int end_alone(Position *position, Block *self, PyObject *outputs) {
     PyObject *nodes = NULL;
     int done = add_nodes(outputs, &nodes), made = 0;
-    Open *open = done < 0 || nodes == NULL ? NULL : followed(here, owner_of(self)); /* Python code may have run */
-    if (open != NULL && is_alone(here, open)) {
+    Open *open = done < 0 || nodes == NULL ? NULL : followed(position, owner_of(self)); /* Python code may have run */
+    if (open != NULL && is_alone(position, open)) {
         PyObject *given = Py_XNewRef(open->given);
         made = has_made_any(nodes, open->begin, given);
         Py_XDECREF(given);
-        open = made > 0 ? followed(here, owner_of(self)) : NULL;
-        if (open != NULL && is_alone(here, open)) {
-            done = end_frame_of(here, open, outputs, nodes, 0);
+        open = made > 0 ? followed(position, owner_of(self)) : NULL;
+        if (open != NULL && is_alone(position, open)) {
+            done = end_frame_of(position, open, outputs, nodes, 0);
         }
     }
     Py_XDECREF(nodes);
     return made < 0 ? -1 : done;
 }
 
-static int end_call(Here *here, Block *self, PyObject *outputs) {
+static int end_call(Position *position, Block *self, PyObject *outputs) {
     uint64_t sequence;
-    Open *open = followed(here, owner_of(self));
-    if (open == NULL || is_alone(here, open)) {
-        return open == NULL ? 0 : end_alone(here, self, outputs);
+    Open *open = followed(position, owner_of(self));
+    if (open == NULL || is_alone(position, open)) {
+        return open == NULL ? 0 : end_alone(position, self, outputs);
     }
     if (ask_sequence(&sequence) < 0) {
         return -1;
     }
-    open = followed(here, owner_of(self)); /* looked up again: Python code may have run */
+    open = followed(position, owner_of(self)); /* looked up again: Python code may have run */
     if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* no autograd node was created in it */
         return 0;
     }
-    return end_frame_of(here, open, outputs, NULL, sequence);
+    return end_frame_of(position, open, outputs, NULL, sequence);
 }
 
 /* End the block's innermost call; closes its range even on error. */
 int end_at(const Context *context, Block *self, PyObject *outputs) {
     SavedError raised = {NULL, NULL, NULL};
-    int done = end_call(context->here, self, outputs);
+    int done = end_call(context->position, self, outputs);
     if (done < 0) {
         raised = save_error();
     }
@@ -225,7 +225,7 @@ int begin_at(const Context *context, Block *self, PyObject *const *values, Py_ss
     int done = recomputes < 0 ? -1 : 0;
     if (done == 0 && self->backward != Py_None && self->backward != NULL && answers.grad_nodes != NULL) {
         int wanted = ask_grad();
-        done = wanted <= 0 ? wanted : follow_call(context->here, self, values, count, more, recomputes == 1);
+        done = wanted <= 0 ? wanted : follow_call(context->position, self, values, count, more, recomputes == 1);
         if (done < 0) {
             SavedError raised = save_error();
             if (end_at(context, self, Py_None) < 0) {

@@ -3,7 +3,7 @@
 #include "blocks.c"
 #include "calls.c"
 #include "frames.c"
-#include "here.c"
+#include "position.c"
 #include "marks.c"
 #include "module.c"
 #include "nodes.c"

@@ -84,7 +84,7 @@ static int fill(PyObject *module) {
         PyObject **string;
         const char *text;
     } strings[] = {
-        {&names.here, "here"},
+        {&names.position, "position"},
         {&names.prepare, "prepare"},
         {&names.thread, "thread"},
         {&names.pop, "pop"},
@@ -101,7 +101,7 @@ static int fill(PyObject *module) {
             return -1;
         }
     }
-    PyTypeObject *types[] = {&RangeType, &FrameType, &HereType, &BlockType, &RangedType};
+    PyTypeObject *types[] = {&RangeType, &FrameType, &PositionType, &BlockType, &RangedType};
     for (size_t index = 0; index < sizeof(types) / sizeof(*types); index++) {
         if (PyType_Ready(types[index]) < 0) {
             return -1;
@@ -112,7 +112,7 @@ static int fill(PyObject *module) {
     }
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||
         PyModule_AddObjectRef(module, "OUTSIDE", (PyObject *)outside) < 0 || PyModule_AddType(module, &RangeType) < 0 ||
-        PyModule_AddType(module, &FrameType) < 0 || PyModule_AddType(module, &HereType) < 0 ||
+        PyModule_AddType(module, &FrameType) < 0 || PyModule_AddType(module, &PositionType) < 0 ||
         PyModule_AddType(module, &BlockType) < 0) {
         return -1;
     }

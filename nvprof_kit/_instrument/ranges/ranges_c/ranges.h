@@ -17,10 +17,10 @@
 #error "the lists of open ranges rely on the GIL"
 #endif
 
-#define INTERFACE 4 /* as in ranges_python.py */
+#define INTERFACE 5 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
-/* module.c: the current receiver of ranges, or NULL; `local`: each thread sets its own `thread.here`; `serial`: counts
+/* module.c: the current receiver of ranges, or NULL; `local`: each thread sets its own `thread.position`; `serial`: counts
  * changes of the receiver. Also names of attributes. */
 extern struct Now {
     PyObject *backend, *thread, *pop;
@@ -29,7 +29,7 @@ extern struct Now {
 } now;
 
 extern struct Names {
-    PyObject *here, *prepare, *thread, *pop, *grad_fn, *base, *sequence_nr, *metadata, *register_prehook,
+    PyObject *position, *prepare, *thread, *pop, *grad_fn, *base, *sequence_nr, *metadata, *register_prehook,
         *next_functions, *left;
 } names;
 
@@ -98,7 +98,7 @@ extern PyTypeObject FrameType;
 extern Frame *outside;
 
 Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin, PyObject *given);
-PyObject *Frame_reach(Frame *self, PyObject *grads); /* here.c */
+PyObject *Frame_reach(Frame *self, PyObject *grads); /* position.c */
 PyObject *reach_of(Frame *self);
 int add_edge(Frame *self, uint64_t number);
 int end_frame(Frame *self, PyObject *nodes, uint64_t sequence);
@@ -109,7 +109,7 @@ PyObject *by_identity(PyObject *nodes);
 int has_made_any(PyObject *nodes, uint64_t begin, PyObject *given); /* whether a call that began there made any of them */
 int has_left(PyObject *node, bool leaves); /* whether it left an outermost call; with `leaves`, record that it has */
 
-/* here.c: state of a thread. */
+/* position.c: state of a thread. */
 typedef struct {
     PyObject *owner, *backward;
     Frame *frame; /* of a followed call, created when needed */
@@ -126,24 +126,24 @@ typedef struct {
     Frame *at;
     long long number;
     uint64_t outermost; /* id of the thread state that was outside of every backward pass at its outermost level */
-} Here;
+} Position;
 
-extern PyTypeObject HereType;
+extern PyTypeObject PositionType;
 
-int ask_recomputes(Here *self); /* whether a backward pass runs on the calling thread */
+int ask_recomputes(Position *self); /* whether a backward pass runs on the calling thread */
 
 /* The receiver of ranges and the state of the calling thread; referenced, as Python code may change the receiver. */
 typedef struct {
     PyObject *backend, *pop;
-    Here *here;
+    Position *position;
 } Context;
 
 int get_context(Context *context); /* valid only while ranges are emitted */
 void release_context(Context *context);
 int open_range(const Context *context, PyObject *range, PyObject *owner);
 int close_owner(const Context *context, PyObject *owner);
-Py_ssize_t find(const Here *self, PyObject *owner);
-Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call at or outside index, a new reference */
+Py_ssize_t find(const Position *self, PyObject *owner);
+Frame *frame_at(Position *self, Py_ssize_t index); /* of the innermost followed call at or outside index, a new reference */
 
 /* blocks.c, ranges.c and module.c */
 typedef struct {

@@ -44,7 +44,7 @@ class Heat {
     if (!width || !this.measures.length) return;
     const scale = window.devicePixelRatio || 1;
     const many = this.data.columns.length, rows = this.rows.length;
-    this.left = Math.min(Math.max(...this.rows.map((row) => this.data.rows[row].length), 4) * 6.4 + 10, width * 0.34);
+    this.left = Math.min(Math.max(...this.rows.map((row) => this.data.rows[row].length), 4) * 6.4 + 10, Math.max(width * 0.34, width - many * 48 - 6));
     this.high = Math.min(Math.max(rows * HEAT_ROW, 20), HEAT_HIGH);
     this.wide = Math.min(width - this.left - 6, many * 48);
     Object.assign(this.canvas, { width: width * scale, height: (this.high + 24) * scale });
@@ -134,8 +134,12 @@ class Heat {
     ink.fillStyle = colour("quiet");
     ink.textBaseline = "middle";
     const step = Math.max(Math.ceil((HEAT_ROW * this.rows.length) / this.high / 1.15), 1);
-    for (let place = 0; place < this.rows.length; place += step)
-      ink.fillText(this.data.rows[this.rows[place]], 2, Math.max(((place + 0.5) * this.high) / this.rows.length, 6), this.left - 8);
+    for (let place = 0, last = -99; place < this.rows.length; place += step) {
+      const y = Math.max(((place + 0.5) * this.high) / this.rows.length, 6);
+      if (y - last < 11) continue;
+      ink.fillText(shortened(ink, this.data.rows[this.rows[place]], this.left - 8), 2, y);
+      last = y;
+    }
     const many = this.data.columns.length;
     const each = this.wide / many > 30 ? 1 : Math.max(Math.ceil(tickStep(many, this.wide / 56)), 1);
     ink.textAlign = "center";
@@ -184,6 +188,14 @@ class Heat {
       this.choose({ row: within(row + (this.cursor ? move[0] : 0), this.rows.length), column: within(column + move[1], this.data.columns.length) });
     });
   }
+}
+
+// the end of a name tells more than its beginning
+function shortened(ink, text, width) {
+  if (ink.measureText(text).width <= width) return text;
+  let cut = Math.max(text.length - Math.floor((text.length * width) / ink.measureText(text).width), 1);
+  while (cut < text.length && ink.measureText(`…${text.slice(cut)}`).width > width) cut++;
+  return `…${text.slice(cut)}`;
 }
 
 // a colour of the page as three numbers

@@ -24,7 +24,9 @@ __all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table
 _ANY = 1_000_000
 """A width that no table exceeds."""
 _AROUND = 8
-"""Terminal lines reserved for the text around a table."""
+"""Terminal lines reserved for the text around a table, at least."""
+_BESIDE_ROWS = 4
+"""Lines of a table beside its rows, its rules and the line about omitted rows: header, omitted columns, the prompt."""
 
 
 class _PlainConsole(Console):
@@ -45,7 +47,8 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
-        _print(console, parts, height=console.height - _AROUND, wrap=True)
+        shown = list(parts)
+        _print(console, shown, height=console.height - _around(console, shown), wrap=True)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
@@ -55,6 +58,16 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     with console.capture() as plain:
         _print(console, parts, grow=not columns.isdecimal())
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
+
+
+def _around(console: Console, parts: list[RenderableType]) -> int:
+    """Terminal lines to reserve around a table: those of the text, if there is one table."""
+    grids = [part for part in parts if isinstance(part, Grid)]
+    if len(grids) != 1:
+        return _AROUND
+    rules = sum(row.section for row in grids[0].rows)
+    texts = (console.render_lines(part, pad=False) for part in parts if part is not grids[0])
+    return max(_AROUND, _BESIDE_ROWS + rules + sum(map(len, texts)))
 
 
 def _print(

@@ -34,7 +34,7 @@ class Milliseconds:
         if ns == 0:
             return ""
         text = f"{ns / self.divisor / _NS_PER_MS:,.{self.decimals}f}"
-        return text if text.strip("0.,") else f"<{10.0**-self.decimals:.{self.decimals}f}"
+        return text if text.strip("-0.,") else f"<{10.0**-self.decimals:.{self.decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,13 @@ class Cells(Milliseconds):
         if not text.startswith("<"):
             return text
         each = ns / self.divisor
-        return f"{each / 1000:,.0f} µs" if each >= 1000 else f"{each:.0f} ns" if each >= 1 else "<1 ns"
+        return f"{each / 1000:,.0f} µs" if abs(each) >= 1000 else f"{each:.0f} ns" if abs(each) >= 1 else "<1 ns"
+
+
+def duration(ns: int) -> str:
+    """A time with its unit, for sentences: ``1.234 ms``, ``20 µs``."""
+    text = Cells(1, 3)(ns) or "0"
+    return text if text.endswith("s") else f"{text} ms"
 
 
 def count_per_step(count: int, steps: int) -> str:
@@ -57,18 +63,26 @@ def count_per_step(count: int, steps: int) -> str:
     return f"{count // steps:,}" if count % steps == 0 else f"{count / steps:,.1f}"
 
 
-def mib(count: int) -> str:
-    """Bytes in MiB, such as ``1,234.5``; a small number is never shown as 0."""
-    text = f"{count / (1 << 20):,.1f}"
-    return ("<0.1" if count > 0 else ">-0.1") if count and text in ("0.0", "-0.0") else text
-
-
 def mib_cell(count: int) -> str:
-    """The same for table cells: small numbers are in KiB or bytes, such as ``12 KiB``."""
-    text = mib(count)
-    if not text.startswith(("<", ">")):
+    """Bytes in MiB for table cells: ``1,234.5``; small numbers are in KiB or bytes, such as ``12 KiB``."""
+    text = f"{count / (1 << 20):,.1f}"
+    if not count or text.strip("-0."):
         return text
     return f"{count / 1024:.0f} KiB" if abs(count) >= 1024 else f"{count} B"
+
+
+def memory_size(count: int) -> str:
+    """Bytes with their unit, for sentences: ``1,234.5 MiB``, ``12 KiB``."""
+    text = mib_cell(count)
+    return text if text.endswith("B") else f"{text} MiB"
+
+
+def mb_cell(count: float) -> str:
+    """Bytes in units of 10⁶ bytes for table cells: ``1,234.5``; small numbers are in kB or bytes, such as ``12 kB``."""
+    text = f"{count / 1e6:,.1f}"
+    if not count or text.strip("-0."):
+        return text
+    return f"{count / 1000:.0f} kB" if abs(count) >= 1000 else f"{count:.0f} B"
 
 
 def percent(share: float) -> str:

@@ -230,6 +230,50 @@ def test_what_it_could_save(tmp_path: Path, rule: str, saves: int) -> None:
     assert findings(tmp_path, rule, bad=True)[0].saves_ns == saves
 
 
+def test_chains_that_change_the_layout_name_the_memory_format(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for number in range(8):  # a quarter of the time
+        name = "nhwcToNchwKernel" if number in (0, 5) else "vectorized_elementwise_kernel"
+        file.kernel(10_000 * number, 10_000 * (number + 1), launched=(100 * number, 100 * number + 50), name=name)
+    (finding,) = [one for one in found(file.write()).findings if one.rule == "unfused-chains"]
+    assert "torch.channels_last" in finding.fix
+
+
+def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_path: Path) -> None:
+    """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    file.kernel(500, 1_000, launched=(0, 500))
+    file.kernel(60_000, 100_000, launched=(59_000, 60_000))
+    (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
+    assert (late.title, late.confidence) == ("The GPU waits while the host does something unknown", "medium")
+    assert "CUDA graph" not in late.fix
+    assert "nvprof_kit.phase('data')" in late.fix
+
+
+@pytest.mark.parametrize(
+    ("loads", "fix", "where"),
+    [
+        (2, "warm up with every shape first", "may include warm-up"),  # prefill and the first token
+        (6, "pad to a few lengths", "in 5 calls of this layer"),  # nothing ran before the first
+    ],
+)
+def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(
+    tmp_path: Path, loads: int, fix: str, where: str
+) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for begin in range(0, 800_000, 100_000):
+        file.range_("layers.0", begin, begin + 90_000)
+        if begin < 100_000 * loads:
+            file.call("cuLibraryLoadData", begin + 20_000, begin + 40_000)
+        file.kernel(begin + 50_000, begin + 90_000, launched=(begin + 45_000, begin + 50_000))
+    (loading_,) = [one for one in found(file.write()).findings if one.rule == "loading"]
+    assert loading_.title == "Loading, compiling or tuning"
+    assert loading_.fix.startswith(fix)
+    assert loading_.evidence.endswith(where)
+
+
 def test_a_memset_that_blocks_needs_no_copy_beside_it(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     step(file)

@@ -14,8 +14,14 @@ from support import idle_brute_force as brute
 from support.lane import examples
 from support.nsys_file import NsysFile, thread
 
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._analysis.breakdown import idle as idle_module
+from nvprof_kit._analysis.breakdown.activity import activity
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.lookups import IntervalUnion, Stack
+from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -252,9 +258,9 @@ def test_stretches_hold_what_some_interval_holds(intervals: list[tuple[int, int,
 def test_intervals_that_cross_end_with_what_is_around_them() -> None:
     """Times of a PyTorch trace are rounded: an operator may outlast the one that called it by a nanosecond."""
     one = np.zeros(2, dtype=np.int64)
-    stack = Stack(one, np.array([0, 5]), np.array([10, 11]))
+    stack, parent, depth = Stack.of(one, np.array([0, 5]), np.array([10, 11]))
     assert stack.innermost(np.zeros(4, dtype=np.int64), np.array([0, 5, 9, 10])).tolist() == [0, 1, 1, -1]
-    assert stack.parent.tolist() == [-1, 0]
+    assert (parent.tolist(), depth.tolist()) == ([-1, 0], [0, 1])
 
 
 def idle_of_file(name: str) -> pd.DataFrame:
@@ -277,3 +283,20 @@ def test_the_critical_path_and_the_idle_time_blame_the_same() -> None:
     assert by_layer.idxmax() == "model.layers.0.self_attn"
     slow = result.steps["wall_ns"].nlargest(1).index[0]
     assert result.steps.loc[slow, "idle_loading_ns"] > 0.8 * result.steps.loc[slow, "wall_ns"]
+
+
+def test_blocks_that_threads_share_give_the_same_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a gap has several parts: those of one cause and place are one, from the first of them."""
+    trace = open_capture(DATA / "hooks-train-2023.4.sqlite.xz", optional=OPTIONAL)
+    attribution = attribute(trace)
+    windows = step_windows(trace, attribution)
+    active = activity(trace, classify(trace.ops), windows)
+
+    def found() -> idle_module.Idle:
+        return idle_module.idle(trace, attribution, windows, active, HostCalls(trace))
+
+    whole = found()
+    monkeypatch.setattr(idle_module, "_BLOCK", 7)
+    parts = found()
+    for name in ("gaps", "parts", "waits"):
+        pd.testing.assert_frame_equal(getattr(parts, name), getattr(whole, name))

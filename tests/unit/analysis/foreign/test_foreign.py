@@ -171,7 +171,7 @@ def test_a_window_that_begins_behind_the_forward(file: NsysFile) -> None:
 
 
 def test_numbers_count_on_each_thread(file: NsysFile) -> None:
-    """Two threads made a node 5: which one's backward runs on the engine's thread is not told, so nobody is guessed."""
+    """Two threads made a node 5: which one's backward runs on the engine's thread is unknown, so none is guessed."""
     for tid, layer in ((MAIN, "replica.0"), (9, "replica.1")):
         plain(file, layer, 100, 200, tid=tid)
         plain(file, "aten::mm, seq = 5, op_id = 1", 110, 120, tid=tid)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
 
@@ -30,6 +34,20 @@ def test_groups_that_end_together_most_of_the_time_are_told_apart(seed: int, tmp
     job = odd_job(seed)
     assert not job.named and job.lost
     assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_slow_link_of_two_ranks_is_no_late_host(sized: bool, tmp_path: Path) -> None:
+    """Ranks 6 and 7 move bytes slowly, and wait a little for each other. Nothing names the communicators; where not
+    even their size is known, the other rows are taken for one group, to which a group of two cannot be compared.
+    """
+    job = replace(odd_job(6137), sized=sized)
+    assert not job.named and job.columns == 2
+    said = opened(job, tmp_path)
+    assert misjudged(job, said.verdict) == ""
+    assert said.verdict.rank == (None if sized else 6)
+    pairs = [row for row in said.groups().to_frame()["ranks"] if len(row.split(",")) == 2]
+    assert ("2, 3" in pairs) == sized and "6, 7" in pairs
 
 
 def test_the_echo_of_a_bad_step_is_no_second_one(tmp_path: Path) -> None:
@@ -108,3 +126,27 @@ def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
     rows = said.waits().to_frame()
     rows = rows[rows["collective"].str.startswith("stream 0") & (rows["late_rank"] == 4)]
     assert set(rows["waiting_rank"]) == {3, 5}  # of its row of the grid
+
+
+def test_a_bad_step_of_two_is_no_bad_rank(tmp_path: Path) -> None:
+    """Of three steps the first has the profilers' start; the median of two steps is their mean."""
+    job = SyntheticJob(2, 2, 3, 24, 6, Fault("one_bad_step", 3, step=2, size=1.5), seed=10)
+    assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+def test_a_rank_is_judged_by_the_steps_that_match(tmp_path: Path) -> None:
+    """From step 4 on the late rank's clock is 20 ms behind: of its collectives there, none is matched."""
+    job = SyntheticJob(1, 4, 8, 24, 6, Fault("slow_host", 3), seed=30)
+    write_maps(job, tmp_path, ranks_per_file=job.ranks)
+    shutil.rmtree(tmp_path / "sums")  # the files are changed here
+    for file in (tmp_path / "collectives").glob("*.parquet"):
+        table = pq.read_table(file)
+        late = pc.and_(pc.equal(table["rank"], 3), pc.greater_equal(table["step"], 4)).cast("int64")
+        for name in ("start_ns", "end_ns", "launch_ns", "ready_ns"):
+            moved = pc.subtract(table[name], pc.multiply(late, 20_000_000))
+            table = table.set_column(table.schema.get_field_index(name), name, moved)
+        pq.write_table(table, file)
+    said = open_job(tmp_path)
+    assert misjudged(job, said.verdict) == ""
+    assert said.verdict.sentence.endswith("in 3 of 3 steps")
+    assert any("no collective of rank 3 matches in 4 of the steps 4 to 7" in one for one in said.warnings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -295,6 +297,46 @@ def test_the_wrapper_of_a_class_of_torch(sink) -> None:
     train(compiled)
     assert compiles() == (0, 0, {})
     state.activate(sink)
+
+
+class Decorated(nn.Sequential):
+    @torch.enable_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("kind", [nn.Sequential, Decorated])
+def test_in_place_where_pytorch_has_the_outermost_code(kind: type[nn.Module], around: bool, sink) -> None:
+    if around and hasattr(dynamo.config, "wrap_top_frame"):  # the hooks are compiled too, as by PyTorch 2.15
+        context = dynamo.config.patch(wrap_top_frame=True)
+    else:
+        context = nullcontext()
+    net = nn.Sequential(kind(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    with context:
+        net[0].compile(backend="aot_eager", fullgraph=True)
+        compiled = net[0]._compiled_call_impl
+        handle = annotate_model(net, select=["0"])
+        train(net)
+        assert compiles()[0] <= 1  # PyTorch 2.4 compiles none of its own classes
+        for _ in range(2):
+            sink.lines.clear()
+            train(net)
+            assert sink.lines == ["0", "0 backward"]
+        state.deactivate()
+        assert net[0]._compiled_call_impl is compiled
+        train(net)
+        state.activate(sink)
+        train(net)
+        assert compiles() == (0, 0, {})
+        with pytest.raises(Exception, match=r"shape|size|mat"):
+            net(torch.ones(2, 3))
+        assert sink.open_count() == 0
+        assert copy.deepcopy(net)[0]._compiled_call_impl is None
+        handle.remove()
+        sink.lines.clear()
+        train(net)
+    assert (net[0]._compiled_call_impl, sink.lines) == (compiled, [])
 
 
 def test_what_is_lost_is_warned_of_once(sink) -> None:

@@ -69,7 +69,7 @@ def test_ranges_that_were_open_before_are_closed() -> None:
     backend.open(INNER, INNER)
     backend.close(LAYER)
     assert [text for text, _ in backend.said] == ["allocated at begin", "allocated at end"], "of the inner one"
-    assert backend.thread.here.owners == []
+    assert backend.thread.position.owners == []
 
 
 def test_threads_do_not_mix() -> None:

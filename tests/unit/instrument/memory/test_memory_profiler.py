@@ -519,6 +519,8 @@ def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
 @pytest.fixture(params=["told", "noted"])
 def innermost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch that tells the innermost hooks on saved tensors, and older that does not."""
+    if request.param == "noted" and hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks"):
+        pytest.skip("this PyTorch asks for them itself")
     if request.param == "noted":
         monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
 

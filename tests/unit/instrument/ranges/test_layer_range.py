@@ -335,7 +335,7 @@ def test_calls_without_tensors_among_the_arguments_are_followed_all_the_same(sin
 
     with torch.no_grad():
         outer(1)
-    assert sink.thread.here.owners == []
+    assert sink.thread.position.owners == []
     assert sink.open_count() == 0
 
 

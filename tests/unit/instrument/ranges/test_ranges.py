@@ -60,7 +60,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def test_they_offer_the_same(built) -> None:
-    wanted = ["INTERFACE", "OUTSIDE", "Block", "Frame", "Here", "Range", "ask", "follow", "ranged", "switch"]
+    wanted = ["INTERFACE", "OUTSIDE", "Block", "Frame", "Position", "Range", "ask", "follow", "ranged", "switch"]
     assert all(hasattr(twin, name) for twin in (built, ranges_python) for name in wanted)
     assert built.INTERFACE == ranges_python.INTERFACE
 
@@ -102,7 +102,7 @@ def test_blocks_nest_and_exceptions_close_them(world) -> None:
             pass
     assert world.tool.log == ["outer", "  inner", "    left open", "  outer", "    inner"]
     assert world.tool.depth == 0
-    assert world.tool.thread.here.owners == []
+    assert world.tool.thread.position.owners == []
 
 
 def test_a_call_takes_and_gives_what_the_function_does(world) -> None:
@@ -121,7 +121,7 @@ def test_a_call_takes_and_gives_what_the_function_does(world) -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_a_tool_that_goes_in_the_middle(again: bool, world) -> None:
     def function():
-        world.tool.thread.here.close_all(world.tool.pop)
+        world.tool.thread.position.close_all(world.tool.pop)
         world.twin.switch(None)
         if again:
             world.twin.switch(world.tool)
@@ -146,7 +146,7 @@ def test_a_range_that_cannot_be_opened_raises_and_leaves_nothing_open(way: str, 
         else:
             with block:
                 pass
-    assert world.tool.thread.here.owners == []
+    assert world.tool.thread.position.owners == []
 
 
 def test_an_error_while_following_closes_the_range_and_comes_through(world) -> None:
@@ -257,7 +257,7 @@ def test_threads_have_their_own(world) -> None:
     def work() -> None:
         with block:
             barrier.wait()
-            assert world.tool.thread.here.owners == [block]
+            assert world.tool.thread.position.owners == [block]
             barrier.wait()
 
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_threads_have_their_own(world) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert world.tool.thread.here.owners == []
+    assert world.tool.thread.position.owners == []
     assert len(world.tool.log) == 9
 
 
@@ -313,19 +313,30 @@ def test_counts_of_references_stay(world) -> None:
     block, tensor, failing = world.block("call"), world.operator(Tensor()), world.block("fails")
     call = world.twin.ranged(lambda *x, **y: world.operator(tensor), block)
     world.tool.fails = "fails"
-    here = world.tool.thread.here
+    position = world.tool.thread.position
 
     def rounds() -> None:
         for _ in range(200):
             call(tensor, (tensor, [tensor]), last=tensor)
             with block:
-                here.close(block, world.tool.pop)
+                position.close(block, world.tool.pop)
             with contextlib.suppress(OSError):
                 world.twin.ranged(call, failing)(tensor)
             tensor.grad_fn.hooks.clear()
             world.nodes.clear()
 
-    watched = [block, block.range, tensor, tensor.grad_fn, call, world.tool, here, failing, None, world.twin.OUTSIDE]
+    watched = [
+        block,
+        block.range,
+        tensor,
+        tensor.grad_fn,
+        call,
+        world.tool,
+        position,
+        failing,
+        None,
+        world.twin.OUTSIDE,
+    ]
 
     def counts() -> list[int]:
         rounds()
@@ -355,9 +366,9 @@ def _broken_uses(twin: ModuleType) -> list[Callable[[], Any]]:
         lambda: enter(swapped),
         lambda: block.begin(1, 2),
         lambda: block.begin(()),
-        lambda: twin.Here().close(1),
-        lambda: setattr(twin.Here(), "at", None),
-        lambda: delattr(twin.Here(), "at"),
+        lambda: twin.Position().close(1),
+        lambda: setattr(twin.Position(), "at", None),
+        lambda: delattr(twin.Position(), "at"),
         twin.Frame,
         lambda: twin.switch(3),
         lambda: twin.ask(1),
@@ -379,25 +390,25 @@ def test_what_a_thread_is_at_may_be_replaced_by_another(world) -> None:
     """What the block found when it was entered is gone when it is left, on a thread that had no part in it."""
 
     class Shared:
-        here = world.twin.Here()
+        position = world.twin.Position()
 
     world.tool.thread = Shared()
     world.twin.switch(world.tool)
     block = world.block("block")
 
     def replace() -> None:
-        world.tool.thread.here = world.twin.Here()
+        world.tool.thread.position = world.twin.Position()
 
     with block:
         thread = threading.Thread(target=replace)
         thread.start()
         thread.join()
-        filler = [world.twin.Here() for _ in range(100)]  # where the first one was
-        assert world.tool.thread.here.owners == []
+        filler = [world.twin.Position() for _ in range(100)]  # where the first one was
+        assert world.tool.thread.position.owners == []
         with block:
-            assert len(world.tool.thread.here.owners) == 1
-    assert world.tool.thread.here.owners == []
-    assert not any(here.owners for here in filler)
+            assert len(world.tool.thread.position.owners) == 1
+    assert world.tool.thread.position.owners == []
+    assert not any(position.owners for position in filler)
 
 
 def test_everything_may_change_while_others_use_it(world) -> None:
@@ -407,7 +418,7 @@ def test_everything_may_change_while_others_use_it(world) -> None:
 
     class Shared:
         def __init__(self) -> None:
-            self.here = twin.Here()
+            self.position = twin.Position()
 
     class Quiet:
         def __init__(self) -> None:
@@ -431,7 +442,7 @@ def test_everything_may_change_while_others_use_it(world) -> None:
                 call = twin.ranged(twin.ranged(made, inner), outer)
                 call(Tensor(Node(3)))
                 with outer, inner:
-                    list(tool.thread.here.owners)
+                    list(tool.thread.position.owners)
         except BaseException as error:
             errors.append(error)
 
@@ -444,7 +455,7 @@ def test_everything_may_change_while_others_use_it(world) -> None:
         for number in range(300):
             tool = Quiet()
             twin.switch(tool)
-            tool.thread.here = twin.Here()
+            tool.thread.position = twin.Position()
             tool.thread = Shared()
             twin.follow(world._begin_task, partial(nodes), {int, type(None)}, Tensor, Parameter)
             twin.ask(lambda: world.task, lambda: True, lambda number=number: number % 7)
@@ -456,7 +467,7 @@ def test_everything_may_change_while_others_use_it(world) -> None:
             thread.join()
         sys.setswitchinterval(before)
         twin.switch(None)
-    # nobody shares a Here: C must survive it, and in Python another thread may have emptied a list meanwhile
+    # nobody shares a Position: C must survive it, and in Python another thread may have emptied a list meanwhile
     expected = IndexError if twin is ranges_python else ()
     assert [error for error in errors if not isinstance(error, expected)] == []
 

@@ -176,7 +176,7 @@ def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Pa
     assert (row["start"], row["length"]) == ([2000, 2480, 9000], [470, 70, 20])
     assert (row["count"], row["busy"]) == ([3, 1, 1], [450, 70, 20])
     assert [names[text] for text in row["text"]] == ["k2110", "k2480", "k9000"]  # the longest of each
-    assert data["note"].startswith("3 operations, of at most <0.001 ms each, are drawn in 1 boxes")
+    assert data["note"].startswith("3 operations, of at most 300 ns each, are drawn in 1 boxes")
     assert sum(row["busy"]) == 540  # nothing is lost
 
 

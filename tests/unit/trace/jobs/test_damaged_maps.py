@@ -10,11 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.synthetic_job import SyntheticJob, write_maps
 from support.tiny_ranks import capture
 
 from nvprof_kit._api.job import open_job
 from nvprof_kit._cli.verbs.ranks import _given
+from nvprof_kit._trace.jobs import store
+from nvprof_kit._trace.jobs import tables as jobs_tables
 from nvprof_kit._trace.jobs.schema import TABLES
+from nvprof_kit._trace.jobs.store import faults, write_tables
 from nvprof_kit.errors import CaptureError, UsageError
 
 
@@ -68,7 +72,8 @@ def test_numbers_that_no_map_has_are_refused_by_name(maps: Path, table: str, odd
     made = told.set_column(told.schema.get_field_index(name), name, pa.array([odd] * len(told), pa.int64()))
     pq.write_table(made, file)
     sums = maps / "sums" / f"{file.name}.json"
-    sums.write_text(json.dumps(json.loads(sums.read_text()) | {table: zlib.crc32(file.read_bytes())}))
+    of_another_writer = {table: zlib.crc32(file.read_bytes()), "checked": 0}
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | of_another_writer))
     with pytest.raises(CaptureError, match=f"{table}.{name} is {odd}, no number of a map; map again"):
         open_job([maps], workers=1).answer()
 
@@ -124,3 +129,60 @@ def test_no_job_has_as_many_ranks() -> None:
     assert _given(("run.sqlite=3",)) == {"run.sqlite": 3}
     with pytest.raises(UsageError, match="needed FILE=N"):
         _given(("run.sqlite=99999999999999999999",))
+
+
+def test_columns_that_were_checked_when_they_were_written_are_not_looked_into_again(
+    maps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[list[str]] = []
+
+    def look(folder: Path, names: list[str], tables: object = None) -> str:
+        looked.append([*names])
+        return ""
+
+    monkeypatch.setattr(store, "fault_of", look)
+    assert faults(maps) == ("", [])
+    assert not looked
+    name = of_rank_0(maps, "ranks").name
+    sums = maps / "sums" / f"{name}.json"
+    sums.write_text(json.dumps({key: value for key, value in json.loads(sums.read_text()).items() if key != "checked"}))
+    assert faults(maps) == ("", [name])
+    assert looked == [[name]]
+
+
+@pytest.mark.parametrize("what", ["a missing value", "another type"])
+def test_what_does_not_fit_when_it_is_written_is_refused_when_it_is_read(maps: Path, what: str) -> None:
+    """Its checksums are right."""
+    name = of_rank_0(maps, "ranks").name
+    tables = {table: pq.read_table(maps / table / name) for table in TABLES}
+    rows = len(tables["collectives"])
+    wrong = pa.array([None] * rows, pa.int64()) if what == "a missing value" else pa.array(["zero"] * rows)
+    tables["collectives"] = tables["collectives"].set_column(1, "index", wrong)
+    write_tables(maps, name, tables)
+    with pytest.raises(CaptureError, match=r"collectives\.index (lacks|is BYTE_ARRAY)"):
+        open_job([maps], workers=1).answer()
+
+
+def test_of_a_few_ranks_only_their_maps_are_read(tmp_path: Path) -> None:
+    job = SyntheticJob(rows=3, columns=2, steps=2, per_step=6)
+    write_maps(job, tmp_path, 1)
+    opened = open_job(tmp_path)
+    opened.clocks()
+    tables = opened._tables
+    every = tables.points(range(6))
+    alone = every[every["rank"] == 4].reset_index(drop=True)
+    segments = tables.segments(range(6))
+    (tmp_path / "collectives" / "part-00001.parquet").rename(tmp_path / "away")  # of another rank
+    assert tables.points([4]).equals(alone)
+    (tmp_path / "away").rename(tmp_path / "collectives" / "part-00001.parquet")
+    assert tables.segments([4]).equals(segments[segments["rank"] == 4].reset_index(drop=True))
+    assert tables.points(range(6)).equals(every)
+
+
+def test_medians_do_not_depend_on_how_many_ranks_are_looked_at_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_maps(SyntheticJob(rows=3, columns=2, steps=3, per_step=6), tmp_path, 4)
+    whole = open_job(tmp_path).layers().to_frame()
+    monkeypatch.setattr(jobs_tables, "_AT_ONCE", 2)
+    assert open_job(tmp_path).layers().to_frame().equals(whole)

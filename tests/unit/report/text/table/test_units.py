@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvprof_kit._report.text.table.units import Milliseconds, count_per_step, percent, percents
+from nvprof_kit._report.text.table.units import (
+    Cells,
+    Milliseconds,
+    count_per_step,
+    duration,
+    mb_cell,
+    memory_size,
+    mib_cell,
+    percent,
+    percents,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +80,25 @@ def test_percentages_always_add_up(parts: list[int]) -> None:
     tenths = [0 if text.startswith("<") else round(10 * float(text.removesuffix(" %"))) for text in percents(parts)]
     assert sum(tenths) == 1000
     assert all(abs(tenth / 1000 - part / sum(parts)) <= 0.001 for tenth, part in zip(tenths, parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cell", "of", "text"),
+    [
+        (mib_cell, 3 << 20, "3.0"),
+        (mib_cell, 12 << 10, "12 KiB"),
+        (mib_cell, -8, "-8 B"),
+        (mib_cell, 0, "0.0"),
+        (mb_cell, 1_500_000, "1.5"),
+        (mb_cell, 12_000, "12 kB"),
+        (mb_cell, 8, "8 B"),
+        (memory_size, 12 << 10, "12 KiB"),
+        (memory_size, 3 << 20, "3.0 MiB"),
+        (Cells(1, 3), -300, "-300 ns"),
+        (Cells(1, 1), 20_000, "20 µs"),
+        (duration, 300, "300 ns"),
+        (duration, 1_234_000, "1.234 ms"),
+    ],
+)
+def test_a_small_figure_scales_its_unit(cell: Callable[[int], str], of: int, text: str) -> None:
+    assert cell(of) == text

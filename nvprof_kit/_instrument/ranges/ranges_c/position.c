@@ -1,19 +1,19 @@
 /* State of a thread: its open ranges, and its position in the backward pass. */
 #include "ranges.h"
 
-/* Recent results of `here_now`, borrowed, by the thread state's id, which no other thread state ever has: valid for the
- * same receiver, while no Here has been freed since. Not thread-local: in a shared library that takes longer. */
+/* Recent results of `current_position`, borrowed, by the thread state's id, which no other thread state ever has: valid for the
+ * same receiver, while no Position has been freed since. Not thread-local: in a shared library that takes longer. */
 #define KEPT 8
 
 static struct {
     uint64_t serial, freed, id;
-    Here *here;
+    Position *position;
 } kept[KEPT];
 
 static uint64_t freed;
 
-static PyObject *Here_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
-    Here *self = (Here *)type->tp_alloc(type, 0);
+static PyObject *Position_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
+    Position *self = (Position *)type->tp_alloc(type, 0);
     if (self != NULL) {
         self->at = (Frame *)Py_NewRef(outside);
         self->number = -2;
@@ -21,7 +21,7 @@ static PyObject *Here_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObjec
     return (PyObject *)self;
 }
 
-static int Here_traverse(Here *self, visitproc visit, void *arg) {
+static int Position_traverse(Position *self, visitproc visit, void *arg) {
     for (Py_ssize_t index = 0; index < self->count; index++) {
         Py_VISIT(self->open[index].owner);
         Py_VISIT(self->open[index].backward);
@@ -33,7 +33,7 @@ static int Here_traverse(Here *self, visitproc visit, void *arg) {
     return 0;
 }
 
-static void drop(Here *self) {
+static void drop(Position *self) {
     Open top = self->open[--self->count];
     Py_XDECREF(top.frame);
     Py_XDECREF(top.backward);
@@ -41,7 +41,7 @@ static void drop(Here *self) {
     Py_DECREF(top.owner);
 }
 
-static int Here_clear(Here *self) {
+static int Position_clear(Position *self) {
     while (self->count > 0) {
         drop(self);
     }
@@ -50,16 +50,16 @@ static int Here_clear(Here *self) {
     return 0;
 }
 
-static void Here_dealloc(Here *self) {
+static void Position_dealloc(Position *self) {
     PyObject_GC_UnTrack(self);
     freed++; /* before any call that may run Python code */
-    Here_clear(self);
+    Position_clear(self);
     Py_CLEAR(self->at);
     PyMem_Free(self->open);
     Py_TYPE(self)->tp_free(self);
 }
 
-static int add(Here *self, PyObject *owner) {
+static int add(Position *self, PyObject *owner) {
     if (self->count == self->room) {
         Py_ssize_t room = self->room == 0 ? 32 : 2 * self->room;
         Open *open = PyMem_Realloc(self->open, (size_t)room * sizeof(Open));
@@ -74,7 +74,7 @@ static int add(Here *self, PyObject *owner) {
     return 0;
 }
 
-Py_ssize_t find(const Here *self, PyObject *owner) {
+Py_ssize_t find(const Position *self, PyObject *owner) {
     Py_ssize_t index = self->count - 1;
     while (index >= 0 && self->open[index].owner != owner) {
         index--;
@@ -84,7 +84,7 @@ Py_ssize_t find(const Here *self, PyObject *owner) {
 
 static Parts pops; /* of the last pop that is a partial */
 
-static int close_from(Here *self, Py_ssize_t index, PyObject *pop) {
+static int close_from(Position *self, Py_ssize_t index, PyObject *pop) {
     int done = 0;
     Py_INCREF(pop);
     while (done == 0 && self->count > index) {
@@ -96,15 +96,15 @@ static int close_from(Here *self, Py_ssize_t index, PyObject *pop) {
 }
 
 int close_owner(const Context *context, PyObject *owner) {
-    Py_ssize_t index = find(context->here, owner);
-    return index < 0 ? 0 : close_from(context->here, index, context->pop);
+    Py_ssize_t index = find(context->position, owner);
+    return index < 0 ? 0 : close_from(context->position, index, context->pop);
 }
 
-static PyObject *Here_add(Here *self, PyObject *owner) {
+static PyObject *Position_add(Position *self, PyObject *owner) {
     return add(self, owner) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *Here_close(Here *self, PyObject *const *args, Py_ssize_t count) {
+static PyObject *Position_close(Position *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 2) {
         PyErr_SetString(PyExc_TypeError, "close() takes an owner and a pop");
         return NULL;
@@ -113,11 +113,11 @@ static PyObject *Here_close(Here *self, PyObject *const *args, Py_ssize_t count)
     return index >= 0 && close_from(self, index, args[1]) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *Here_close_all(Here *self, PyObject *pop) {
+static PyObject *Position_close_all(Position *self, PyObject *pop) {
     return close_from(self, 0, pop) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *Here_owners(Here *self, void *Py_UNUSED(closure)) {
+static PyObject *Position_owners(Position *self, void *Py_UNUSED(closure)) {
     PyObject *owners = PyList_New(0); /* not preallocated: a garbage collection may close ranges */
     for (Py_ssize_t index = 0; owners != NULL && index < self->count; index++) {
         PyObject *owner = Py_NewRef(self->open[index].owner);
@@ -129,9 +129,9 @@ static PyObject *Here_owners(Here *self, void *Py_UNUSED(closure)) {
     return owners;
 }
 
-static PyObject *Here_at(Here *self, void *Py_UNUSED(closure)) { return Py_NewRef(self->at); }
+static PyObject *Position_at(Position *self, void *Py_UNUSED(closure)) { return Py_NewRef(self->at); }
 
-static int Here_set_at(Here *self, PyObject *at, void *Py_UNUSED(closure)) {
+static int Position_set_at(Position *self, PyObject *at, void *Py_UNUSED(closure)) {
     if (at == NULL || !Py_IS_TYPE(at, &FrameType)) {
         PyErr_SetString(PyExc_TypeError, "a thread is at a frame");
         return -1;
@@ -140,37 +140,37 @@ static int Here_set_at(Here *self, PyObject *at, void *Py_UNUSED(closure)) {
     return 0;
 }
 
-static PyMemberDef Here_members[] = {
-    MEMBER(Here, task, 0),
-    {"number", T_LONGLONG, offsetof(Here, number), 0, NULL},
+static PyMemberDef Position_members[] = {
+    MEMBER(Position, task, 0),
+    {"number", T_LONGLONG, offsetof(Position, number), 0, NULL},
     {NULL},
 };
 
-static PyGetSetDef Here_getset[] = {
-    {"owners", (getter)Here_owners, NULL, NULL, NULL},
-    {"at", (getter)Here_at, (setter)Here_set_at, NULL, NULL},
+static PyGetSetDef Position_getset[] = {
+    {"owners", (getter)Position_owners, NULL, NULL, NULL},
+    {"at", (getter)Position_at, (setter)Position_set_at, NULL, NULL},
     {NULL},
 };
 
-static PyMethodDef Here_methods[] = {
-    {"add", (PyCFunction)Here_add, METH_O, NULL},
-    {"close", (PyCFunction)(void (*)(void))Here_close, METH_FASTCALL, NULL},
-    {"close_all", (PyCFunction)Here_close_all, METH_O, NULL},
+static PyMethodDef Position_methods[] = {
+    {"add", (PyCFunction)Position_add, METH_O, NULL},
+    {"close", (PyCFunction)(void (*)(void))Position_close, METH_FASTCALL, NULL},
+    {"close_all", (PyCFunction)Position_close_all, METH_O, NULL},
     {NULL},
 };
 
-PyTypeObject HereType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "nvprof_kit._instrument.ranges._ranges.Here",
+PyTypeObject PositionType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "nvprof_kit._instrument.ranges._ranges.Position",
     .tp_doc = "Where a thread is.",
-    .tp_basicsize = sizeof(Here),
+    .tp_basicsize = sizeof(Position),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = Here_new,
-    .tp_dealloc = (destructor)Here_dealloc,
-    .tp_traverse = (traverseproc)Here_traverse,
-    .tp_clear = (inquiry)Here_clear,
-    .tp_members = Here_members,
-    .tp_getset = Here_getset,
-    .tp_methods = Here_methods,
+    .tp_new = Position_new,
+    .tp_dealloc = (destructor)Position_dealloc,
+    .tp_traverse = (traverseproc)Position_traverse,
+    .tp_clear = (inquiry)Position_clear,
+    .tp_members = Position_members,
+    .tp_getset = Position_getset,
+    .tp_methods = Position_methods,
 };
 
 /* How often the thread holds the GIL, one hold within the other; 0 if unknown. */
@@ -186,7 +186,7 @@ static int holds_of(const PyThreadState *thread) {
 /* PyTorch releases the GIL before it runs a backward pass, and whatever it then runs in Python holds the GIL anew, in
  * the hold of the caller. So the thread's outermost level is inside a backward pass either always (a thread that the
  * engine started) or never, and PyTorch is asked there only once. */
-int ask_recomputes(Here *self) {
+int ask_recomputes(Position *self) {
     PyThreadState *thread = PyThreadState_Get();
     bool outermost = holds_of(thread) == 1 && answers.task.direct != NULL;
     long long task;
@@ -202,31 +202,31 @@ int ask_recomputes(Here *self) {
     return task != -1;
 }
 
-/* The calling thread's `backend.thread.here`, a new reference. */
-static Here *here_now(void) {
+/* The calling thread's `backend.thread.position`, a new reference. */
+static Position *current_position(void) {
     uint64_t id = PyThreadState_Get()->id, serial = now.serial;
     size_t slot = (size_t)(id % KEPT);
-    if (kept[slot].here != NULL && kept[slot].id == id && kept[slot].serial == serial && kept[slot].freed == freed) {
-        return (Here *)Py_NewRef(kept[slot].here);
+    if (kept[slot].position != NULL && kept[slot].id == id && kept[slot].serial == serial && kept[slot].freed == freed) {
+        return (Position *)Py_NewRef(kept[slot].position);
     }
     PyObject *holder = Py_NewRef(now.thread);
-    PyObject *here = PyObject_GetAttr(holder, names.here);
+    PyObject *position = PyObject_GetAttr(holder, names.position);
     Py_DECREF(holder);
-    if (here != NULL && !Py_IS_TYPE(here, &HereType)) {
-        PyErr_SetString(PyExc_TypeError, "backend.thread.here is no Here");
-        Py_CLEAR(here);
+    if (position != NULL && !Py_IS_TYPE(position, &PositionType)) {
+        PyErr_SetString(PyExc_TypeError, "backend.thread.position is no Position");
+        Py_CLEAR(position);
     }
-    kept[slot].here = now.local ? (Here *)here : NULL;
+    kept[slot].position = now.local ? (Position *)position : NULL;
     kept[slot].serial = serial;
     kept[slot].freed = freed;
     kept[slot].id = id;
-    return (Here *)here;
+    return (Position *)position;
 }
 
 int get_context(Context *context) {
     *context = (Context){Py_NewRef(now.backend), Py_NewRef(now.pop), NULL};
-    context->here = here_now();
-    if (context->here == NULL) {
+    context->position = current_position();
+    if (context->position == NULL) {
         release_context(context);
         return -1;
     }
@@ -236,7 +236,7 @@ int get_context(Context *context) {
 void release_context(Context *context) {
     Py_DECREF(context->backend);
     Py_DECREF(context->pop);
-    Py_XDECREF(context->here);
+    Py_XDECREF(context->position);
 }
 
 int open_range(const Context *context, PyObject *object, PyObject *owner) {
@@ -253,32 +253,32 @@ int open_range(const Context *context, PyObject *object, PyObject *owner) {
         PyErr_SetString(PyExc_RuntimeError, "a range is opened that no backend prepared");
         return -1;
     }
-    return drop_result(call_partial(range->push, &range->parts)) < 0 ? -1 : add(context->here, owner);
+    return drop_result(call_partial(range->push, &range->parts)) < 0 ? -1 : add(context->position, owner);
 }
 
 /* Create the frame of a call among the open ranges, and those of the enclosing calls. */
-Frame *frame_at(Here *here, Py_ssize_t index) {
-    while (index >= 0 && !here->open[index].follows) {
+Frame *frame_at(Position *position, Py_ssize_t index) {
+    while (index >= 0 && !position->open[index].follows) {
         index--;
     }
     if (index < 0) {
         return (Frame *)Py_NewRef(outside);
     }
-    Open call = here->open[index];
+    Open call = position->open[index];
     if (call.frame != NULL) {
         return (Frame *)Py_NewRef(call.frame);
     }
     Py_INCREF(call.owner); /* an allocation may trigger a garbage collection that closes the call */
     Py_INCREF(call.backward);
     Py_XINCREF(call.given);
-    Frame *outer = frame_at(here, index - 1);
+    Frame *outer = frame_at(position, index - 1);
     if (outer != NULL && (outer == outside || add_edge(outer, call.begin) == 0)) {
         PyObject *given = outer == outside ? call.given : outer->given;
         call.frame = Frame_new(call.owner, call.backward, outer, call.begin, given);
     }
     Py_XDECREF(outer);
-    Open *open = &here->open[index];
-    if (call.frame != NULL && index < here->count && open->owner == call.owner && open->frame == NULL) {
+    Open *open = &position->open[index];
+    if (call.frame != NULL && index < position->count && open->owner == call.owner && open->frame == NULL) {
         open->frame = (Frame *)Py_NewRef(call.frame);
     }
     Py_XDECREF(call.given);
@@ -287,14 +287,14 @@ Frame *frame_at(Here *here, Py_ssize_t index) {
     return call.frame;
 }
 
-static void set_at(Here *here, Frame *to) { Py_SETREF(here->at, (Frame *)Py_NewRef(to)); }
+static void set_at(Position *position, Frame *to) { Py_SETREF(position->at, (Frame *)Py_NewRef(to)); }
 
 /* Close the ranges of the thread's current call, and move to the enclosing call. */
 static int leave_call(const Context *context) {
-    Frame *at = (Frame *)Py_NewRef(context->here->at);
+    Frame *at = (Frame *)Py_NewRef(context->position->at);
     int done = close_owner(context, (PyObject *)at);
     if (done == 0) {
-        set_at(context->here, at->parent);
+        set_at(context->position, at->parent);
     }
     Py_DECREF(at);
     return done;
@@ -302,19 +302,19 @@ static int leave_call(const Context *context) {
 
 /* Close the ranges of completed calls and open those of beginning calls, up to the target. */
 static int go_to(const Context *context, Frame *target) {
-    Here *here = context->here;
-    while (here->at != target && here->at->depth >= target->depth && here->at->parent != NULL) {
+    Position *position = context->position;
+    while (position->at != target && position->at->depth >= target->depth && position->at->parent != NULL) {
         if (leave_call(context) < 0) {
             return -1;
         }
     }
-    if (here->at == target || target->parent == NULL) {
+    if (position->at == target || target->parent == NULL) {
         return 0;
     }
     if (go_to(context, target->parent) < 0 || open_range(context, target->backward, (PyObject *)target) < 0) {
         return -1;
     }
-    set_at(here, target);
+    set_at(position, target);
     return 0;
 }
 
@@ -328,7 +328,7 @@ PyObject *Frame_reach(Frame *self, PyObject *Py_UNUSED(grads)) {
         return NULL;
     }
     int done = ask_task(&task);
-    if (done == 0 && task != context.here->number && answers.begin_task != NULL) {
+    if (done == 0 && task != context.position->number && answers.begin_task != NULL) {
         done = drop_result(call_held(answers.begin_task));
     }
     if (done == 0) {
