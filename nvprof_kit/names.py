@@ -191,7 +191,7 @@ def parse_kineto_name(name: str) -> tuple[str, str] | None:
     return (text, category) if domain == DOMAIN and category in Category._value2member_map_ else None
 
 
-MEMORY_STRETCHES = "nvprof_kit_stretches"
+MEMORY_SPANS = "nvprof_kit_stretches"
 """Key that `memory_snapshot` adds to PyTorch's snapshot: a list of ``(µs since 1970, label)`` pairs, one per begin and
 end of a step or phase. The label applies to later allocations of threads without a label of their own.
 """

@@ -59,11 +59,11 @@ def bounded_query(query: str, tables: Mapping[str, pd.DataFrame], most_rows: int
         done = subprocess.run(command, input=handed, capture_output=True, timeout=LONGEST_S + _STARTING_S, check=False)
     except subprocess.TimeoutExpired:
         raise UsageError(f"this query was ended after {LONGEST_S:g} s; restrict it") from None
-    said, _, rows = done.stdout.partition(b"\n")
+    first_line, _, rows = done.stdout.partition(b"\n")
     try:
-        told = json.loads(said)
+        answer = json.loads(first_line)
     except ValueError:
         raise UsageError("this query was ended: it takes more memory than a query may; restrict it") from None
-    if "error" in told:
-        raise UsageError(told["error"])
-    return pa.ipc.open_stream(rows).read_all().to_pandas(), told["count"]
+    if "error" in answer:
+        raise UsageError(answer["error"])
+    return pa.ipc.open_stream(rows).read_all().to_pandas(), answer["count"]

@@ -27,18 +27,18 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = head["addresses"] if hard == resource.RLIM_INFINITY else min(head["addresses"], hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    said: dict[str, str | int]
+    reply: dict[str, str | int]
     try:
         found = answer(head["query"], tables, head["longest_s"], head["most_bytes"])
     except MemoryError:
-        said, found = {"error": "this query takes more memory than a query may; restrict it"}, pd.DataFrame()
+        reply, found = {"error": "this query takes more memory than a query may; restrict it"}, pd.DataFrame()
     except NvprofKitError as error:
-        said, found = {"error": str(error)}, pd.DataFrame()
+        reply, found = {"error": str(error)}, pd.DataFrame()
     else:
-        said = {"count": len(found)}
+        reply = {"count": len(found)}
     shown = pa.Table.from_pandas(found.head(head["most_rows"]), preserve_index=False)
     out = sys.stdout.buffer
-    out.write(json.dumps(said).encode() + b"\n")
+    out.write(json.dumps(reply).encode() + b"\n")
     with pa.ipc.new_stream(out, shown.schema) as stream:
         stream.write_table(shown)
     out.flush()

@@ -94,8 +94,8 @@ class Questions:
             job = open_job(paths, workers=1)
         except CaptureError as error:
             return _unavailable(error)
-        told = bounded(job.charges().to_frame(), max_rows, job.warnings)
-        return {"verdict": job.verdict.to_dict(), **told}
+        answer = bounded(job.charges().to_frame(), max_rows, job.warnings)
+        return {"verdict": job.verdict.to_dict(), **answer}
 
     def query(self, capture: str, sql: str, max_rows: int = 40) -> Answer:
         """Any other question, as a query in DuckDB's SQL over the capture's tables: operations (one row per kernel and
@@ -109,8 +109,8 @@ class Questions:
             rows, count = bounded_query(sql, opened.tables, min(max(max_rows, 1), MOST_ROWS))
         except CaptureError as error:
             return _unavailable(error)
-        told = bounded(rows, max_rows, opened.warnings)
-        return {**told, "rows_left_out": count - len(rows)}
+        answer = bounded(rows, max_rows, opened.warnings)
+        return {**answer, "rows_left_out": count - len(rows)}
 
     @staticmethod
     def _made(ask: Callable[[], Any], max_rows: int, sort: str = "") -> Answer:

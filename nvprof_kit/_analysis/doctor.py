@@ -156,17 +156,17 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
-    said = [text for text, _, _ in capture.complaints if GUESS.search(text)]
+    guesses = [text for text, _, _ in capture.complaints if GUESS.search(text)]
     complete = capture.launches > 0 and not capture.lost
-    if said and complete:
+    if guesses and complete:
         yield checked(
             "ok",
             "nsys-messages",
-            f"{len(said)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
-            f"kernel: {' · '.join(said)}",
+            f"{len(guesses)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
+            f"kernel: {' · '.join(guesses)}",
         )
     for text, count, is_error in capture.complaints:
-        if complete and text in said:
+        if complete and text in guesses:
             continue
         lost = any(word in text.lower() for word in _LOSSES)
         yield checked(

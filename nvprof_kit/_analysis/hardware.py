@@ -103,11 +103,11 @@ def link_of(gpu: str, copy: str) -> Link:
         gpu: The GPU's name, as in the capture.
         copy: The kind of copy: ``memcpy HtoD``, ``Memcpy PtoP (Device -> Device)``.
     """
-    said = _entry_of(gpu)
-    if re.search(r"\b(HtoD|DtoH)\b", copy) and said:
-        return Link(said["host"], _data()["link"][said["host"]])
-    if re.search(r"\bPtoP\b", copy) and "peer" in said:
-        return Link("NVLink", said["peer"])
+    entry = _entry_of(gpu)
+    if re.search(r"\b(HtoD|DtoH)\b", copy) and entry:
+        return Link(entry["host"], _data()["link"][entry["host"]])
+    if re.search(r"\bPtoP\b", copy) and "peer" in entry:
+        return Link("NVLink", entry["peer"])
     return UNKNOWN
 
 

@@ -208,9 +208,9 @@ def _windows(
     if instance is not None and instance not in times.index:
         raise KeyError(instance)
     known = times.reindex(np.arange(len(attribution.ranges.steps)))
-    told = [known.iloc[first : last + 1].dropna(subset=["start_ns"]) for first, last in runs.tolist()]
+    windows = [known.iloc[first : last + 1].dropna(subset=["start_ns"]) for first, last in runs.tolist()]
     begin, end = (
-        np.array([int(one[name].agg(how)) for one in told if len(one)], dtype=np.int64)
+        np.array([int(one[name].agg(how)) for one in windows if len(one)], dtype=np.int64)
         for name, how in (("start_ns", "min"), ("end_ns", "max"))
     )
     return begin, np.maximum.accumulate(end)

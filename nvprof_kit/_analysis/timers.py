@@ -382,12 +382,12 @@ def _clock_warnings(calls: pd.DataFrame) -> list[str]:
     quarter = max(len(offsets) // 4, 1)
     went = offsets.iloc[-quarter:].median() - offsets.iloc[:quarter].median()
     compared = "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
-    said = []
+    warnings = []
     for rank, offset in offsets.median().items():
         if abs(went[rank]) > apart:
             gone = f"went {abs(went[rank]) / 1e9:.2f} s {'forward' if went[rank] > 0 else 'back'} against the others'"
-            said.append(f"the clock of rank {rank} {gone} during the run; it was set: {compared}")
+            warnings.append(f"the clock of rank {rank} {gone} during the run; it was set: {compared}")
         elif abs(offset) > apart:
             ahead = "ahead of" if offset > 0 else "behind"
-            said.append(f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {ahead} the others': {compared}")
-    return said
+            warnings.append(f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {ahead} the others': {compared}")
+    return warnings

@@ -858,8 +858,8 @@ def _among(name: str, known: Mapping[str, Any], what: str) -> Any:
 
 def domain_of(rules: Rules | None, domain: str | None = None) -> str:
     """The NVTX domain to read: the argument, else the domain of the rules, else ``nvprof_kit``."""
-    said = rules.domain if domain is None and rules is not None else domain
-    return DOMAIN if said is None else said
+    chosen = rules.domain if domain is None and rules is not None else domain
+    return DOMAIN if chosen is None else chosen
 
 
 def read_rules(named: str | Path | None) -> Rules | None:

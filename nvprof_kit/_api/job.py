@@ -140,15 +140,15 @@ class Job:
         """What may be missing or distorted; each sentence says what to do about it."""
         from nvprof_kit._analysis.ranks.words import job_warnings
 
-        said = job_warnings(self.ranks, self._aligned.clocks, self._tables)
-        return (*said, *self._aligned.warnings, *self._of_captures())
+        own = job_warnings(self.ranks, self._aligned.clocks, self._tables)
+        return (*own, *self._aligned.warnings, *self._of_captures())
 
     def _of_captures(self) -> list[str]:
-        said: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         for rank, text in zip(self.ranks["rank"].tolist(), self.ranks["warnings"].tolist(), strict=True):
             for line in filter(None, text.split("\n")):
-                said.setdefault(line, []).append(rank)
-        return [f"{_listed(ranks)}: {line}" for line, ranks in said.items()]
+                ranks_of.setdefault(line, []).append(rank)
+        return [f"{_listed(ranks)}: {line}" for line, ranks in ranks_of.items()]
 
     @cached_property
     def _graph(self) -> tuple[Graph, pd.DataFrame]:

@@ -72,25 +72,25 @@ def map_capture(task: MapTask) -> list[str]:
         return [_map_unprofiled(task, wanted, source)]
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
     names, epoch = [], epoch_of(path)
-    for pid, told in _ranks_in(trace, path, task.rank).items():
+    for pid, rank_name in _ranks_in(trace, path, task.rank).items():
         facts = {
             "version": VERSION,
             "capture": wanted.capture,
             "size_bytes": wanted.size_bytes,
             "changed_ns": wanted.changed_ns,
             "reading": wanted.reading,
-            "run": told.run,
-            "world_size": told.world_size,
+            "run": rank_name.run,
+            "world_size": rank_name.world_size,
             "tool": trace.info.tool,
             "source": "profile",
             "epoch_ns": epoch,
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
-            "rank_told_by": told.found_by,
+            "rank_told_by": rank_name.found_by,
             "warnings": "\n".join(trace.info.warnings),
         }
-        name = map_name(path, told.rank)
+        name = map_name(path, rank_name.rank)
         with ThreadPoolExecutor(max_workers=1) as pool:
-            made = pool.submit(map_rank, trace, told.rank, facts, pid if pid >= 0 else None)
+            made = pool.submit(map_rank, trace, rank_name.rank, facts, pid if pid >= 0 else None)
             import pyarrow.parquet  # noqa: F401  # for the writer, while the thread computes
 
             write_map(folder, name, made.result())
@@ -132,19 +132,19 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     import numpy as np
 
     marks = trace.marks
-    told: dict[int, RankName] = {}
+    named: dict[int, RankName] = {}
     if marks is not None and len(marks):
         for pid, mine in marks.groupby("pid"):
             found = rank_of_marks(map(str, mine["text"].unique()))
             if found.rank >= 0:
-                told[int(str(pid))] = found
+                named[int(str(pid))] = found
     busy = np.unique(trace.ops["pid"].to_numpy()).tolist()
-    told = {pid: one for pid, one in told.items() if pid in busy}
-    if len(told) > 1:
-        return told
+    named = {pid: one for pid, one in named.items() if pid in busy}
+    if len(named) > 1:
+        return named
     if given is not None:
         return {-1: RankName(given, found_by="given")}
-    single = next(iter(told.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
+    single = next(iter(named.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
     if single.rank < 0:
         raise CaptureError(
             f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
@@ -217,9 +217,9 @@ def map_captures(
 
     rules = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
     domain = domain_of(rules, domain)
-    said = ranks or {}
+    rank_of = ranks or {}
     tasks = [
-        MapTask(str(path), str(maps), domain, rules, said.get(path.name, said.get(str(path))))
+        MapTask(str(path), str(maps), domain, rules, rank_of.get(path.name, rank_of.get(str(path))))
         for path in find_captures(list(captures), lambda path: bool(source_of(path)))[part[0] :: part[1]]
     ]
     whole = kept(Path(maps), [Fingerprint.of(Path(task.capture), task.reading) for task in tasks])

@@ -76,6 +76,6 @@ def _clocks(clocks: pd.DataFrame) -> dict[int, RankClock]:
     made = {}
     for row in clocks.to_dict("records"):
         known = str(row["offset_ns"]) not in ("nan", "<NA>", "None")
-        told = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if known else (None,)
-        made[int(row["rank"])] = RankClock(int(row["rank"]), *told)
+        clock = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if known else (None,)
+        made[int(row["rank"])] = RankClock(int(row["rank"]), *clock)
     return made

@@ -60,8 +60,8 @@ def answer(
         except duckdb.OutOfMemoryException:
             raise UsageError(f"this query takes more than {limit >> 20} MiB of memory; restrict it") from None
         except duckdb.Error as error:
-            said = str(error).splitlines()[0]
-            raise UsageError(f"this query cannot be answered: {said}; the tables are {', '.join(tables)}") from None
+            message = str(error).splitlines()[0]
+            raise UsageError(f"this query cannot be answered: {message}; the tables are {', '.join(tables)}") from None
 
 
 @contextmanager

@@ -43,8 +43,8 @@ from nvprof_kit._report.plain import plain
 from nvprof_kit.errors import NvprofKitError
 
 
-def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
+def _print_version(context: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested:
         click.echo(f"nvprof-kit {__version__}")
         context.exit()
 

@@ -40,15 +40,15 @@ class _Completed(_Text):
 
 def complete_if_requested(group: click.Group) -> int | None:
     """Handle a completion request of the shell; returns the exit status, or None if there is no request."""
-    asked = os.environ.get(_VARIABLE)
-    if not asked:
+    instruction = os.environ.get(_VARIABLE)
+    if not instruction:
         return None
     for command in _commands(group):
         for param in command.params:
             values = _values_of(command, param)
             if values is not None:
                 param.type = _Completed(values)
-    return shell_complete(group, {}, "nvprof-kit", _VARIABLE, asked)
+    return shell_complete(group, {}, "nvprof-kit", _VARIABLE, instruction)
 
 
 def _commands(command: click.Command) -> Iterator[click.Command]:

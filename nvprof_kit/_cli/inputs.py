@@ -45,12 +45,12 @@ def selecting(
         def parsed(*args: Any, **options: Any) -> None:
             named = {"patterns": "where", "sort_by": "sort", "most": "top"}
             names = (*named, "fold", "max_rows", "budget")
-            told = {named.get(name, name): options.pop(name) for name in names if name in options}
-            verb(*args, select=Selection(**told), **options)
+            values = {named.get(name, name): options.pop(name) for name in names if name in options}
+            verb(*args, select=Selection(**values), **options)
 
         decorated: Callable[..., None] = parsed
-        asked = (True, True, fold, bool(top), sort, where)
-        for option, wanted in zip((_BUDGET, _MAX_ROWS, _FOLD, _top(top), _SORT, _WHERE), asked, strict=True):
+        offered = (True, True, fold, bool(top), sort, where)
+        for option, wanted in zip((_BUDGET, _MAX_ROWS, _FOLD, _top(top), _SORT, _WHERE), offered, strict=True):
             decorated = option(decorated) if wanted else decorated
         return decorated
 

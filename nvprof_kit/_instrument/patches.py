@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from types import MethodType, SimpleNamespace
 from typing import Any
 
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python, uncompiled
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling, uncompiled
 
 _MISSING = object()
 
@@ -67,7 +67,7 @@ def _of_this_alone(holder: Any, original: MethodType, new: Callable[..., Any]) -
             return new(*args, **kwargs)
         return original.__func__(self, *args, **kwargs)
 
-    leave_to_python(method, callees=False)
+    skip_compiling(method, callees=False)
     return method
 
 

@@ -70,9 +70,9 @@ def _names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}.{own}{path.suffix}")
 
 
-def _warn(asked: Path, given: Path) -> None:
-    if given != asked:
-        warnings.warn(f"{asked} belongs to another process, so this one writes to {given.name}", stacklevel=4)
+def _warn(requested: Path, given: Path) -> None:
+    if given != requested:
+        warnings.warn(f"{requested} belongs to another process, so this one writes to {given.name}", stacklevel=4)
 
 
 def _take(folder: Path) -> bool:

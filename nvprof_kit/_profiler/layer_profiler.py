@@ -70,19 +70,19 @@ class LayerProfiler:
         options: LayerOptions = LayerOptions(),
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
-        asked = profiling_schedule(schedule)
+        plan = profiling_schedule(schedule)
         self.options = options
-        self.enabled = asked is not None and state.mode != "off"
+        self.enabled = plan is not None and state.mode != "off"
         self._running = self._over = False
         self._process = 0
         self._step: Range | None = None
-        if asked is not None and self.enabled:
+        if plan is not None and self.enabled:
             from nvprof_kit._profiler.window import WindowRecorder
 
             self._clock = StepClock()
-            several = asked.repeat != 1
+            several = plan.repeat != 1
             self._recorder = WindowRecorder(weakref.ref(model), options, self._clock, several, on_trace_ready)
-            self._windows = Windows(asked, self._recorder)
+            self._windows = Windows(plan, self._recorder)
 
     @property
     def recorded(self) -> list[Recorded]:

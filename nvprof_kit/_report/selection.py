@@ -120,10 +120,10 @@ UNFOLDED = Selection(fold=False)
 
 def matching(name: str, table: pd.DataFrame) -> list[str]:
     """The columns with this name, with or without unit: ``gpu_total`` also matches ``gpu_total_ns``."""
-    asked = name.strip().lower().replace("-", "_").replace(" ", "_")
+    wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
     columns = [str(one) for one in table.columns]
-    exact = [one for one in columns if one.lower() == asked]
-    return exact or [one for one in columns if one.lower().rpartition("_")[0] == asked]
+    exact = [one for one in columns if one.lower() == wanted]
+    return exact or [one for one in columns if one.lower().rpartition("_")[0] == wanted]
 
 
 def _no_column(name: str, columns: Iterable[str]) -> UsageError:

@@ -162,14 +162,14 @@ class Ranks(Result, RanksAnswer):
 
         missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
         cut = {view: one.truncated for view, one in found.items() if one.left_out}
-        told = self.to_dict() | {
+        whole = self.to_dict() | {
             "warnings": list(in_order(self.warnings)),
             "sources": list(self.answered),
             "unknown": {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()},
             "truncated": cut or None,
             **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
         }
-        return (as_json(told, indent=1) + "\n").encode("utf-8", "replace")
+        return (as_json(whole, indent=1) + "\n").encode("utf-8", "replace")
 
     def figure(self) -> Figure:
         """Draw how long the other ranks waited for each rank, split by cause."""

@@ -81,15 +81,15 @@ def read_flops(path: str | Path) -> FlopsFile:
     Raises:
         CaptureError: The file cannot be read, has another format or a later version, or is damaged.
     """
-    said = _json(Path(path))
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
+    data = _json(Path(path))
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
-    if said.get("version") != VERSION:
+    if data.get("version") != VERSION:
         raise CaptureError(
-            f"{path}: version {said.get('version')!r} of the format; this nvprof-kit reads {VERSION}: upgrade the older"
+            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSION}: upgrade the older"
         )
     try:
-        return _tables(str(path), said)
+        return _tables(str(path), data)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CaptureError(f"{path}: damaged: {type(error).__name__}: {error}; count again") from None
 
@@ -148,11 +148,12 @@ def _json(path: Path) -> Any:
         raise CaptureError(f"{path}: not JSON; needed a file of nvprof_kit.count_flops") from None
 
 
-def _tables(path: str, said: dict[str, Any]) -> FlopsFile:
+def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
     import pandas as pd
 
     rows = [
-        (_text(row, "layer"), _text(row, "phase"), _around(row), _whole(row, "calls")) for row in _rows(said, "ranges")
+        (_text(row, "layer"), _text(row, "phase"), _around(row), _whole(row, "calls"))
+        for row in _rows(content, "ranges")
     ]
     depth: list[int] = []
     for number, row in enumerate(rows):
@@ -163,22 +164,22 @@ def _tables(path: str, said: dict[str, Any]) -> FlopsFile:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
     operators = [
         (_place(row, rows), _text(row, "name"), _text(row, "dtype"), _whole(row, "runs"), float(_whole(row, "flops")))
-        for row in _rows(said, "operators")
+        for row in _rows(content, "operators")
     ]
-    unknown = [(_place(row, rows), _text(row, "name"), _whole(row, "runs")) for row in _rows(said, "unknown")]
+    unknown = [(_place(row, rows), _text(row, "name"), _whole(row, "runs")) for row in _rows(content, "unknown")]
     return FlopsFile(
         path=path,
-        steps=_whole(said, "steps"),
-        gpu=_text(said, "gpu"),
-        torch=_text(said, "torch"),
+        steps=_whole(content, "steps"),
+        gpu=_text(content, "gpu"),
+        torch=_text(content, "torch"),
         ranges=pd.DataFrame(rows, columns=list(RANGES)),
         operators=pd.DataFrame(operators, columns=list(OPERATORS)),
         unknown=pd.DataFrame(unknown, columns=list(UNKNOWN)),
     )
 
 
-def _rows(said: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = said[name]
+def _rows(text: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = text[name]
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise ValueError(f"{name} is not a list of objects")
     return found

@@ -112,10 +112,10 @@ class Watch(Guarded):
         atexit.register(self.report)
 
     def _keep_out(self) -> None:
-        from nvprof_kit._instrument.compile.hidden import keep_out
+        from nvprof_kit._instrument.compile.hidden import pause_while_tracing
 
         if self._patches:
-            self._kept = keep_out(self)
+            self._kept = pause_while_tracing(self)
 
     def pause(self) -> bool:
         """Remove the patches while torch.compile traces; returns whether they were installed."""
@@ -158,9 +158,9 @@ class Watch(Guarded):
             finally:
                 inside.a_call = False
 
-        from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+        from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 
-        leave_to_python(watched, callees=False)
+        skip_compiling(watched, callees=False)
         return watched
 
     def _noting_optimizer(self, init: Any) -> Any:

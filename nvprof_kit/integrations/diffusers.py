@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.modules.ranged import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
@@ -131,9 +131,9 @@ class _Points(LoopHooks):
     def _hooked(self, model: nn.Module, begin: Callable[..., None], end: Callable[..., None] | None) -> list[Any]:
         places = Compiled(model).places(model)
         hooks = [place.register_forward_pre_hook(Hook(begin).call, prepend=True) for place in places]
-        leave_to_python(begin)
+        skip_compiling(begin)
         if end is not None:
-            leave_to_python(end)
+            skip_compiling(end)
             hooks += [place.register_forward_hook(Hook(end).call, always_call=True) for place in places]
         return hooks
 
@@ -151,7 +151,7 @@ def _in_phase(loop: HostLoop, name: str, method: Callable[..., Any]) -> Callable
         finally:
             loop.phase(None)
 
-    leave_to_python(ranged, callees=False)
+    skip_compiling(ranged, callees=False)
     return ranged
 
 

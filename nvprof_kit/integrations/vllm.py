@@ -121,11 +121,11 @@ def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:
         def create(desc: Any, *own: Any, **named: Any) -> Callable[..., Any]:
             forward = create_forward_fn(desc, *own, **named)
 
-            def run(*given: Any, **asked: Any) -> Any:
+            def run(*given: Any, **options: Any) -> Any:
                 from nvprof_kit.integrations._host.serving import engine
 
                 with engine().capturing(getattr(desc, "num_tokens", 0)):
-                    return forward(*given, **asked)
+                    return forward(*given, **options)
 
             return run
 

@@ -165,9 +165,9 @@ def _with_slowest(slowest: Finding, found: list[Finding]) -> list[Finding]:
     """The slowest rank's finding, then the others; an outlier layer at the same place is merged into it."""
     place = (slowest.layer, slowest.phase)
     same = [one for one in found if one.rule == "outlier-layer" and (one.layer, one.phase) == place]
-    said = "; ".join([slowest.evidence, *(f"{one.title.lower()}: {one.evidence}" for one in same)])
+    evidence = "; ".join([slowest.evidence, *(f"{one.title.lower()}: {one.evidence}" for one in same)])
     rest = [one for one in found if one not in same and one.rule != "rank-wait"]
-    return [replace(slowest, evidence=said), *rest]
+    return [replace(slowest, evidence=evidence), *rest]
 
 
 def _slowest(evidence: Evidence, late: Verdict) -> Finding:

@@ -82,8 +82,8 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
         found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
         title=title, advice=advice, confidence="medium" if mostly else "high", refuted_by=refuted,
     ):  # fmt: skip
-        said = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
-        yield replace(one, evidence=one.evidence + said)
+        note = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
+        yield replace(one, evidence=one.evidence + note)
 
 
 def sync_points(found: Evidence) -> Iterator[Finding]:

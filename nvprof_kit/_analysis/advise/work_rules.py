@@ -175,8 +175,8 @@ def _layout_changes(found: Evidence, rows: Int64Array) -> int:
 def fp32_gemms(found: Evidence) -> Iterator[Finding]:
     """Matrix products in FP32 that do not use the tensor cores."""
     names = found.trace.ops["name"].cat
-    told = np.array([bool(_FP32.search(str(name))) for name in names.categories])
-    rows = np.flatnonzero(told[names.codes.to_numpy()] & found.classes.is_a("gemm") & found.inside)
+    is_fp32 = np.array([bool(_FP32.search(str(name))) for name in names.categories])
+    rows = np.flatnonzero(is_fp32[names.codes.to_numpy()] & found.classes.is_a("gemm") & found.inside)
     spent = found.busy_ns(rows)
     if not len(rows) or spent < FP32_SHARE * found.wall_ns:
         return

@@ -154,9 +154,9 @@ class _Owners:
             uncreated[replayed] = created == NONE
             moments = _Moments(pid[replayed], self._creations.tid[created], self._creations.time[created])
             owners = self._at(moments, self.ranges.nesting.innermost(moments.tid, moments.time))
-            told = owners[1] >= 0
-            rows = replayed[told]
-            layer_range[rows], phase_range[rows], how[rows] = owners[0][told], owners[1][told], _GRAPH_NODE
+            has_owner = owners[1] >= 0
+            rows = replayed[has_owner]
+            layer_range[rows], phase_range[rows], how[rows] = owners[0][has_owner], owners[1][has_owner], _GRAPH_NODE
             replay[rows] = call[rows]
         return _Block(
             call=call.astype(np.int32),

@@ -84,9 +84,9 @@ def makers(operators: Operators) -> Int64Array:
     found = np.full(len(operators), NONE, dtype=np.int64)
     nodes = np.flatnonzero(operators.backward & (operators.sequence >= 0))
     forward = np.flatnonzero(~operators.backward & (operators.sequence >= 0))
-    told = operators.forward_tid[nodes] != NONE
-    found[nodes[told]] = _last_before(operators, forward, nodes[told], operators.forward_tid[nodes[told]])
-    unresolved = nodes[~told]
+    linked = operators.forward_tid[nodes] != NONE
+    found[nodes[linked]] = _last_before(operators, forward, nodes[linked], operators.forward_tid[nodes[linked]])
+    unresolved = nodes[~linked]
     if len(unresolved):
         found[unresolved] = _makers_on_any_thread(operators, forward, unresolved)
     return found

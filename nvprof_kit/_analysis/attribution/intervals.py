@@ -67,9 +67,9 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
     """
     code = joined(keys)
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
-    told = [key[order] for key in (keys if code is None else [code])]
+    sorted_keys = [key[order] for key in (keys if code is None else [code])]
     fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = np.any([key[1:] != key[:-1] for key in told], axis=0)
+    fresh[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
     first = np.flatnonzero(fresh)
     sums = [np.add.reduceat(value[order], first) if len(first) else value[:0] for value in values]
     return [key[order[first]] for key in keys], sums

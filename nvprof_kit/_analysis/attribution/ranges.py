@@ -163,8 +163,10 @@ def _step_numbers(
     row = frame.index.to_numpy()[which[by_time]]
     numbers = np.zeros(len(which), dtype=np.int64)
     numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
-    said = [step_number(named.text) for named in names]
-    written = np.array([_NO_PAYLOAD if number is None else number for number in said], dtype=np.int64)[name[which]]
+    number_of_name = [step_number(named.text) for named in names]
+    written = np.array([_NO_PAYLOAD if number is None else number for number in number_of_name], dtype=np.int64)[
+        name[which]
+    ]
     payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[which]
     for source in (written, payload):
         numbers = np.where(source == _NO_PAYLOAD, numbers, source)
@@ -214,7 +216,7 @@ def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
     """
     step = ranges.step_at(which)
     unattributed = np.flatnonzero(step == NONE)
-    asked = which[unattributed]
-    found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
+    rows = which[unattributed]
+    found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[rows], ranges.tid[rows], ranges.start[rows])
     step[unattributed] = np.append(ranges.step, NONE)[found]
     return step

@@ -124,7 +124,8 @@ def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting)
     """
     outermost = _outermost(ranges, step_range, nesting)
     tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
-    tops = tops[np.argsort(ranges.start[tops], kind="stable")]
+    # those that begin together by thread, so that the order of rows in the file does not matter
+    tops = tops[np.lexsort((ranges.tid[tops], ranges.start[tops]))]
     alone = len(np.unique(ranges.tid[tops])) < 2
     of_top = np.arange(len(tops)) if alone else np.array(_shared(ranges, tops), dtype=np.int64)
     begins = np.unique(of_top, return_index=True)[1]

@@ -96,7 +96,9 @@ def _of_another_kind(attribution: Attribution) -> bool:
 
 def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:
     """One sentence for each step excluded from per-step figures."""
-    return tuple(f"{said}: warm-up, excluded from per-step figures; --steps includes it" for said in choice.left_out)
+    return tuple(
+        f"{reason}: warm-up, excluded from per-step figures; --steps includes it" for reason in choice.left_out
+    )
 
 
 def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:

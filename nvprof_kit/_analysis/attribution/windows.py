@@ -126,8 +126,8 @@ def _others_end(ops: _Ops, steps: int) -> Int64Array:
     if not len(others) or not steps:
         return np.full(steps, least)
     earliest = np.full(steps, np.iinfo(np.int64).max)
-    told = ops.instance >= 0
-    np.minimum.at(earliest, ops.instance[told], ops.start[told])
+    inside = ops.instance >= 0
+    np.minimum.at(earliest, ops.instance[inside], ops.start[inside])
     others = others[np.argsort(ops.start[others], kind="stable")]
     reach = np.concatenate(([least], np.maximum.accumulate(ops.end[others])))
     before = np.searchsorted(ops.start[others], earliest, side="left")
@@ -141,8 +141,8 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
     mine = np.flatnonzero(runs.pid == pid)
     instance = runs.instance[mine]
     latest = np.full(len(ranges.steps), np.iinfo(np.int64).min)
-    told = ops.instance >= 0
-    np.maximum.at(latest, ops.instance[told], ops.end[told])
+    inside = ops.instance >= 0
+    np.maximum.at(latest, ops.instance[inside], ops.end[inside])
     finish = np.maximum.accumulate(np.maximum(runs.end[mine], latest[instance])) if len(mine) else mine
     begins = runs.start[mine]
     start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))

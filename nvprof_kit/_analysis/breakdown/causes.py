@@ -242,9 +242,9 @@ def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[IntervalUnion | None, tuple
     return IntervalUnion(tid, start, end), (int(start.min()), int(end.max()))
 
 
-def _loading(made: Doing, told: Int64Array) -> IntervalUnion:
+def _loading(made: Doing, loads: Int64Array) -> IntervalUnion:
     """The loading intervals, by thread."""
-    host, calls = made.host, made.rows[told]
+    host, calls = made.host, made.rows[loads]
     tid, start, end = host.tid[calls], host.start[calls], host.end[calls]
     noted = _noted_loading(made)
     tid, start, end = (np.concatenate(both) for both in zip((tid, start, end), noted, strict=True))

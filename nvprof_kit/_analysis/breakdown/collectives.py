@@ -87,10 +87,10 @@ def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) ->
         owner = kernels_of_calls(trace, rows) if owner is None else owner
         calls = {name: trace.collectives[name].to_numpy() for name in ("bytes", "ranks")}
         given = np.flatnonzero(owner >= 0)
-        told = np.bincount(owner[given], minlength=len(rows)) > 0
+        has_size = np.bincount(owner[given], minlength=len(rows)) > 0
         unknown = np.bincount(owner[given], weights=calls["bytes"][given] < 0, minlength=len(rows)) > 0
         summed = np.bincount(owner[given], weights=calls["bytes"][given], minlength=len(rows)).astype(np.int64)
-        size = np.where(told & ~unknown, summed, -1)
+        size = np.where(has_size & ~unknown, summed, -1)
         np.maximum.at(ranks, owner[given], calls["ranks"][given])
     return Messages(size, ranks)
 
@@ -129,8 +129,8 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
     if not len(owner):
         return owner
     pid, correlation, start = (trace.ops[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
-    asked = np.isin(trace.api["correlation"].to_numpy(), correlation)  # keeps the search over few calls
-    launches = Launches(replace(trace, api=trace.api[asked]))
+    selected = np.isin(trace.api["correlation"].to_numpy(), correlation)  # keeps the search over few calls
+    launches = Launches(replace(trace, api=trace.api[selected]))
     call = launches.that_launched(pid, correlation, start)
     tid, moment = launches.tid[call], launches.time[call]
     inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, moment)

@@ -313,9 +313,9 @@ def _summed(parts: _Parts, narrow: type[np.integer[Any]]) -> _Parts:
     keys: list[Any] = list(parts[:6])
     code = joined(keys)
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
-    told = [column[order] for column in (keys if code is None else [code])]
+    known = [column[order] for column in (keys if code is None else [code])]
     fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = np.any([column[1:] != column[:-1] for column in told], axis=0)
+    fresh[1:] = np.any([column[1:] != column[:-1] for column in known], axis=0)
     first = np.flatnonzero(fresh)
     spent = np.add.reduceat(parts.idle_ns[order], first) if len(first) else parts.idle_ns
     rows = order[first]

@@ -117,9 +117,9 @@ def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
     lacking = (others.done == NONE) & ~done.in_phase[others.range]
     launcher = others.wait.launcher
     own = done.ranges.nesting.innermost(launcher, others.wait.start)
-    told = others.wait._replace(tid=np.where(lacking, launcher, others.wait.tid))
+    resolved = others.wait._replace(tid=np.where(lacking, launcher, others.wait.tid))
     kept = np.flatnonzero(~empty)
-    wait = _joined([found.wait.of(kept), told])
+    wait = _joined([found.wait.of(kept), resolved])
     order = np.lexsort((wait.start, wait.gap))
     return Pieces(
         wait.of(order),

@@ -167,9 +167,9 @@ def diff(
         launches=launches,
         notes=(
             *(
-                f"{info.path}: {said}"
+                f"{info.path}: {excluded}"
                 for info, sums in zip((*infos[0], *infos[1]), (*before, *after), strict=True)
-                for said in sums.left_out
+                for excluded in sums.left_out
             ),
             *_notes(before, after, rows, widening, options),
         ),
@@ -306,13 +306,13 @@ def _level(keys: list[Key], found: Effects, options: DiffOptions) -> pd.DataFram
 
     p = corrected(found.p)
     within = np.maximum(np.abs(found.low), np.abs(found.high))
-    told = (p < options.level) & ~(np.abs(found.change) < options.noise)
+    significant = (p < options.level) & ~(np.abs(found.change) < options.noise)
     verdict = np.select(
         [
             (found.base == 0) & (found.new > 0),
             (found.new == 0) & (found.base > 0),
-            told & (found.change > 0),
-            told & (found.change < 0),
+            significant & (found.change > 0),
+            significant & (found.change < 0),
             (within <= options.tolerance) | ((found.base == 0) & (found.new == 0)),
         ],
         ["new", "gone", "slower", "faster", "same"],

@@ -117,8 +117,8 @@ def effects(
 
 def _relative(value: Floats, logs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> Floats:
     with np.errstate(over="ignore"):
-        told = np.where(logs, np.expm1(np.where(logs, value, 0.0)), value)
-    return np.where(known & np.isfinite(told) & np.isfinite(value), told, np.nan)
+        relative = np.where(logs, np.expm1(np.where(logs, value, 0.0)), value)
+    return np.where(known & np.isfinite(relative) & np.isfinite(value), relative, np.nan)
 
 
 def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int64]) -> _Run:

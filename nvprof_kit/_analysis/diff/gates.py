@@ -117,8 +117,8 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
         UsageError: It limits nothing that either capture has.
     """
     mine = _limited(gate, rows)
-    told = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
-    slower = mine[((mine["change"] >= gate.limit) & told) | (mine["verdict"] == "new")]
+    significant = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
+    slower = mine[((mine["change"] >= gate.limit) & significant) | (mine["verdict"] == "new")]
     if len(slower):
         return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %")
     undecided = mine[~(mine["at_most"] < gate.limit) & (mine["new_ns"] > 0) & ~_negligible(mine, rows, limits)]

@@ -70,7 +70,7 @@ def step_sums(
     if not choice.asked and choice.count < least:
         choice = replace(choice, shown=np.ones_like(choice.shown))
         left_out = tuple(
-            f"{said}: warm-up, compared nevertheless, because there are few steps" for said in choice.left_out
+            f"{reason}: warm-up, compared nevertheless, because there are few steps" for reason in choice.left_out
         )
     steps = attribution.ranges.steps[choice.shown]
     column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)

@@ -271,30 +271,30 @@ def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[
     everything = sum(sum(work.values()) for work in counted.work.values())
     if not everything:
         return [f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"]
-    said = []
-    told = {key for key, number in times.items() if not math.isnan(number)}
-    lost = sum(sum(work.values()) for chain, work in counted.work.items() if told.isdisjoint(chain))
+    warnings = []
+    timed = {key for key, number in times.items() if not math.isnan(number)}
+    lost = sum(sum(work.values()) for chain, work in counted.work.items() if timed.isdisjoint(chain))
     if lost:
-        said.append(
+        warnings.append(
             f"{100 * lost / everything:.1f} % of the operations counted are of layers and phases that the capture does "
             "not have, and in no figure; count and capture the same program"
         )
-    ratios = sorted({round(times[key], 6) for key in told if key[0] != NO_LAYER})
+    ratios = sorted({round(times[key], 6) for key in timed if key[0] != NO_LAYER})
     if len(ratios) > 1:
-        said.append(
+        warnings.append(
             f"layers ran from {ratios[0]:g} to {ratios[-1]:g} times as often as where they were counted; figures go by "
             "the call, and those of layers that hold others may mix"
         )
     if unknown := sorted({name for names in counted.unknown.values() for name in names}):
-        said.append(f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high")
-    return said
+        warnings.append(f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high")
+    return warnings
 
 
 def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counted_on: str) -> list[str]:
-    said = []
+    warnings = []
     names = ", ".join(sorted(set(info.gpus)))
     if peaks is None and info.on_gpu:
-        said.append(f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12")
+        warnings.append(f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12")
     if counted_on and names and counted_on not in info.gpus:
-        said.append(f"counted on {counted_on}, captured on {names}")
-    return said
+        warnings.append(f"counted on {counted_on}, captured on {names}")
+    return warnings

@@ -145,14 +145,14 @@ FORMULAS: Mapping[str, Callable[[_Call], int]] = MappingProxyType(
 """Operations of one call by the operator's name."""
 
 
-def work_of(name: str, said: str) -> tuple[str, int | None]:
+def work_of(name: str, arguments: str) -> tuple[str, int | None]:
     """Number type and operations of one call; None if its shapes do not give them.
 
     Args:
         name: The operator.
-        said: What it was called with: the column ``arguments`` of the schema's ``shapes``.
+        arguments: What it was called with: the column ``arguments`` of the schema's ``shapes``.
     """
-    dims, types, concrete = (one if isinstance(one, list) else [] for one in json.loads(said))
+    dims, types, concrete = (one if isinstance(one, list) else [] for one in json.loads(arguments))
     try:
         flops: int | None = int(FORMULAS[name](_Call(dims, concrete)))
     except (ValueError, TypeError, IndexError, KeyError):
@@ -184,13 +184,13 @@ def counted_from_shapes(operations: Operations, choice: StepChoice, rows: Sequen
         frame = frame[formula | odd]
         counted, without = _outermost(frame, formula[formula | odd])
         inner, shown = _where(ranges, choice, frame)
-        said = frame["arguments"].cat
-        keys = np.stack([inner, frame["name"].cat.codes.to_numpy(), said.codes.to_numpy()])
+        arguments = frame["arguments"].cat
+        keys = np.stack([inner, frame["name"].cat.codes.to_numpy(), arguments.codes.to_numpy()])
         for rows_of, known in ((np.flatnonzero(counted & shown), True), (np.flatnonzero(without & shown), False)):
             cells, many = np.unique(keys[:, rows_of], axis=1, return_counts=True)
             for (where, name, what), times in zip(cells.T.tolist(), many.tolist(), strict=True):
                 chain = chains[where]
-                dtype, flops = work_of(names[name], str(said.categories[what])) if known else ("", None)
+                dtype, flops = work_of(names[name], str(arguments.categories[what])) if known else ("", None)
                 if flops is None:
                     unknown.setdefault(chain, set()).add(names[name])
                     continue
@@ -239,8 +239,8 @@ def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, 
     alone = np.flatnonzero(step == NONE)
     open_step = Elsewhere(ranges, ranges.step >= 0).open_at(pid[alone], tid[alone], start[alone])
     step[alone] = np.append(ranges.step, NONE)[open_step]
-    told = np.append((ranges.layer_range >= 0) | (ranges.phase_range >= 0), False)[inner]
-    lost = np.flatnonzero(~told)
+    attributed = np.append((ranges.layer_range >= 0) | (ranges.phase_range >= 0), False)[inner]
+    lost = np.flatnonzero(~attributed)
     inner[lost] = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES)).open_at(pid[lost], tid[lost], start[lost])
     shown = np.append(choice.shown, False)[step] if len(choice.shown) else np.ones(len(step), dtype=bool)
     return inner, shown

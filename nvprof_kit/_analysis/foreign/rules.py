@@ -194,8 +194,8 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     match = _pattern(entry["match"], named)
     groups = dict.fromkeys(match.groupindex, "1")
     # a group with the name of a key needs no template
-    said = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
-    for key, template in said.items():
+    templates = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
+    for key, template in templates.items():
         if odd := _odd_field(template or "", groups):
             raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
@@ -204,7 +204,7 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     if operator not in ("", *OPERATORS):
         raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
     category = _pattern(entry["category"], named) if "category" in entry else None
-    return Rule(match, category, **said, operator=operator)
+    return Rule(match, category, **templates, operator=operator)
 
 
 def _odd_field(template: str, groups: Mapping[str, str]) -> str:

@@ -80,8 +80,8 @@ class _Renamed:
         """Whether the program itself annotated its backward pass; a rule for a single function's backward does not
         count.
         """
-        said = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
-        return bool(said[self._meaning].any())
+        backward = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
+        return bool(backward[self._meaning].any())
 
     def warnings(self) -> list[str]:
         """How many ranges no rule matches."""
@@ -129,8 +129,8 @@ class _Renamed:
         layer_range = links.nearest(self.is_a(_FORWARD), nesting)
         operators = links.whole_nodes(operators)
         made_by = links.makers(operators)
-        told = links.layer_of_nodes(operators, made_by, nesting, layer_range)
-        owner = links.with_followers(operators, told)
+        linked = links.layer_of_nodes(operators, made_by, nesting, layer_range)
+        owner = links.with_followers(operators, linked)
         found = links.envelopes(operators, owner, outer_layers(layer_range, nesting))
         texts = [RangeName(name.text, Category.BACKWARD) for name in self._names]
         self._append(
@@ -144,7 +144,7 @@ class _Renamed:
             [RangeName("backward", Category.PHASE)],
             np.zeros(len(loose), dtype=np.int64),
         )
-        return _link_warnings(operators, made_by, told)
+        return _link_warnings(operators, made_by, linked)
 
     def frame(self) -> Any:
         """The translated ranges as a table with the standard schema."""
@@ -227,13 +227,13 @@ def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array)
     )
     if not nodes:
         return []
-    said = (
+    warning = (
         f"layers of the backward pass are found by sequence numbers: of {nodes} backward operators {linked} "
         f"({linked / nodes:.0%}) found the operator that made them, {in_layers} ({in_layers / nodes:.0%}) in a layer"
     )
     if linked == nodes:
-        return [said]
-    return [f"{said}; the others ran forward outside the window, or on one of several threads: begin it at a step"]
+        return [warning]
+    return [f"{warning}; the others ran forward outside the window, or on one of several threads: begin it at a step"]
 
 
 def _shortened(text: str) -> str:

@@ -165,9 +165,9 @@ def family_of(name: str, kind: str = "kernel", own_rules: Sequence[Rule] = ()) -
     """
     if kind in _BY_KIND:
         return Family(*_BY_KIND[kind])
-    asked = name if len(name) <= _LONGEST else name[: _LONGEST // 2] + name[-_LONGEST // 2 :]
+    shortened = name if len(name) <= _LONGEST else name[: _LONGEST // 2] + name[-_LONGEST // 2 :]
     for rule in (*own_rules, *built_in_rules()):
-        if rule.match.search(asked):
+        if rule.match.search(shortened):
             return Family(rule.kernel_class, rule.name)
     return Family("other", UNMATCHED)
 
@@ -185,11 +185,13 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     count = len(OP_KINDS)
     kind = ops["kind"].to_numpy()
     pair, which = _distinct(names.codes.to_numpy().astype(np.int64) * count + kind, len(names.categories) * count)
-    told = [family_of(str(names.categories[one // count]), OP_KINDS[one % count], own_rules) for one in pair.tolist()]
-    families = tuple(dict.fromkeys(told))
+    matched = [
+        family_of(str(names.categories[one // count]), OP_KINDS[one % count], own_rules) for one in pair.tolist()
+    ]
+    families = tuple(dict.fromkeys(matched))
     place = {family: number for number, family in enumerate(families)}
-    code_of_pair = np.array([_CODE[family.kernel_class] for family in told], dtype=np.int8)
-    family_of_pair = np.array([place[family] for family in told], dtype=np.int32)
+    code_of_pair = np.array([_CODE[family.kernel_class] for family in matched], dtype=np.int8)
+    family_of_pair = np.array([place[family] for family in matched], dtype=np.int32)
     spent = exact_sums(which, (ops["end_ns"] - ops["start_ns"]).to_numpy(), len(pair))
     unmatched = pd.DataFrame(
         {
@@ -197,7 +199,7 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
             "count": np.bincount(which[begins(ops)], minlength=len(pair)),
             "gpu_ns": spent,
         }
-    )[np.array([family.name == UNMATCHED for family in told], dtype=bool)]
+    )[np.array([family.name == UNMATCHED for family in matched], dtype=bool)]
     return KernelClasses(
         code=code_of_pair[which],
         family=family_of_pair[which],

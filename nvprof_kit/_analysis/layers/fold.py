@@ -133,17 +133,17 @@ class Folding:
     unlike: Mapping[str, str]
 
     @classmethod
-    def of(cls, blocks: Blocks, asked: bool | None) -> Folding:
+    def of(cls, blocks: Blocks, wanted: bool | None) -> Folding:
         """Fold the equal blocks among some layers.
 
         Args:
             blocks: The layers.
-            asked: Whether to fold; None folds if many blocks are equal.
+            wanted: Whether to fold; None folds if many blocks are equal.
         """
-        if asked is False:
+        if wanted is False:
             return cls({}, {})
         rows = _folded(blocks, LEAST)
-        if asked is None and max((len(row.nodes) for row in rows), default=0) < MANY:
+        if wanted is None and max((len(row.nodes) for row in rows), default=0) < MANY:
             return cls({}, {})
         of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in rows]
         return cls(
@@ -154,8 +154,8 @@ class Folding:
     def marked(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Add the columns `folded_into`, the path of the folded row, and `unlike` to rows of layers."""
         layer = rows["layer"].astype(object)
-        told = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.unlike))}
-        made: pd.DataFrame = rows.assign(**{name: one.fillna("").astype(object) for name, one in told.items()})
+        added = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.unlike))}
+        made: pd.DataFrame = rows.assign(**{name: one.fillna("").astype(object) for name, one in added.items()})
         return made
 
     def rows(self, rows: pd.DataFrame, cost: str, join: Join) -> pd.DataFrame:
@@ -182,9 +182,9 @@ class Folding:
             group, path = rows.iloc[members], label[members[0]]
             own = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
             each = group[cost]
-            told = (several.get(path, 1), round(float(each.median())), int(each.min()), int(each.max()))
+            figures = (several.get(path, 1), round(float(each.median())), int(each.min()), int(each.max()))
             unlike = self.unlike.get(group["layer"].iloc[0], "")
-            made.append({**own, "phase": phase, **dict(zip(COLUMNS, (*told, unlike), strict=True))})
+            made.append({**own, "phase": phase, **dict(zip(COLUMNS, (*figures, unlike), strict=True))})
         table: pd.DataFrame = pd.DataFrame(made, columns=[*rows.columns, *COLUMNS])
         return table
 
@@ -250,14 +250,14 @@ def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
     }
     work = (tree["total_ns"] - tree["comm_ns"]).to_numpy()
     each = [work[row.nodes] for row in rows]
-    told = {
+    added = {
         "count": [len(row.nodes) for row in rows],
         "median_ns": [round(float(np.median(one))) for one in each],
         "min_ns": [int(one.min()) for one in each],
         "max_ns": [int(one.max()) for one in each],
         "unlike": [row.unlike for row in rows],
     }
-    table: pd.DataFrame = pd.concat([pd.DataFrame(texts), made, pd.DataFrame(told)], axis=1)
+    table: pd.DataFrame = pd.concat([pd.DataFrame(texts), made, pd.DataFrame(added)], axis=1)
     table = table[[*tree.columns, *COLUMNS]]
     return FoldedTree(table, line)
 
@@ -343,10 +343,10 @@ class _Folder:
         rows = []
         for group in [*groups, *([one] for one in sorted(rest))]:
             nodes = [node for one in group for node in sets[one]]
-            said = unlike
-            if not said and main is not None and group is not max(groups, key=len):
-                said = _difference(np.median(times[group], axis=0), main, self._kinds)
-            rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, said))
+            difference = unlike
+            if not difference and main is not None and group is not max(groups, key=len):
+                difference = _difference(np.median(times[group], axis=0), main, self._kinds)
+            rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, difference))
         return rows
 
 

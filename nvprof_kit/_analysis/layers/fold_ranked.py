@@ -27,14 +27,14 @@ _FIRST = ("longest_at_ns",)
 _KEYS = ("ranks", "process", "device", "rank", "step", "stream", "slowest", "launch_bound")
 
 
-def fold_ranked(rows: pd.DataFrame, cost: str, asked: bool | None, alike: Sequence[str] = ()) -> pd.DataFrame:
+def fold_ranked(rows: pd.DataFrame, cost: str, wanted: bool | None, alike: Sequence[str] = ()) -> pd.DataFrame:
     """Fold equal blocks into one row with their sums.
 
     Args:
         rows: Rows with a column ``layer``.
         cost: The column that ranks the rows.
         alike: The columns to compare; empty for the cost.
-        asked: Whether to fold; None folds if many blocks are equal.
+        wanted: Whether to fold; None folds if many blocks are equal.
 
     Returns:
         The rows, the costliest first. The layer of a folded row is ``layers.0-79 x80``, and `EACH` is the cost of one
@@ -43,11 +43,11 @@ def fold_ranked(rows: pd.DataFrame, cost: str, asked: bool | None, alike: Sequen
     """
     import pandas as pd
 
-    if asked is False or "layer" not in rows or len(rows) < LEAST:
+    if wanted is False or "layer" not in rows or len(rows) < LEAST:
         return rows
     groups, unlike = _groups(rows, cost, alike or (cost,))
     most = max(map(len, groups), default=0)
-    if most < (LEAST if asked else MANY):
+    if most < (LEAST if wanted else MANY):
         return rows
     unit = cost.rpartition("_")[2]
     inside = {place for group in groups for place in group}
@@ -76,9 +76,9 @@ def mark_ranked(rows: pd.DataFrame, cost: str, alike: Sequence[str] = ()) -> pd.
     for group in groups:
         for place in group:
             into[place] = fold_label([layers[one] for one in group])
-    said = [unlike.get(place, "") for place in range(len(rows))]
+    differences = [unlike.get(place, "") for place in range(len(rows))]
     made: pd.DataFrame = rows.assign(folded_into=np.array(into, dtype=object))
-    return made if "unlike" in rows else made.assign(unlike=np.array(said, dtype=object))
+    return made if "unlike" in rows else made.assign(unlike=np.array(differences, dtype=object))
 
 
 def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[list[list[int]], dict[int, str]]:
@@ -86,9 +86,9 @@ def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[lis
     layers = rows["layer"].astype(str).tolist()
     keys = [rows[name].astype(str).tolist() for name in rows.columns if name != "layer" and _is_key(rows, str(name))]
     alike: dict[tuple[str, ...], list[int]] = {}
-    for place, told in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
-        if told[0] != layers[place]:
-            alike.setdefault(told, []).append(place)
+    for place, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
+        if key[0] != layers[place]:
+            alike.setdefault(key, []).append(place)
     figures = rows[list(alike_by)].fillna(0).to_numpy(dtype=np.float64)
     costs = rows[cost].fillna(0).to_numpy(dtype=np.float64)
     groups: list[list[int]] = []
@@ -125,6 +125,6 @@ def _joined(group: pd.DataFrame, cost: str, unit: str) -> dict[Any, Any]:
         )  # fmt: skip
         if values.dtype.kind in "iu":
             row[name] = round(row[name])
-    told = (group[cost].median(), group[cost].min(), group[cost].max())
+    figures = (group[cost].median(), group[cost].min(), group[cost].max())
     label = f"{fold_label(group['layer'].astype(str).tolist())} x{len(group)}"
-    return {**row, "layer": label, **{f"{name}_{unit}": round(one) for name, one in zip(EACH, told, strict=True)}}
+    return {**row, "layer": label, **{f"{name}_{unit}": round(one) for name, one in zip(EACH, figures, strict=True)}}

@@ -183,9 +183,9 @@ def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFra
     mine = marks[(marks["category"] == Category.MEMORY.value) & bytes_.fillna(False)]
     inner = ranges.nesting.innermost(mine["tid"].to_numpy(), mine["time_ns"].to_numpy())
     owner = np.append(ranges.layer_range, NONE)[inner]
-    told = owner >= 0
-    owner, payload = owner[told], mine["payload"].to_numpy(dtype=np.int64)[told]
-    text = mine["text"].cat.set_categories([MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK]).cat.codes.to_numpy()[told]
+    owned = owner >= 0
+    owner, payload = owner[owned], mine["payload"].to_numpy(dtype=np.int64)[owned]
+    text = mine["text"].cat.set_categories([MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK]).cat.codes.to_numpy()[owned]
     begin, end, peak = (np.full(len(ranges.start), NONE, dtype=np.int64) for _ in range(3))
     for code, values in enumerate((begin, end, peak)):
         np.maximum.at(values, owner[text == code], payload[text == code])

@@ -118,8 +118,8 @@ class _Grid:
         self.layers = [*self.parent, NO_LAYER]
         self.phases = list(dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]]))
         inside = result.rows[result.rows["instance"].notna()]
-        told = dict(zip(inside["instance"].astype(int), inside["step"].astype(int), strict=True))
-        self.numbers = {instance: told[instance] for instance in sorted(told)}
+        step_of = dict(zip(inside["instance"].astype(int), inside["step"].astype(int), strict=True))
+        self.numbers = {instance: step_of[instance] for instance in sorted(step_of)}
         self.shape = (len(self.layers), len(self.phases), len(self.numbers) + 1)
 
     def sums(self, table: pd.DataFrame, column: str) -> Int64Array:
@@ -215,8 +215,8 @@ def _instances(step: pd.Series[int], numbers: Mapping[int, int]) -> pd.Series[in
     runs = (step != step.shift()).cumsum() - 1
     in_turn = step[runs.diff().fillna(1) > 0].tolist() == list(numbers.values())
     first = {number: instance for instance, number in reversed(list(numbers.items()))}
-    told = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
-    made: pd.Series[int] = told.astype("Int64")
+    numbered = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
+    made: pd.Series[int] = numbered.astype("Int64")
     return made
 
 

@@ -82,8 +82,8 @@ def _line(frames: Frames) -> str:
         chosen = (outside or python)[:_DEPTH]
         named = [f"{str(frame['filename']).rsplit('/', 1)[-1]}:{frame['line']} {frame['name']}" for frame in chosen]
     else:
-        told = [name for frame in frames if not _ALLOCATOR.search(name := _function(str(frame["name"])))]
-        named = [name for name in told if not _DISPATCH.search(name)] or told
+        functions = [name for frame in frames if not _ALLOCATOR.search(name := _function(str(frame["name"])))]
+        named = [name for name in functions if not _DISPATCH.search(name)] or functions
     return " < ".join(named[:_DEPTH]) or NO_STACK
 
 

@@ -154,12 +154,12 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
     """
     options = options or PlanOptions()
     kernels = read_kernels(trace, attribution)
-    asked = _owners_to_cover(kernels, options)
-    times = kernels.by_owner() * asked[:, None]
+    included = _owners_to_cover(kernels, options)
+    times = kernels.by_owner() * included[:, None]
     collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
     collectives_ns = int(times[:, collective].sum())
     times[:, collective] = 0
-    other = kernels.other_ns * asked
+    other = kernels.other_ns * included
     if not times.any() and collectives_ns:
         raise CaptureError(
             f"{trace.info.path}: every kernel {_of_what(options)} is a collective's, which ncu cannot replay on one "
@@ -191,7 +191,7 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
             break
     least = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
     return Plan(
-        rows=_rows(kernels, times, measured, int(goals[0].sum()), asked),
+        rows=_rows(kernels, times, measured, int(goals[0].sum()), included),
         names=tuple(names[index] for index in chosen),
         invocations=invocations,
         measurements=measurements,
@@ -199,7 +199,7 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
         least_covered=(blocks[least], float(covered[least])),
         gpu_ns=int(goals[0].sum()),
         collectives_ns=collectives_ns,
-        launches=int((kernels.launches() * asked[:, None])[:, ~collective].sum()),
+        launches=int((kernels.launches() * included[:, None])[:, ~collective].sum()),
         info=trace.info,
         options=options,
     )
@@ -293,11 +293,11 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
 
 
 def _rows(
-    kernels: Kernels, times: Int64Array, measured: npt.NDArray[np.bool_], whole: int, asked: npt.NDArray[np.bool_]
+    kernels: Kernels, times: Int64Array, measured: npt.NDArray[np.bool_], whole: int, covered: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     import pandas as pd
 
-    time, launches = times.sum(axis=0), (kernels.launches() * asked[:, None]).sum(axis=0)
+    time, launches = times.sum(axis=0), (kernels.launches() * covered[:, None]).sum(axis=0)
     order = [int(index) for index in np.argsort(-time, kind="stable") if measured[index]]
     shares = time[order] / whole
     chosen = [kernels.signatures[index] for index in order]

@@ -56,7 +56,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
         parts = groups_of(tables.stream_ends())
         if len(parts):
             tables.split(parts)
-    said = _match_messages(tables, ranks)
+    warnings = _match_messages(tables, ranks)
     every = 1 if rows <= FEW else max(most // SAMPLES, 1)
     odd = tables.odd_steps()
     ends = tables.ends(every)
@@ -73,7 +73,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     frame = frame.astype({"offset_ns": "int64"})
     placed = place(tables, frame) if tables.has_unprofiled else None
     tables.match(frame, _by_time(tables, odd, aligned, floor), placed.members if placed else None)
-    return Alignment(clocks, floor, (*said, *(placed.warnings if placed else ())))
+    return Alignment(clocks, floor, (*warnings, *(placed.warnings if placed else ())))
 
 
 def _match_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:

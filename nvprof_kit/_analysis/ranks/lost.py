@@ -74,8 +74,8 @@ def voted(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
             apart = (both["end_ns_base"] - both["end_ns"]).to_numpy()
             chosen = _densest(apart)
             enough = len(chosen) >= max(LEAST_VOTES, LEAST_SHARE * min(len(own), len(base)))
-            told = both.iloc[chosen].drop_duplicates(["s", "k"]).drop_duplicates(["s", "k_base"])
-            parts.append(told.assign(k=told["k_base"])[list(ends)] if enough else own)
+            agreed = both.iloc[chosen].drop_duplicates(["s", "k"]).drop_duplicates(["s", "k_base"])
+            parts.append(agreed.assign(k=agreed["k_base"])[list(ends)] if enough else own)
     made: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return made
 

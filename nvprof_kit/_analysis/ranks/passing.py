@@ -88,15 +88,15 @@ def pair_messages(
     lone = label == ""
     label[lone] = "alone"
     numbers = pd.DataFrame({"rank": rows["rank"], "index": rows["index"], "label": label, "k": k})[COLUMNS]
-    said: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if lone.any():
         ranks = sorted(set(rows["rank"][lone].tolist()))
-        said = (
+        warnings = (
             f"{many(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out (sends "
             f"and receives of ranks {some(ranks)}): the captures do not name their communicators, and by time they fit "
-            "no rank or several; waiting for them is not told",
+            "no rank or several; waiting for them is not measured",
         )
-    return Passing(numbers, said)
+    return Passing(numbers, warnings)
 
 
 def _neighbours(

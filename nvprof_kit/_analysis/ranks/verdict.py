@@ -389,16 +389,16 @@ def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | N
 def _mostly(faults: pd.DataFrame) -> str:
     """The cause of most of the cost, in words; '' if none."""
     sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
-    told = {"work": "in more GPU work", "host": "because its host launches late"} | {
+    phrases = {"work": "in more GPU work", "host": "because its host launches late"} | {
         key: text for key, text in _REST.items() if key not in ("work", "host")
     }
     top = str(sums.idxmax()) if len(sums) and sums.sum() > 0 else ""
-    if top not in told or sums[top] <= sums.sum() / 2:
+    if top not in phrases or sums[top] <= sums.sum() / 2:
         return ""
     places: Any = faults.groupby(["layer", "phase"])["cost_ns"].sum()
     layer, phase = places.idxmax()
     one = layer != NO_LAYER and top in ("work", "host") and places.max() > places.sum() / 2
-    return f", {told[top]}" + (f" in {layer} {phase}" if one else "")
+    return f", {phrases[top]}" + (f" in {layer} {phase}" if one else "")
 
 
 def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:

@@ -39,10 +39,10 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
     """What may be missing in a job: ranks, clocks, steps, collectives."""
     there = set(ranks["rank"].tolist())
     world = max(int(ranks["world_size"].max()), max(there) + 1)
-    said = []
+    warnings = []
     missing = sorted(set(range(world)) - there)
     if missing:
-        said.append(
+        warnings.append(
             f"{len(missing)} of {many(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
             f"({some(missing)}): the slowest rank may be one of them; profile them too, or take the waits as "
             "lower bounds"
@@ -50,25 +50,25 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
     lost = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
     if lost:
         verbs = "shares no collective with the others and is/share no collective with the others and are"
-        said.append(f"{many(len(lost), 'rank', verbs)} not aligned ({some(lost)})")
+        warnings.append(f"{many(len(lost), 'rank', verbs)} not aligned ({some(lost)})")
     drifting = clocks[clocks["residual_ns"] > COARSE_NS]
     if len(drifting):
-        said.append(
+        warnings.append(
             f"{many(len(drifting), 'clock', 'is/are')} aligned to no better than {COARSE_NS / 1e6} ms "
             f"({some(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
         )
-    said += _of_steps(tables.step_ranges())
-    said += [
+    warnings += _of_steps(tables.step_ranges())
+    warnings += [
         f"no collective of rank {row.rank} matches in {row.steps} of the steps {row.first} to {row.last}, which other "
         "ranks have too: its clock may have jumped, or its step numbers differ; it is judged by its other steps"
         for row in tables.without_match().head(SAID).itertuples()
     ]
     if unlike := tables.unlike():
-        said.append(f"{many(unlike, 'collective', 'is/are')} of different kinds on different ranks and left out")
+        warnings.append(f"{many(unlike, 'collective', 'is/are')} of different kinds on different ranks and left out")
     if unmatched := tables.unmatched():
         verbs = "is on one rank only and/are on one rank only and"
-        said.append(f"{many(unmatched, 'collective', verbs)} cannot be matched")
-    return said
+        warnings.append(f"{many(unmatched, 'collective', verbs)} cannot be matched")
+    return warnings
 
 
 def _of_steps(steps: pd.DataFrame) -> list[str]:
@@ -79,11 +79,11 @@ def _of_steps(steps: pd.DataFrame) -> list[str]:
     """
     if len(steps) < 2:
         return []
-    said, most = [], int(steps["steps"].max())
+    warnings, most = [], int(steps["steps"].max())
     apart = steps[steps["shared"] == 0]
     if len(apart):
         first = apart.iloc[0]
-        said.append(
+        warnings.append(
             f"{many(len(apart), 'rank', 'has/have')} no step in common with another one "
             f"({some(apart['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}): "
             "capture the same window of one run on every rank"
@@ -91,9 +91,9 @@ def _of_steps(steps: pd.DataFrame) -> list[str]:
     fewer = steps[(steps["steps"] < most) & (steps["shared"] > 0)]
     if len(fewer):
         first = fewer.iloc[0]
-        said.append(
+        warnings.append(
             f"{many(len(fewer), 'rank', 'has/have')} fewer steps than the others ({some(fewer['rank'].tolist())}; "
             f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {most}): its "
             "window began later or it ended early; the verdict covers the steps that most ranks have"
         )
-    return said
+    return warnings

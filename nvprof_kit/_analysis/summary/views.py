@@ -120,13 +120,13 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     both = name.codes.to_numpy()[rows].astype(np.int64) * max(len(families), 1) + facts.classes.family[rows]
     table = facts.statistics(_ops(facts, rows).assign(gpu=spent, both=both), ["both"], facts.gpu_ns)
     of_name, of_family = np.divmod(table["both"].to_numpy(dtype=np.int64), max(len(families), 1))
-    told = [families[one] for one in of_family.tolist()]
+    family_of_row = [families[one] for one in of_family.tolist()]
     place = len(facts.step_columns)
     table = table.drop(columns="both")
     columns = {
         "name": [str(name.categories[one]) for one in of_name.tolist()],
-        "kernel_class": [family.kernel_class for family in told],
-        "family": [family.name for family in told],
+        "kernel_class": [family.kernel_class for family in family_of_row],
+        "family": [family.name for family in family_of_row],
     }
     for offset, (column, texts) in enumerate(columns.items()):
         table.insert(place + offset, column, np.array(texts, dtype=object))

@@ -109,9 +109,9 @@ def _parsed(interpreter: str, launcher: Launcher, words: list[str]) -> Launch:
     except OSError as error:
         raise ToolError(f"{interpreter} does not start: {error.strerror}") from None
     if done.returncode != 0:
-        said = done.stderr.strip().rpartition("\n")[2].removeprefix("-c: error: ")
+        message = done.stderr.strip().rpartition("\n")[2].removeprefix("-c: error: ")
         kind = UsageError if done.returncode == 2 else ToolError
-        raise kind(f"{launcher.module}: {said or 'refuses its options'}")
+        raise kind(f"{launcher.module}: {message or 'refuses its options'}")
     behind, module, no_python = json.loads(done.stdout.strip().rpartition("\n")[2])
     place = len(words) - behind - 1
     own = [word for word in words[:place] if word not in ("-m", "--module", "--no-python", "--no_python")]

@@ -17,7 +17,7 @@ from typing import Any
 
 from nvprof_kit._capture.recorder.record import RecordOptions, record
 from nvprof_kit._capture.recorder.scheduled import Traces
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
 
@@ -246,7 +246,7 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
 
     patch: Any = Optimizer._patch_step_function
     inside = threading.local()
-    heard = [then]
+    waiting = [then]
 
     def wrapped(step: Any) -> Any:
         @functools.wraps(step)
@@ -258,10 +258,10 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
             finally:
                 if outermost:
                     inside.a_step = False
-                    for call in list(heard):
+                    for call in list(waiting):
                         call(optimizer)
 
-        leave_to_python(stepped, callees=False)
+        skip_compiling(stepped, callees=False)
         stepped.nvprof_kit = True  # type: ignore[attr-defined]
         return stepped
 
@@ -272,7 +272,7 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
             kind.step = wrapped(kind.step)
 
     def end() -> None:
-        heard.clear()
+        waiting.clear()
         Optimizer._patch_step_function = patch
 
     Optimizer._patch_step_function = patched

@@ -61,11 +61,11 @@ class scheduled(Windows):
         options: RecordOptions = _DEFAULTS,
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
-        asked = schedule if schedule is not None else os.environ.get(VARIABLE)
-        if not asked:
+        text = schedule if schedule is not None else os.environ.get(VARIABLE)
+        if not text:
             super().__init__(Schedule(), Nothing())
             return
-        known = schedule_of(asked)
+        known = schedule_of(text)
         sink: Sink = Tool() if tool_attached() else Traces(path, known.repeat != 1, options, on_trace_ready)
         super().__init__(known, sink)
 

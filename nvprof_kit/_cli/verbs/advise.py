@@ -26,27 +26,29 @@ if TYPE_CHECKING:
 @rules_option
 @kernel_rules
 def advise(
-    asked: Reading, *, top: int, select: Selection, steps: StepOptions, rules: str | None, rules_path: Path | None
+    request: Reading, *, top: int, select: Selection, steps: StepOptions, rules: str | None, rules_path: Path | None
 ) -> None:
     """Find what could be made faster, ranked by the time it could save: evidence, layer, place in Nsight, and fix.
 
     With the captures of all ranks of a run, the slowest rank comes first.
     """
-    job = _job(asked, rules)
-    results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).advise(top=top, steps=steps, job=job))
-    asked.output.write_results(results, select)
+    job = _job(request, rules)
+    results = each(
+        request.captures, lambda one: request.open(one, rules, rules_path).advise(top=top, steps=steps, job=job)
+    )
+    request.output.write_results(results, select)
 
 
-def _job(asked: Reading, rules: str | None) -> Job | None:
+def _job(request: Reading, rules: str | None) -> Job | None:
     """The captures as one job, if they are the ranks of one run."""
-    if len(asked.captures) < 2:
+    if len(request.captures) < 2:
         return None
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job import open_job
 
     try:
         named = read_rules(rules)
-        job = open_job(asked.captures, domain=domain_of(named, asked.domain), rules=named)
+        job = open_job(request.captures, domain=domain_of(named, request.domain), rules=named)
         return job if job.verdict.rank is not None else None
     except NvprofKitError:  # the captures are not ranks of one run: analyze each separately
         return None

@@ -28,7 +28,7 @@ VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "criti
 @rules_option
 @kernel_rules
 def breakdown(
-    asked: Reading,
+    request: Reading,
     *,
     view: BreakdownView | None,
     top: int,
@@ -43,5 +43,7 @@ def breakdown(
     The parts add up to the wall time exactly. Further tables show idle time by cause and place, communication, copies,
     launches, the queue of launched operations during a step, and the critical path of a step.
     """
-    results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).breakdown(view, top=top, steps=steps))
-    asked.output.write_results(results, select)
+    results = each(
+        request.captures, lambda one: request.open(one, rules, rules_path).breakdown(view, top=top, steps=steps)
+    )
+    request.output.write_results(results, select)

@@ -103,8 +103,8 @@ def diff(
     --format md writes a report for a pull request.
     """
     (base, *more), (new, *others) = _sides(captures, bases, news)
-    asked = Reading((base, *more, new, *others), named_domain(domain), output)
-    runs = [asked.open(one, rules, rules_path) for one in asked.captures]
+    request = Reading((base, *more, new, *others), named_domain(domain), output)
+    runs = [request.open(one, rules, rules_path) for one in request.captures]
     with progress() as say:
         say(f"comparing {base} with {new}, step by step")
         result = runs[0].diff(

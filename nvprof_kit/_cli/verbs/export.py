@@ -36,7 +36,7 @@ _STACKS = ("pprof", "folded")
 @click.option("--step", type=int, help="Only this step; default: the whole capture.")
 @steps_options
 @rules_option
-def export(asked: Reading, to: str | None, step: int | None, steps: StepOptions, rules: str | None) -> None:
+def export(request: Reading, to: str | None, step: int | None, steps: StepOptions, rules: str | None) -> None:
     """Export a trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or
     GPU time as stacks of modules, phase and kernel, for pprof and other flame graph viewers.
 
@@ -44,18 +44,18 @@ def export(asked: Reading, to: str | None, step: int | None, steps: StepOptions,
 
     FILE ends in .pftrace, .perfetto-trace, .json.gz or .json; or in .pb.gz or .folded.
     """
-    form: Any = _form(asked, to)
-    if len(asked.captures) > 1:
-        return _ranks(asked, form, step, steps, rules)
-    (capture,) = asked.captures
+    form: Any = _form(request, to)
+    if len(request.captures) > 1:
+        return _ranks(request, form, step, steps, rules)
+    (capture,) = request.captures
     with progress() as say:
         say(f"reading {capture} and writing it as {form}")
-        opened = asked.open(capture, rules)
+        opened = request.open(capture, rules)
         make: Any = opened.pprof if form in _STACKS else opened.perfetto
-        asked.output.write_document(make(step=step, form=form, steps=steps))
+        request.output.write_document(make(step=step, form=form, steps=steps))
 
 
-def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rules: str | None) -> None:
+def _ranks(request: Reading, form: Any, step: int | None, steps: StepOptions, rules: str | None) -> None:
     """Write the trace of several ranks.
 
     Raises:
@@ -65,28 +65,28 @@ def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rule
 
     if form in _STACKS:
         raise UsageError(
-            f"{form} holds the stacks of one capture, not of {len(asked.captures)}; export them one by one"
+            f"{form} holds the stacks of one capture, not of {len(request.captures)}; export them one by one"
         )
-    first = asked.open(asked.captures[0], rules)
+    first = request.open(request.captures[0], rules)
     with progress() as say:
         say("aligning the ranks' clocks")
-        job = open_job(asked.captures, domain=first.domain, rules=first._rules)
-        say(f"reading {len(asked.captures)} captures and writing them as {form}")
-        asked.output.write_document(job.perfetto(step=step, form=form, steps=steps))
+        job = open_job(request.captures, domain=first.domain, rules=first._rules)
+        say(f"reading {len(request.captures)} captures and writing them as {form}")
+        request.output.write_document(job.perfetto(step=step, form=form, steps=steps))
 
 
-def _form(asked: Reading, to: str | None) -> str:
+def _form(request: Reading, to: str | None) -> str:
     """The requested format.
 
     Raises:
         UsageError: The requested program does not read this format.
     """
-    form = asked.output.form
+    form = request.output.form
     if to == "pprof" and form not in _STACKS:
-        if asked.output.path is not None:
-            raise UsageError(f"--to pprof, and {asked.output.path} is a trace; needed a file that ends in .pb.gz")
+        if request.output.path is not None:
+            raise UsageError(f"--to pprof, and {request.output.path} is a trace; needed a file that ends in .pb.gz")
         return _STACKS[0]
     if to == "perfetto" and form in _STACKS:
-        held = asked.output.path or form
+        held = request.output.path or form
         raise UsageError(f"--to perfetto, and {held} holds stacks; needed a file that ends in .pftrace")
     return form

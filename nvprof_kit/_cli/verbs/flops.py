@@ -42,7 +42,7 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
 @steps_options
 @rules_option
 def flops(
-    asked: Reading,
+    request: Reading,
     *,
     counts: str | None,
     peaks: dict[str, float],
@@ -58,6 +58,6 @@ def flops(
     PyTorch trace. FILE ends in .csv, .json, .md, .parquet or .txt.
     """
     results = each(
-        asked.captures, lambda one: asked.open(one, rules).flops(counts, peaks=peaks, depth=depth, steps=steps)
+        request.captures, lambda one: request.open(one, rules).flops(counts, peaks=peaks, depth=depth, steps=steps)
     )
-    asked.output.write_results(results, select)
+    request.output.write_results(results, select)

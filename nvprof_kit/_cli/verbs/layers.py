@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @steps_options
 @rules_option
 def layers(
-    asked: Reading,
+    request: Reading,
     *,
     by: str | None,
     depth: int | None,
@@ -50,11 +50,17 @@ def layers(
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
     in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a plot.
     """
-    if asked.output.form in plots.FORMATS and len(asked.captures) > 1:
-        raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
-    told: dict[str, Any] = {"by_step": by == "step", "memory": memory, "depth": depth, "steps": steps, "splits": splits}
+    if request.output.form in plots.FORMATS and len(request.captures) > 1:
+        raise UsageError(f"a plot shows one capture, not {len(request.captures)}; plot them one by one")
+    options: dict[str, Any] = {
+        "by_step": by == "step",
+        "memory": memory,
+        "depth": depth,
+        "steps": steps,
+        "splits": splits,
+    }
     results = each(
-        asked.captures,
-        lambda one: asked.open(one, rules).layers(**told),
+        request.captures,
+        lambda one: request.open(one, rules).layers(**options),
     )
-    asked.output.write_results(results, select)
+    request.output.write_results(results, select)

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 @steps_options
 @rules_option
 def metrics(
-    asked: Reading, *, floor: float, depth: int | None, select: Selection, steps: StepOptions, rules: str | None
+    request: Reading, *, floor: float, depth: int | None, select: Selection, steps: StepOptions, rules: str | None
 ) -> None:
     """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep recorded with --gpu-metrics-device, also packed as .xz. FILE ends in .csv,
     .json, .md, .parquet or .txt.
     """
-    results = each(asked.captures, lambda one: asked.open(one, rules).metrics(floor=floor, depth=depth, steps=steps))
-    asked.output.write_results(results, select)
+    results = each(
+        request.captures, lambda one: request.open(one, rules).metrics(floor=floor, depth=depth, steps=steps)
+    )
+    request.output.write_results(results, select)

@@ -76,7 +76,7 @@ def ncu() -> None:
 )
 @selecting(where=False, top=LINES)
 @rules_option
-def plan(asked: Reading, select: Selection, script: Path | None, rules: str | None, **options: Any) -> None:
+def plan(request: Reading, select: Selection, script: Path | None, rules: str | None, **options: Any) -> None:
     """Choose the fewest kernel launches that represent most of the GPU time of a CAPTURE, and write a script that
     measures only those with ncu.
 
@@ -84,14 +84,14 @@ def plan(asked: Reading, select: Selection, script: Path | None, rules: str | No
         rank is measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels
         of collectives are left out, because ncu cannot replay them on a single rank.
     """
-    if len(asked.captures) > 1:
-        raise UsageError(f"a plan needs one capture, not {len(asked.captures)}")
+    if len(request.captures) > 1:
+        raise UsageError(f"a plan needs one capture, not {len(request.captures)}")
     if script is not None:
-        Output(TABLE, script).spare(asked.captures)
-    (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options))
+        Output(TABLE, script).spare(request.captures)
+    (made,) = each(request.captures, lambda one: request.open(one, rules).ncu_plan(**options))
     if script is not None:
         made.save_script(script)
-    asked.output.write_results([made], select)
+    request.output.write_results([made], select)
 
 
 @ncu.command(short_help="Hardware utilization of each layer.")

@@ -27,7 +27,7 @@ VIEWS = ("layers", "timeline", "steps", "tree", "queue")
 @steps_options
 @rules_option
 def plot(
-    asked: Reading, *, view: PlotView, depth: int | None, step: int | None, steps: StepOptions, rules: str | None
+    request: Reading, *, view: PlotView, depth: int | None, step: int | None, steps: StepOptions, rules: str | None
 ) -> None:
     """Plot a capture, in colors that readers with color blindness can tell apart.
 
@@ -35,12 +35,12 @@ def plot(
     steps: a bar per step. tree: the model, each layer as wide as its time. queue: the number of launched operations
         that wait for the GPU, during the step of median length. FILE ends in .png, .svg or .pdf.
     """
-    if len(asked.captures) > 1:
-        raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
+    if len(request.captures) > 1:
+        raise UsageError(f"a plot shows one capture, not {len(request.captures)}; plot them one by one")
     if step is not None and view != "timeline":
         raise UsageError(f"--step is for --view timeline; {view} shows every step")
-    (capture,) = asked.captures
+    (capture,) = request.captures
     with progress() as say:
         say(f"reading and drawing {capture}")
-        made = asked.open(capture, rules).plot(view, depth=depth, step=step, steps=steps)
-        asked.output.write_results([made])
+        made = request.open(capture, rules).plot(view, depth=depth, step=step, steps=steps)
+        request.output.write_results([made])

@@ -227,10 +227,10 @@ def _given(pairs: tuple[str, ...]) -> dict[str, int]:
     Raises:
         UsageError: A pair is not of this form.
     """
-    told = {}
+    parsed = {}
     for pair in pairs:
         name, found, number = pair.rpartition("=")
         if not found or not number.isdecimal() or len(number) > _DIGITS:
             raise UsageError(f"--rank {pair}: needed FILE=N, as in --rank run.sqlite=3")
-        told[name] = int(number)
-    return told
+        parsed[name] = int(number)
+    return parsed

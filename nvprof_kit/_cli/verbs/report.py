@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @rules_option
 @kernel_rules
 def report(
-    asked: Reading,
+    request: Reading,
     *,
     step: int | None,
     findings: bool | None,
@@ -42,11 +42,11 @@ def report(
     With several CAPTUREs, the page shows the details of the first ones and compares all with the first. It stays below
     8 MB and loads nothing from the network. FILE ends in .html.
     """
-    first, *others = asked.captures
+    first, *others = request.captures
     for capture in others:
         expect(capture, CAPTURES, NEEDED)
-    asked.output.spare(asked.captures)
+    request.output.spare(request.captures)
     with progress() as say:
-        say(f"reading {', '.join(asked.captures)} and writing the page")
-        made = asked.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
-    asked.output.write_document(made)
+        say(f"reading {', '.join(request.captures)} and writing the page")
+        made = request.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
+    request.output.write_document(made)

@@ -32,7 +32,7 @@ VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "me
 @rules_option
 @kernel_rules
 def summary(
-    asked: Reading,
+    request: Reading,
     *,
     views: tuple[SummaryView, ...],
     by: str | None,
@@ -47,12 +47,14 @@ def summary(
 
     csv, json, md and parquet hold one view: name it with --view.
     """
-    if asked.output.form in tables.FORMATS and len(views) != 1:
-        raise UsageError(f"--format {asked.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}")
+    if request.output.form in tables.FORMATS and len(views) != 1:
+        raise UsageError(
+            f"--format {request.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}"
+        )
     results = each(
-        asked.captures,
-        lambda one: asked.open(one, rules, rules_path).summary(
+        request.captures,
+        lambda one: request.open(one, rules, rules_path).summary(
             *views, by_step=by == "step", sort=sort, top=top, steps=steps
         ),
     )
-    asked.output.write_results(results, select)
+    request.output.write_results(results, select)

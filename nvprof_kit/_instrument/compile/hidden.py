@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
-from nvprof_kit._instrument.compile.uncompiled import leave_ranges_to_python
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling_ranges
 from nvprof_kit._instrument.patches import Shared
 
 
@@ -48,7 +48,7 @@ class Kept:
         self._hold.remove()
 
 
-def keep_out(annotation: Pausable) -> Kept:
+def pause_while_tracing(annotation: Pausable) -> Kept:
     """Remove the hooks whenever torch.compile traces, until the returned handle is removed.
 
     Every optimizer imports the compiler, so most programs have loaded it already.
@@ -65,7 +65,7 @@ def _install() -> None:
     if _begin not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` clears the callbacks
         dynamo.on_compile_start(_begin)
         dynamo.on_compile_end(_end)
-        leave_ranges_to_python()
+        skip_compiling_ranges()
 
 
 def _undo() -> None:

@@ -23,7 +23,7 @@ _registered = False
 """Whether the compiler knows the decorated functions."""
 
 
-def leave_to_python(function: Callable[..., Any], *, callees: bool = True) -> None:
+def skip_compiling(function: Callable[..., Any], *, callees: bool = True) -> None:
     """Make torch.compile skip a function called from Python and, with ``callees``, everything that it calls.
 
     Does nothing if the object is not a Python function, or if torch is not loaded.
@@ -54,7 +54,7 @@ def uncompiled_itself(function: F) -> F:
     return _note(function, False)
 
 
-def leave_ranges_to_python() -> None:
+def skip_compiling_ranges() -> None:
     """Make torch.compile skip all decorated functions, including functions decorated later."""
     global _registered  # noqa: PLW0603
     if not _registered and "torch._dynamo" in sys.modules:
@@ -63,7 +63,7 @@ def leave_ranges_to_python() -> None:
         sys.meta_path.insert(0, AfterImport("torch._dynamo", _skip_files))
     _registered = hasattr(sys.modules.get("torch"), "compiler")
     for function, callees in _noted:
-        leave_to_python(function, callees=callees)
+        skip_compiling(function, callees=callees)
 
 
 def unseen(function: F) -> F:
@@ -102,5 +102,5 @@ def _skip_files(dynamo: Any) -> None:
 def _note(function: F, callees: bool) -> F:
     _noted.append((function, callees))
     if _registered:
-        leave_to_python(function, callees=callees)
+        skip_compiling(function, callees=callees)
     return function

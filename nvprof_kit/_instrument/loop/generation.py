@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.compile.hidden import Kept, keep_out
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.compile.hidden import Kept, pause_while_tracing
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.loop.loop import phase, step
 from nvprof_kit._instrument.patches import Hook
 from nvprof_kit._instrument.ranges import state
@@ -53,9 +53,9 @@ class generation:
     def __enter__(self) -> generation:
         self._over = False
         if state.backend is not None:
-            self._kept = keep_out(self)
-            leave_to_python(generation._begin)
-            leave_to_python(Hook.call)
+            self._kept = pause_while_tracing(self)
+            skip_compiling(generation._begin)
+            skip_compiling(Hook.call)
         try:
             self.resume()
         except BaseException:

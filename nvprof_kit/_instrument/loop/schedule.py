@@ -140,15 +140,15 @@ AnySchedule = Schedule | str | tuple[int, int]
 """A `Schedule`, its text, or a pair ``(first, end)``."""
 
 
-def schedule_of(asked: AnySchedule) -> Schedule:
+def schedule_of(requested: AnySchedule) -> Schedule:
     """The schedule of a `Schedule`, a text (`Schedule.parse`) or a pair (`Schedule.between`).
 
     Raises:
         UsageError: The text or the pair is not a schedule.
     """
-    if isinstance(asked, Schedule):
-        return asked
-    return Schedule.parse(asked) if isinstance(asked, str) else Schedule.between(*asked)
+    if isinstance(requested, Schedule):
+        return requested
+    return Schedule.parse(requested) if isinstance(requested, str) else Schedule.between(*requested)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranges.watch import Watch
 from nvprof_kit.errors import ToolError, UsageError
-from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_STRETCHES, PHASE_CATEGORIES, Category, kineto_name, memory_label
+from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
 
 _LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
 _NATIVE = "native"
@@ -207,7 +207,7 @@ class memory_snapshot(ContextDecorator):
         try:
             with partial.open("wb") as file:
                 changes = [] if self._labels is None else list(self._labels.changes)
-                pickle.dump({**self._memory._snapshot(), MEMORY_STRETCHES: changes}, file)
+                pickle.dump({**self._memory._snapshot(), MEMORY_SPANS: changes}, file)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -192,16 +192,16 @@ def _gpus(nvml: Any) -> dict[int, Any]:
 
 def _visible(nvml: Any) -> dict[int, int | str]:
     """The NVML index or UUID of each visible GPU by device ordinal."""
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if asked is None:
+    requested = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if requested is None:
         return {device: device for device in range(nvml.nvmlDeviceGetCount())}
-    names = [name.strip() for name in asked.split(",") if name.strip()]
+    names = [name.strip() for name in requested.split(",") if name.strip()]
     return {device: int(name) if name.isdecimal() else name for device, name in enumerate(names)}
 
 
 def _gpu_values(nvml: Any, handle: Any) -> dict[str, float]:
     """The NVML values of a GPU; unsupported ones are left out."""
-    asked: dict[str, Callable[[], float]] = {
+    requested: dict[str, Callable[[], float]] = {
         "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
         "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -209,7 +209,7 @@ def _gpu_values(nvml: Any, handle: Any) -> dict[str, float]:
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
     }
     values = {}
-    for name, ask in asked.items():
+    for name, ask in requested.items():
         with suppress(Exception):
             values[name] = ask()
     return values

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.compile.hidden import keep_out
+from nvprof_kit._instrument.compile.hidden import pause_while_tracing
 from nvprof_kit._instrument.compile.inductor import range_kernels
 from nvprof_kit._instrument.memory.marks import Read, read_cuda
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable
@@ -124,7 +124,7 @@ class ModelAnnotation(Annotation):
 
     def _hold(self, _owner: Any) -> Iterator[Removable]:
         mark_rank()
-        yield keep_out(self)
+        yield pause_while_tracing(self)
         yield range_recomputes(self)
 
     def _install(self, owner: Any) -> Iterator[Removable]:

@@ -35,13 +35,13 @@ class Annotation(ABC):
             raise UsageError(
                 f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
             )
-        self._owner = weakref.ref(owner, _sleeping(self))
+        self._owner = weakref.ref(owner, _disabling(self))
         self._hooks: list[Removable] = []
         self._held: list[Removable] = []
         state.annotated[owner] = self
         if state.backend is not None:
             try:
-                self.wake()
+                self.enable()
             except BaseException:
                 del state.annotated[owner]
                 raise
@@ -54,7 +54,7 @@ class Annotation(ABC):
         """Apply changes to PyTorch that the hooks need; yields the handle of each."""
         return ()
 
-    def wake(self) -> None:
+    def enable(self) -> None:
         """Install the hooks, unless installed, because ranges are now emitted."""
         owner = self._owner()
         if owner is None or state.mode == "off":
@@ -67,10 +67,10 @@ class Annotation(ABC):
                 for hook in self._install(owner):
                     self._hooks.append(hook)
         except BaseException:
-            self.sleep()
+            self.disable()
             raise
 
-    def sleep(self) -> None:
+    def disable(self) -> None:
         """Remove all hooks, because ranges are no longer emitted."""
         self.pause()
         held, self._held = self._held, []
@@ -88,18 +88,18 @@ class Annotation(ABC):
         """Install the hooks again after `pause`; more modules may be compiled now, so their places may differ."""
         owner = self._owner()
         if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
-            self.wake()
+            self.enable()
 
     def remove(self) -> None:
         """Remove the annotation; a second call does nothing. The object can be annotated again."""
-        self.sleep()
+        self.disable()
         owner = self._owner()
         if owner is not None and state.annotated.get(owner) is self:
             del state.annotated[owner]
 
     def owner_gone(self) -> None:
         """The annotated object was garbage-collected."""
-        self.sleep()
+        self.disable()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -108,13 +108,13 @@ class Annotation(ABC):
         self.remove()
 
 
-def _sleeping(annotation: Annotation) -> Callable[[object], None]:
+def _disabling(annotation: Annotation) -> Callable[[object], None]:
     """A callback that removes everything when the owner is garbage-collected, even if the handle is kept."""
     itself = weakref.ref(annotation)
 
-    def sleep(_owner: object) -> None:
+    def disable(_owner: object) -> None:
         known = itself()
         if known is not None:
             known.owner_gone()
 
-    return sleep
+    return disable

@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch import nn
 
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python, uncompiled, uncompiled_itself
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling, uncompiled, uncompiled_itself
 from nvprof_kit._instrument.modules.classes import is_ranged
 from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
 from nvprof_kit._instrument.ranges import state
@@ -51,7 +51,7 @@ def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
     def keep(first: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(first, _ranged(function), *args, **kwargs)
 
-    leave_to_python(keep, callees=False)
+    skip_compiling(keep, callees=False)
     return keep
 
 
@@ -65,19 +65,19 @@ class Recomputes:
         """Start; a second call does nothing."""
         state.annotated[self] = self
         if state.backend is not None:
-            self.wake()
+            self.enable()
 
     def stop(self) -> None:
         """Stop."""
         state.annotated.pop(self, None)
-        self.sleep()
+        self.disable()
 
-    def wake(self) -> None:
+    def enable(self) -> None:
         """Range checkpoints, because ranges are now emitted."""
         if self._hold is None and state.mode != "off":
             self._hold = range_recomputes(self)
 
-    def sleep(self) -> None:
+    def disable(self) -> None:
         """Stop ranging checkpoints, because ranges are no longer emitted."""
         hold, self._hold = self._hold, None
         if hold is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python, uncompiled
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling, uncompiled
 from nvprof_kit._instrument.ranges.ranges import Position, Range
 from nvprof_kit.names import DOMAIN, kineto_name
 
@@ -64,7 +64,7 @@ class Backend(ABC):
             before()
         range_.push = self.pusher(range_)
         range_.backend = self
-        leave_to_python(range_.push)
+        skip_compiling(range_.push)
 
     @abstractmethod
     def pusher(self, range_: Range) -> Callable[[], None]:

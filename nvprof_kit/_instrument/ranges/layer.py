@@ -49,13 +49,13 @@ class Family:
 
     def below(self, holder: Layer, path: str) -> tuple[Layer, ...]:
         """The layers from a layer (exclusive) down to a path below it, outermost first."""
-        asked = holder.path, path
-        if asked not in self._found:
+        requested = holder.path, path
+        if requested not in self._found:
             above = [] if holder.path == self._root else holder.path.split(".")
             parts = path.split(".")
             ways = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
-            self._found[asked] = tuple(self._layers[way] for way in ways if way in self._layers)
-        return self._found[asked]
+            self._found[requested] = tuple(self._layers[way] for way in ways if way in self._layers)
+        return self._found[requested]
 
 
 def _range(path: str, category: Category) -> Range:

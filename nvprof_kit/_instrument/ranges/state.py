@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.memory.marks import NvtxWithMemory, Read, read_cuda
 from nvprof_kit._instrument.ranges import ranges
 from nvprof_kit._instrument.ranges.backends import Backend, Nvtx
@@ -32,10 +32,10 @@ _TOOL_HINTS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_
 class Installable(Protocol):
     """Something installed on an object of the program only while ranges are emitted."""
 
-    def wake(self) -> None:
+    def enable(self) -> None:
         """Install, unless installed."""
 
-    def sleep(self) -> None:
+    def disable(self) -> None:
         """Uninstall."""
 
 
@@ -89,12 +89,12 @@ def _switch(new: Backend | None) -> None:
     backend = new
     _Live.SWITCH[:] = [] if new is None else [None]
     if new is not None:
-        leave_to_python(new.pop)
+        skip_compiling(new.pop)
     for installable in list(annotated.values()):
         if new is None:
-            installable.sleep()
+            installable.disable()
         else:
-            installable.wake()
+            installable.enable()
 
 
 def _tool_backend() -> Nvtx | None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, cast
 
-from nvprof_kit._instrument.compile.uncompiled import leave_ranges_to_python, leave_to_python
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling, skip_compiling_ranges
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.ranges import Block, ranged
 
@@ -68,8 +68,8 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
         forwarder = _forwarder(call, ranged(call, scope_of.scope), "def", "{}")
     else:
         forwarder = _forwarder(call, _calling(call, scope_of), "def", "{}")
-    leave_ranges_to_python()
-    leave_to_python(forwarder, callees=False)
+    skip_compiling_ranges()
+    skip_compiling(forwarder, callees=False)
     return cast(F, functools.wraps(call)(forwarder))
 
 
@@ -125,8 +125,8 @@ def _calling(call: Callable[..., Any], scope_of: ScopeOf) -> Callable[..., Any]:
     def in_range(*args: Any, **kwargs: Any) -> Any:
         return scope_of(*args, **kwargs).run(call, args, kwargs)
 
-    leave_to_python(scope_of)
-    leave_to_python(in_range, callees=False)
+    skip_compiling(scope_of)
+    skip_compiling(in_range, callees=False)
     return in_range
 
 

@@ -53,9 +53,9 @@ def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[s
         "unknown": schemas.reasons(schema, missing),
         "truncated": found.truncated,
     }
-    told = ",\n".join(f"{json.dumps(name)}: {as_json(value)}" for name, value in head.items())
+    fields = ",\n".join(f"{json.dumps(name)}: {as_json(value)}" for name, value in head.items())
     rows = ",\n".join(texts)
-    return f'{{\n{told},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
+    return f'{{\n{fields},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -42,8 +42,13 @@ def perfetto_packets(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
         shown: The timeline of the whole capture or of one step.
         info: Information about the capture.
     """
-    said = {"capture": info.path, "tool": info.tool, "gpus": ", ".join(info.gpus), "warnings": "\n".join(info.warnings)}
-    return packets([Part(tracks(shown, info), slices(shown))], said)
+    about = {
+        "capture": info.path,
+        "tool": info.tool,
+        "gpus": ", ".join(info.gpus),
+        "warnings": "\n".join(info.warnings),
+    }
+    return packets([Part(tracks(shown, info), slices(shown))], about)
 
 
 def packets(parts: Iterable[Part], about: Mapping[str, str]) -> Iterator[bytes]:
@@ -66,9 +71,9 @@ def packets(parts: Iterable[Part], about: Mapping[str, str]) -> Iterator[bytes]:
             yield _squeezed(_packets(block, _uuids_of(block, uuids), interned))
 
 
-def _about(said: Mapping[str, str]) -> Iterator[bytes]:
+def _about(facts: Mapping[str, str]) -> Iterator[bytes]:
     """Packets for the trace processor's table ``metadata``."""
-    bundle = b"".join(wire.text(2, wire.text(1, name) + wire.text(2, value)) for name, value in said.items() if value)
+    bundle = b"".join(wire.text(2, wire.text(1, name) + wire.text(2, value)) for name, value in facts.items() if value)
     yield wire.text(_CHROME, bundle)
 
 

@@ -218,9 +218,9 @@ def reasons(table: str, columns: Iterable[str]) -> dict[str, str]:
 
 
 def _reason(meaning: str, column: str) -> str:
-    said = re.search(r"(?:missing|none|NaN) (?:for|if|where|outside|in|as|with|without)[^;.(]*", meaning)
-    if said:
-        return said.group().strip()
+    match = re.search(r"(?:missing|none|NaN) (?:for|if|where|outside|in|as|with|without)[^;.(]*", meaning)
+    if match:
+        return match.group().strip()
     if column in _BY_STEP:
         return "missing outside steps"
     return "the capture does not contain it, or it does not apply to the row"
@@ -228,9 +228,9 @@ def _reason(meaning: str, column: str) -> str:
 
 def _property(table: str, column: str, meaning: str) -> dict[str, Any]:
     kind = kind_of(table, column)
-    told: dict[str, Any] = {"type": kind if column in _KEYS else [kind, "null"], "description": meaning}
+    described: dict[str, Any] = {"type": kind if column in _KEYS else [kind, "null"], "description": meaning}
     unit = unit_of(column)
-    return told | ({"unit": unit} if unit and kind in ("integer", "number") else {})
+    return described | ({"unit": unit} if unit and kind in ("integer", "number") else {})
 
 
 @cache

@@ -111,8 +111,8 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    said = error.strerror or str(error)
-    return f"{said}; the file that was there is unchanged" if error.errno in _FULL and path.exists() else said
+    reason = error.strerror or str(error)
+    return f"{reason}; the file that was there is unchanged" if error.errno in _FULL and path.exists() else reason
 
 
 @contextmanager

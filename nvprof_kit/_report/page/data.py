@@ -297,8 +297,8 @@ def sheet_of(
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
     pointed = [] if found is None or step is not None else _steps_of(found, times)
-    told = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
-    moments, idle, unshown = _moments(trace, attribution, times, told, alone=step is not None)
+    listed = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
+    moments, idle, unshown = _moments(trace, attribution, times, listed, alone=step is not None)
     counted = result.steps.of_ops(attribution)
     tables = [] if broken_down is None else breakdown_tables(broken_down, trace.info.path)
     return Sheet(
@@ -325,26 +325,26 @@ def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
 
 
 def _moments(
-    trace: Trace, attribution: Attribution, times: pd.DataFrame, told: Sequence[tuple[str, int | None]], *, alone: bool
+    trace: Trace, attribution: Attribution, times: pd.DataFrame, known: Sequence[tuple[str, int | None]], *, alone: bool
 ) -> tuple[Moments, tuple[int, int], list[str]]:
     """The timeline, the idle time of the devices in the first step, and the steps that cannot be shown."""
-    first = told[0][1]
+    first = known[0][1]
     if first is None or alone:
         shown = timeline(trace, attribution, first)
         idle = {one: _idle_in(shown, one) for one in sorted({lane.device for lane in shown.lanes})}
-        step = ShownStep(first, shown.step, told[0][0], shown.start_ns, shown.end_ns, _idle_sentences(idle))
+        step = ShownStep(first, shown.step, known[0][0], shown.start_ns, shown.end_ns, _idle_sentences(idle))
         return Moments(shown, [step]), _idle_sum(idle), []
     shown = timeline(trace, attribution, steps_idle=True)
     windows = idle_by_step(trace, attribution, shown)
     names = ("step", "start_ns", "end_ns")
     plain = {name: dict(zip(times.index.tolist(), times[name].tolist(), strict=True)) for name in names}
-    listed = {one for _, one in told}
+    listed = {one for _, one in known}
     others = [(f"step {number}", one) for one, number in plain["step"].items() if one not in listed]
-    chosen = [*told, *others][:MAX_STEPS]
+    chosen = [*known, *others][:MAX_STEPS]
     steps = [_shown_step(title, one, plain, windows) for title, one in chosen if one is not None]
     unshown = len(times) - len(chosen)
     left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
-    apart = [one for _, one in told if one is not None]
+    apart = [one for _, one in known if one is not None]
     return Moments(shown, steps, apart), _idle_sum(_idle_of(windows, first)), left_out
 
 
@@ -366,7 +366,7 @@ def _idle_in(shown: Timeline, device: int) -> tuple[int, int, int]:
 
 
 def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
-    return {device: idle_sentence(device, *told) for device, told in idle.items()}
+    return {device: idle_sentence(device, *facts) for device, facts in idle.items()}
 
 
 def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] |
     """Memory of each row of the tree, and its drawn width: at least the sum of its children."""
     if sheet.memory is None:
         return None
-    told = {
+    measures = {
         str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in sheet.memory.iloc[kept].items()
     }
     tree = sheet.layers.tree.iloc[kept]
@@ -102,11 +102,11 @@ def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] |
         held = [0] * len(names)
         width = held.copy()
         for row in range(len(names) - 1, -1, -1):  # children follow their parent
-            width[row] = max(told[measure][row], held[row])
+            width[row] = max(measures[measure][row], held[row])
             if parents[row] >= 0:
                 held[parents[row]] += width[row]
-        told[f"{measure}_width"] = width
-    return told
+        measures[f"{measure}_width"] = width
+    return measures
 
 
 def _drawn_steps(sheet: Sheet, rows_kept: npt.NDArray[np.int64], block: Block, cells: int) -> Mapping[str, Any] | None:

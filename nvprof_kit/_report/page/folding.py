@@ -61,13 +61,13 @@ def folds_of(sheet: Sheet, rows: tuple[int, ...]) -> Folds:
     members: dict[int, list[int]] = {}
     for row, place in enumerate(made.line.tolist()):
         members.setdefault(place, []).append(row)
-    told = made.tree.to_dict("records")
+    records = made.tree.to_dict("records")
     folds = [
-        Fold(told[place]["layer"], tuple(held), place, _each(told[place]))
+        Fold(records[place]["layer"], tuple(held), place, _each(records[place]))
         for place, held in members.items()
         if len(held) > 1
     ]
-    unlike = tuple(told[place]["unlike"] for place in made.line.tolist())
+    unlike = tuple(records[place]["unlike"] for place in made.line.tolist())
     return Folds(made.tree, tuple(sorted(folds, key=lambda one: one.rows[0])), unlike)
 
 

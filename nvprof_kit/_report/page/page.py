@@ -171,9 +171,14 @@ def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list
     def row_of(row: dict[Any, Any], name: str, line: Line, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
         times = [_cell(line.times[phase], _in_phase(row, phase)) for phase in phases]
         share = _cell(line.percent, row["total_ns"], row["total_ns"] / whole)
-        told = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
-        told += [*([_cell(line.comm, row["comm_ns"])] if comm else []), share, _cell(line.cpu, row["cpu_ns"]), *cells]
-        return {**_named(name, str(row["parent"]), row["depth"]), "cells": told, "outside": line.outside}
+        row_cells = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
+        row_cells += [
+            *([_cell(line.comm, row["comm_ns"])] if comm else []),
+            share,
+            _cell(line.cpu, row["cpu_ns"]),
+            *cells,
+        ]
+        return {**_named(name, str(row["parent"]), row["depth"]), "cells": row_cells, "outside": line.outside}
 
     every = list(zip(tree.to_dict("records"), row_names(tree), layers_lines(result, LayersView()), strict=True))
     joined = _folded_rows(result, folds)
@@ -208,10 +213,10 @@ def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
     """The memory columns by header, without empty ones."""
     if sheet.memory is None:
         return {}
-    told = {head: sheet.memory[name].fillna(0).tolist() for name, head in MEMORY_COLUMNS.items()}
+    columns = {head: sheet.memory[name].fillna(0).tolist() for name, head in MEMORY_COLUMNS.items()}
     return {
         head: [_cell(mib_cell(count) if count else "", count) for count in counts]
-        for head, counts in told.items()
+        for head, counts in columns.items()
         if any(counts)
     }
 
@@ -221,10 +226,10 @@ def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
     if sheet.flops is None or sheet.flops.peaks is None:
         return {}
     found = sheet.flops.rows
-    told = dict(zip(zip(found["layer"], found["phase"], strict=True), found["mfu"].fillna(0).tolist(), strict=True))
+    mfu_of = dict(zip(zip(found["layer"], found["phase"], strict=True), found["mfu"].fillna(0).tolist(), strict=True))
     columns = {}
     for phase in ("forward", "backward"):
-        values = [told.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
+        values = [mfu_of.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
         columns[f"MFU {phase}"] = [_cell(mfu_text(value), value or None) for value in values]
     return columns
 

@@ -61,10 +61,10 @@ def _words(column: str) -> str:
 
 def _labels(named: pd.DataFrame) -> list[str]:
     """Labels of rows: numbers with the column name; columns with a single value are left out."""
-    told = [column for column in named if named[column].nunique(dropna=False) > 1] or list(named)[:1]
+    varying = [column for column in named if named[column].nunique(dropna=False) > 1] or list(named)[:1]
     texts = []
-    for row in named[told].itertuples(index=False):
-        parts = [(column, part) for column, part in zip(told, row, strict=True) if not _missing(part)]
+    for row in named[varying].itertuples(index=False):
+        parts = [(column, part) for column, part in zip(varying, row, strict=True) if not _missing(part)]
         text = " ".join(part if isinstance(part, str) else f"{column} {part}" for column, part in parts)
         texts.append(text or "(none)")
     return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in texts]

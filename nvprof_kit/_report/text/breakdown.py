@@ -102,12 +102,12 @@ def breakdown_report(
     return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings)]
 
 
-def folded(tables: Mapping[str, pd.DataFrame], asked: bool | None) -> dict[str, pd.DataFrame]:
+def folded(tables: Mapping[str, pd.DataFrame], wanted: bool | None) -> dict[str, pd.DataFrame]:
     """The tables with equal blocks in one row."""
     return {
-        name: fold_ranked(with_cost(name, one), COSTS[name], asked, ALIKE.get(name, ())).drop(columns=_PATH)
+        name: fold_ranked(with_cost(name, one), COSTS[name], wanted, ALIKE.get(name, ())).drop(columns=_PATH)
         if name == "critical-path"
-        else fold_ranked(one, COSTS[name], asked, ALIKE.get(name, ()))
+        else fold_ranked(one, COSTS[name], wanted, ALIKE.get(name, ()))
         if name in COSTS
         else one
         for name, one in tables.items()
@@ -168,7 +168,7 @@ def _middle(wall: pd.Series[int]) -> int:
 
 
 def _warm_up(result: BreakdownResult) -> list[RenderableType]:
-    return [Text(f"Warm-up, excluded from the figures below: {said}") for said in result.choice.left_out]
+    return [Text(f"Warm-up, excluded from the figures below: {reason}") for reason in result.choice.left_out]
 
 
 def _step_name(row: Any) -> str:

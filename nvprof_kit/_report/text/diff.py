@@ -174,8 +174,10 @@ def _cells(row: Any) -> tuple[str, ...]:
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
     change = f"{100 * row['change']:+.1f} %" if known else ""
     unlike = row.get("unlike")
-    said = f"{_verdict(row)}; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else _verdict(row)
-    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, said)
+    verdict = (
+        f"{_verdict(row)}; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else _verdict(row)
+    )
+    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
 
 
 def _kernel_head(result: DiffResult) -> str:

@@ -111,11 +111,11 @@ def _both(mfu: float, hfu: float, again: bool) -> str:
 
 def _what(result: FlopsResult, again: bool) -> str:
     unit = "a step" if result.whole.steps else "the capture"
-    told = f"Of {unit}, including nested layers; operations counted in {result.counts}."
+    text = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is None:
-        return told
-    told += " MFU: the time its operations take at the peak of their type, over the busy time"
-    return f"{told}, without what is computed again; HFU: with it." if again else f"{told}."
+        return text
+    text += " MFU: the time its operations take at the peak of their type, over the busy time"
+    return f"{text}, without what is computed again; HFU: with it." if again else f"{text}."
 
 
 def _amount(flops: float) -> str:

@@ -77,8 +77,8 @@ class LayersView:
         tree = folded_tree(tree, self.select.fold)
         if not self.select.sort:
             return tree
-        asked = self.select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
-        return self.select.changed(sort=_SORTS.get(asked, self.select.sort)).sorted(tree)
+        key = self.select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
+        return self.select.changed(sort=_SORTS.get(key, self.select.sort)).sorted(tree)
 
 
 _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
@@ -89,11 +89,11 @@ _JOINED = {"peak_bytes": "max"}
 """Aggregation of folded columns other than sums."""
 
 
-def folded_tree(tree: pd.DataFrame, asked: bool | None) -> pd.DataFrame:
+def folded_tree(tree: pd.DataFrame, wanted: bool | None) -> pd.DataFrame:
     """The tree with equal blocks folded, if requested or, by default, if there are many."""
     memory = [name for name in MEMORY_COLUMNS if name in tree]
-    found = fold(tree.drop(columns=memory), LEAST if asked is not False else len(tree) + 2)
-    if asked is None and most_equal(found) < MANY:
+    found = fold(tree.drop(columns=memory), LEAST if wanted is not False else len(tree) + 2)
+    if wanted is None and most_equal(found) < MANY:
         found = fold(tree.drop(columns=memory), len(tree) + 2)
     made: pd.DataFrame = found.tree.assign(
         **{name: found.joined(tree[name], _JOINED.get(name, "sum")) for name in memory}
@@ -253,8 +253,8 @@ def header(result: LayersResult) -> list[RenderableType]:
     if not info.on_gpu:
         lines.append(Text("Operations are CPU operators: this capture has no GPU"))
     if set(summary.by_how) - {"launch"}:
-        told = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
-        lines.append(Text(f"Attributed by: {', '.join(told)}"))
+        shares = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
+        lines.append(Text(f"Attributed by: {', '.join(shares)}"))
     return list(lines)
 
 
@@ -268,7 +268,7 @@ def apart(result: LayersResult) -> list[str]:
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
         lines.append(f"Outside steps: {outside} ms in the whole capture, excluded from per-step figures")
-    lines += [f"Warm-up, excluded from per-step figures: {said}" for said in result.steps.left_out]
+    lines += [f"Warm-up, excluded from per-step figures: {reason}" for reason in result.steps.left_out]
     return lines
 
 
@@ -296,10 +296,10 @@ def _from_cuda(result: LayersResult) -> int:
 
 def _memory(row: Row) -> Mapping[str, str]:
     """The memory of a row; '' if unknown."""
-    told: dict[str, Any] = {head: row.get(name) for name, head in MEMORY_COLUMNS.items()}
+    values: dict[str, Any] = {head: row.get(name) for name, head in MEMORY_COLUMNS.items()}
     if not any(name in row for name in MEMORY_COLUMNS):
         return {}
-    known = {head: 0 if str(count) in ("nan", "<NA>", "None") else int(count) for head, count in told.items()}
+    known = {head: 0 if str(count) in ("nan", "<NA>", "None") else int(count) for head, count in values.items()}
     return {head: mib_cell(count) if count else "" for head, count in known.items()}
 
 

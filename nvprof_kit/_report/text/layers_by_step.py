@@ -59,8 +59,8 @@ def layers_by_step(result: LayersResult) -> pd.DataFrame:
         row of `LayersResult.tree`, in its order, and one for the total.
     """
     rows, tree = result.rows, result.tree
-    told = zip(rows["instance"], rows["instance"].isna(), strict=True)
-    steps = [OUTSIDE if missing else int(instance) for instance, missing in told]
+    pairs = zip(rows["instance"], rows["instance"].isna(), strict=True)
+    steps = [OUTSIDE if missing else int(instance) for instance, missing in pairs]
     row_keys = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + rows["phase"])
     own = rows["gpu_self_ns"].groupby([row_keys, steps]).sum().unstack(fill_value=0).astype("int64")
     own = own[[*sorted(name for name in own if name != OUTSIDE), *(name for name in own if name == OUTSIDE)]]

@@ -63,14 +63,14 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
         try:
             import pandas  # noqa: F401 - needed for the tables later; the import overlaps with the child process
 
-            said: dict[str, Any] = _Handed(child.stdout).load()
+            answer: dict[str, Any] = _Handed(child.stdout).load()
         except (EOFError, pickle.UnpicklingError):
-            said = {"error": f"refused as a {what}: loading it takes more time or memory than its size accounts for"}
+            answer = {"error": f"refused as a {what}: loading it takes more time or memory than its size accounts for"}
         finally:
             child.kill()
-    if "error" in said:
-        raise CaptureError(f"{path}: {said['error']}")
-    return said
+    if "error" in answer:
+        raise CaptureError(f"{path}: {answer['error']}")
+    return answer
 
 
 def one_line(error: Exception) -> str:

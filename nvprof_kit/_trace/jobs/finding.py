@@ -119,8 +119,12 @@ def rank_of_capture(path: Path) -> RankName:
     found = _DISTRIBUTED.search(text)
     if not found:
         return RankName()
-    said = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[found.end() :])}
-    return RankName(said["rank"], said.get("world_size", -1), found_by="capture") if "rank" in said else RankName()
+    numbers = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[found.end() :])}
+    return (
+        RankName(numbers["rank"], numbers.get("world_size", -1), found_by="capture")
+        if "rank" in numbers
+        else RankName()
+    )
 
 
 def head_of(path: Path) -> bytes:
@@ -158,5 +162,5 @@ def epoch_of(path: Path) -> int:
         began, window = ("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), ("ANALYSIS_DETAILS", "startTime")
         if not db.has(*began) or not db.has(*window):
             return -1
-        told = db.rows(f"SELECT (SELECT {began[1]} FROM {began[0]}), (SELECT min({window[1]}) FROM {window[0]})")
-        return sum(told[0]) if all(isinstance(one, int) for one in told[0]) else -1
+        begins = db.rows(f"SELECT (SELECT {began[1]} FROM {began[0]}), (SELECT min({window[1]}) FROM {window[0]})")
+        return sum(begins[0]) if all(isinstance(one, int) for one in begins[0]) else -1

@@ -194,8 +194,8 @@ def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
             raise ValueError(f"pg_config: {name} is {group!r:.40}")
         if not isinstance(group.get("ranks") or "", str):
             raise ValueError(f"ranks of pg_config is {group['ranks']!r:.40}, no text")
-    told = {name: json.loads(group.get("ranks") or "[]") for name, group in groups.items()}
-    return {name: len(ranks) for name, ranks in told.items() if ranks}
+    members = {name: json.loads(group.get("ranks") or "[]") for name, group in groups.items()}
+    return {name: len(ranks) for name, ranks in members.items() if ranks}
 
 
 def _row(entry: Mapping[str, Any], rank: int, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def _row(entry: Mapping[str, Any], rank: int, sizes: Mapping[str, int]) -> dict[
     if not isinstance(entry.get("is_p2p", False), bool):
         raise ValueError(f"is_p2p is {entry['is_p2p']!r}")
     group = str(name or entry.get("pg_id", ""))
-    said = _NAME.fullmatch(entry["profiling_name"])
-    kind, peer = said.groups() if said else (entry["profiling_name"], None)
+    match = _NAME.fullmatch(entry["profiling_name"])
+    kind, peer = match.groups() if match else (entry["profiling_name"], None)
     number = "p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"
     duration = entry.get("duration_ms")
     return {
@@ -261,6 +261,6 @@ def _width(kind: str) -> int:
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    kinds = {name: said.rpartition("(")[2].rstrip(")") for name, said in COLLECTIVES.items()}
+    kinds = {name: text.rpartition("(")[2].rstrip(")") for name, text in COLLECTIVES.items()}
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLLECTIVES)).astype(kinds)
     return table

@@ -58,16 +58,16 @@ def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
     """
     path = Path(path)
     try:
-        said = read_packed(path)
+        content = read_packed(path)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     import pyarrow as pa
     import pyarrow.json
 
-    whole = said[: said.rfind(b"\n") + 1]
+    whole = content[: content.rfind(b"\n") + 1]
     if not whole.strip():
         raise CaptureError(
-            f"{path}: {'no whole line' if said else 'an empty file'}; needed a log of the NCCL Inspector"
+            f"{path}: {'no whole line' if content else 'an empty file'}; needed a log of the NCCL Inspector"
         )
     options = pyarrow.json.ParseOptions(explicit_schema=_schema(), unexpected_field_behavior="ignore")
     try:

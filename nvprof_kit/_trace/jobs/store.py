@@ -94,13 +94,13 @@ def kept(folder: Path, wanted: Sequence[Fingerprint]) -> dict[str, list[str]]:
     fields = ", ".join(FINGERPRINT)
     found: dict[str, list[str]] = {}
     with _Footers() as footers:
-        for file, *told in footers.query(
+        for file, *fingerprint in footers.query(
             f"SELECT DISTINCT filename, {fields} FROM read_parquet(?, filename = true)",
             [place / name for name in names],
         ):
             name = Path(file).name
             one = by_name[_of_capture(name)]
-            if told == [getattr(one, field) for field in FINGERPRINT]:
+            if fingerprint == [getattr(one, field) for field in FINGERPRINT]:
                 found.setdefault(one.capture, []).append(name)
     return {capture: sorted(some) for capture, some in found.items()}
 
@@ -295,11 +295,13 @@ class _Footers:
             f"SELECT file_name FROM parquet_metadata(?) GROUP BY file_name HAVING count(*) FILTER "
             f"(({good}) AND coalesce(stats_null_count, 0) = 0) = {len(TABLES[table])} * count(DISTINCT row_group_id)",
             files)}  # fmt: skip
-        return next((said for file in files if str(file) not in whole and (said := self._told(table, file))), "")
+        return next(
+            (problem for file in files if str(file) not in whole and (problem := self._fault_in(table, file))), ""
+        )
 
-    def _told(self, table: str, file: Path) -> str:
+    def _fault_in(self, table: str, file: Path) -> str:
         """The same for a single file, which may have no rows, in words."""
-        told = dict(self.query("SELECT name, type FROM parquet_schema(?)", [file]))
+        types = dict(self.query("SELECT name, type FROM parquet_schema(?)", [file]))
         nulls = dict(self.query(
             "SELECT path_in_schema, sum(stats_null_count)::BIGINT FROM parquet_metadata(?) GROUP BY ALL", [file]
         ))  # fmt: skip
@@ -308,10 +310,10 @@ class _Footers:
             "FROM parquet_metadata(?) GROUP BY ALL", [file]
         )}  # fmt: skip
         for name, column in TABLES[table].items():
-            if name not in told:
+            if name not in types:
                 return f"{file}: no column {table}.{name}; map again"
-            if told[name] != _TYPES[column.dtype]:
-                return f"{file}: {table}.{name} is {told[name]}, not {column.dtype}; map again"
+            if types[name] != _TYPES[column.dtype]:
+                return f"{file}: {table}.{name} is {types[name]}, not {column.dtype}; map again"
             if nulls.get(name):
                 return f"{file}: {table}.{name} lacks {nulls[name]} values; map again"
             for low, high in bounds_of(table, name):

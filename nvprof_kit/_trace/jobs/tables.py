@@ -125,20 +125,20 @@ class JobTables:
             raise CaptureError(version_fault(folder, others))
         self._merge("layers")
         self._merge("steps")
-        told = self._one(
+        present = self._one(
             "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
         )
-        self.has_profiles = told[0] is not None
+        self.has_profiles = present[0] is not None
         self.has_unprofiled = bool(self._one("SELECT bool_or(source <> 'profile') FROM ranks")[0])
         # if only some ranks have communicator ids, match by stream, which all ranks have
-        self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
-        self._sequence = "sequence" if told[2] else "-1"
+        self._comm = "comm" if present[0] in (True, None) or not present[1] else "'stream ' || stream"
+        self._sequence = "sequence" if present[2] else "-1"
         some = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
         every = (
             [some]
             if not some
             else self._one(
-                "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
+                "SELECT bool_and(known) FROM (SELECT rank, bool_or(operation >= 0) AS known FROM collectives "
                 f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
             )
         )
@@ -164,8 +164,8 @@ class JobTables:
         files = [place / "*.parquet"] if names is None else [place / name for name in names]
         listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
         wanted = ", ".join(f'"{name}"' for name in TABLES[table])
-        told = ", filename" if table == "ranks" else ""
-        return f"SELECT {wanted}{told} FROM read_parquet([{listed}]{', filename = true' if told else ''})"
+        known = ", filename" if table == "ranks" else ""
+        return f"SELECT {wanted}{known} FROM read_parquet([{listed}]{', filename = true' if known else ''})"
 
     def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
         """The names of the maps of some ranks; None for all, if they are many, or none is."""
@@ -198,7 +198,7 @@ class JobTables:
 
         file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
         lacking = " OR ".join(f'count("{name}") < count(*)' for name in TABLES[table])
-        said = ""
+        message = ""
         try:
             self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
             wanted = ", ".join(f'"{name}"' for name in TABLES[table])
@@ -209,15 +209,15 @@ class JobTables:
             types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
             good = good and types == [_TYPES[column.dtype] for column in TABLES[table].values()]
         except (duckdb.InvalidInputException, duckdb.BinderException, duckdb.ConversionException) as error:
-            good, said = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
+            good, message = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
         except duckdb.IOException as error:
-            good, said = False, f"{self._folder}: {str(error).partition(chr(10))[0]}"
+            good, message = False, f"{self._folder}: {str(error).partition(chr(10))[0]}"
         except duckdb.Error as error:
             if type(error) is not duckdb.Error:  # damaged pages raise the base class
                 raise
-            good, said = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
+            good, message = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
         if not good:
-            self._refuse(fault_of(self._folder, self._names, (table,)) or said)
+            self._refuse(fault_of(self._folder, self._names, (table,)) or message)
 
     def _plausible(self, table: str) -> bool:
         """Whether every number of a table is one that a map may have."""
@@ -708,5 +708,5 @@ class JobTables:
             data = (duckdb.OutOfRangeException, duckdb.ConversionException)
             if type(error) not in (duckdb.Error, duckdb.IOException, duckdb.InvalidInputException, *data):
                 raise
-            said = str(error).partition("\n")[0]
-            raise CaptureError(f"{self._folder}: a damaged map ({said}); map again") from None
+            message = str(error).partition("\n")[0]
+            raise CaptureError(f"{self._folder}: a damaged map ({message}); map again") from None

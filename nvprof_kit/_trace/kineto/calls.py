@@ -54,7 +54,7 @@ def read_loads(events: Events) -> dict[str, Any]:
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``shapes``: all operators, if any has its arguments recorded."""
     rows, which = events.operators, events.operators.shapes
-    if which is None or not any(one is not None for said in events.shapes for one in said):
+    if which is None or not any(one is not None for shape in events.shapes for one in shape):
         rows, which = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
     return {
         "start_ns": rows.start_ns,
@@ -62,7 +62,7 @@ def read_shapes(events: Events, process: int) -> dict[str, Any]:
         "pid": np.full(len(rows), process, dtype=np.int64),
         "tid": rows.tid,
         "name": rows.label(),
-        "arguments": labels(which, [json.dumps(said) for said in events.shapes]),
+        "arguments": labels(which, [json.dumps(shape) for shape in events.shapes]),
     }
 
 
@@ -88,21 +88,21 @@ _MOST = 1 << 50
 def read_collectives(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: one row per kernel with message arguments."""
     kernels = events.of("kernel")
-    told = list(kernels.told.values())
-    rows = kernels.take(np.array(list(kernels.told), dtype=np.int64))
+    arguments = list(kernels.collective_arguments.values())
+    rows = kernels.take(np.array(list(kernels.collective_arguments), dtype=np.int64))
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
-        "pid": np.full(len(told), process, dtype=np.int64),
-        "tid": np.zeros(len(told), dtype=np.int64),
+        "pid": np.full(len(arguments), process, dtype=np.int64),
+        "tid": np.zeros(len(arguments), dtype=np.int64),
         "correlation": rows.number("correlation"),
-        "call": [_text(one.collective) for one in told],
-        "bytes": np.array([_bytes(one) for one in told], dtype=np.int64),
-        "ranks": np.array([_number(one.group_size) for one in told], dtype=np.int64),
-        "communicator": [_communicator(one) for one in told],
-        "description": [_text(one.group_description) for one in told],
-        "sequence": np.array([_number(one.collective_sequence) for one in told], dtype=np.int64),
-        "peers": [_text(one.group_ranks) for one in told],
+        "call": [_text(one.collective) for one in arguments],
+        "bytes": np.array([_bytes(one) for one in arguments], dtype=np.int64),
+        "ranks": np.array([_number(one.group_size) for one in arguments], dtype=np.int64),
+        "communicator": [_communicator(one) for one in arguments],
+        "description": [_text(one.group_description) for one in arguments],
+        "sequence": np.array([_number(one.collective_sequence) for one in arguments], dtype=np.int64),
+        "peers": [_text(one.group_ranks) for one in arguments],
     }
 
 
@@ -115,17 +115,17 @@ def _number(value: Any) -> int:
     return -1 if known is None else known
 
 
-def _communicator(said: Args) -> str:
+def _communicator(arguments: Args) -> str:
     """An id of the group that is equal on all its ranks: its ranks and PyTorch's group name, because two groups can
     have the same ranks.
     """
-    name, ranks = _text(said.group_name), _text(said.group_ranks)
+    name, ranks = _text(arguments.group_name), _text(arguments.group_ranks)
     return f"group {name} {ranks}".strip() if name or ranks else ""
 
 
-def _bytes(said: Args) -> int:
+def _bytes(arguments: Args) -> int:
     """Bytes of the larger buffer; -1 if the dtype is unknown."""
-    kind = _text(said.dtype)
+    kind = _text(arguments.dtype)
     width = 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
-    count = max(number(said.in_elements) or 0, number(said.out_elements) or 0)
+    count = max(number(arguments.in_elements) or 0, number(arguments.out_elements) or 0)
     return width * count if width and 0 <= count < _MOST else -1

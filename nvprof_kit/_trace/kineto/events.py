@@ -77,7 +77,7 @@ class Rows:
         start_ns, end_ns: Start and end times.
         tid: Thread ids.
         numbers: Integer arguments; `MISSING` if an event lacks one.
-        told: Arguments of the events with collective metadata, by index.
+        collective_arguments: Arguments of the events with collective metadata, by index.
         shapes: Index of each event's arguments in `Events.shapes`, if shapes are read.
     """
 
@@ -87,7 +87,7 @@ class Rows:
     end_ns: Int64Array
     tid: Int64Array
     numbers: Mapping[str, Int64Array] = field(default_factory=dict)
-    told: Mapping[int, Args] = field(default_factory=dict)
+    collective_arguments: Mapping[int, Args] = field(default_factory=dict)
     shapes: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
@@ -202,13 +202,13 @@ class Events:
             groups: dict[tuple[str | None, str | None], list[Row]] = {}
             for row in batch:
                 groups.setdefault((row.ph, row.cat), []).append(row)
-            for (kind, said), rows in groups.items():
-                category = (said or "").lower()
+            for (kind, cat), rows in groups.items():
+                category = (cat or "").lower()
                 category = _OLDER.get(category, category)
                 if kind == "X" and category in KINETO_SOURCES:
                     pids.setdefault(category, rows[0].pid)
                     self._add(category, rows)
-                elif kind == "X" and said is None:
+                elif kind == "X" and cat is None:
                     self._missing["", "cat"] += len(rows)
                 elif category == _ARROW:
                     arrows.add(rows)
@@ -314,7 +314,7 @@ class _Columns:
         self._shapes = shapes if category == _OPERATOR else None
         self.ts, self.dur, self.tid, self.code, self.shape = array("d"), array("d"), array("q"), array("i"), array("i")
         self.numbers = {name: array("q") for name in _COLUMNS.get(category, ())}
-        self.told: dict[int, Args] = {}
+        self.collective_arguments: dict[int, Args] = {}
         self._may_tell = category == "kernel"
 
     def add(self, category: str, rows: Sequence[Row], missing: Counter[tuple[str, str]]) -> None:
@@ -324,7 +324,7 @@ class _Columns:
             place = len(self.code)
             for offset, one in enumerate(args):
                 if one.in_elements is not None or one.out_elements is not None:
-                    self.told[place + offset] = one
+                    self.collective_arguments[place + offset] = one
         names = self._names
         self.code.extend([names.setdefault(row.name, len(names)) for row in rows])
         needed = KINETO_SOURCES[category]
@@ -363,7 +363,7 @@ class _Columns:
         numbers = {name: np.frombuffer(values, dtype=np.int64) for name, values in self.numbers.items()}
         tid, code = np.frombuffer(self.tid, dtype=np.int64), np.frombuffer(self.code, dtype=np.int32)
         shapes = np.frombuffer(self.shape, dtype=np.int32) if self._shapes is not None else None
-        return Rows(names, code, start, end, tid, numbers, self.told, shapes)
+        return Rows(names, code, start, end, tid, numbers, self.collective_arguments, shapes)
 
 
 class _ArrowColumns:

@@ -37,13 +37,13 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     loop = found.by_name(loop_annotation)
     if has_ours(events):
         have = {category for _, category in filter(None, ours.tolist())}
-        said = [
+        parsed = [
             own or (other if other and other[1] not in have else None) for own, other in zip(ours, loop, strict=True)
         ]
     else:
-        said = found.by_name(_plain_annotation).tolist()
-    kept = np.flatnonzero([one is not None for one in said])
-    rows, named = found.take(kept), [one for one in said if one is not None]
+        parsed = found.by_name(_plain_annotation).tolist()
+    kept = np.flatnonzero([one is not None for one in parsed])
+    rows, named = found.take(kept), [one for one in parsed if one is not None]
     if not has_ours(events):
         calls, paths = _modules(events.modules)
         if paths:
@@ -110,8 +110,8 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     """Columns of the schema's ``operators``: operators with autograd sequence numbers; None if ranges of this package
     cover the backward pass.
     """
-    told = events.annotations.by_name(parse_kineto_name)
-    if any(found is not None and found[1] == Category.BACKWARD.value for found in told):
+    parsed = events.annotations.by_name(parse_kineto_name)
+    if any(found is not None and found[1] == Category.BACKWARD.value for found in parsed):
         return None
     operators = events.operators
     engine = operators.by_name(lambda name: name.startswith(_BACKWARD_OP), bool)
@@ -158,5 +158,5 @@ def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int
     begins = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.begins].drop_duplicates("id", keep="last")
     # of operators with the same start, the last one is the innermost
     found = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(begins, on="id")
-    told = found[found["number"] != 0].drop_duplicates("number")
-    return dict(zip(told["number"].tolist(), told["thread"].tolist(), strict=True))
+    numbered = found[found["number"] != 0].drop_duplicates("number")
+    return dict(zip(numbered["number"].tolist(), numbered["thread"].tolist(), strict=True))

@@ -233,6 +233,6 @@ def _crossing_stretches(
 
 
 def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    told = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
-    known = {number(one.get("id")): str(one.get("name", "")) for one in told}
+    listed = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
+    known = {number(one.get("id")): str(one.get("name", "")) for one in listed}
     return tuple(known.get(int(device), "GPU of unknown name") for device in devices)

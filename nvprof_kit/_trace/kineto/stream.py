@@ -103,10 +103,10 @@ UNREADABLE = ShapeArgs()
 
 def row_of(event: dict[str, Any]) -> Row:
     """Convert an event decoded by the standard library, with values of any type."""
-    said = event.get("args")
-    args = None if said is None else UNREADABLE
-    if isinstance(said, dict):
-        args = ShapeArgs(**{name: said.get(_NAMES.get(name, name)) for name in ShapeArgs.__struct_fields__})
+    given = event.get("args")
+    args = None if given is None else UNREADABLE
+    if isinstance(given, dict):
+        args = ShapeArgs(**{name: given.get(_NAMES.get(name, name)) for name in ShapeArgs.__struct_fields__})
     texts = {key: event[key] for key in ("ph", "cat") if isinstance(event.get(key), str)}
     return Row(**texts, **{key: event.get(key) for key in ("name", "pid", "tid", "ts", "dur", "id")}, args=args)
 

@@ -80,7 +80,7 @@ class _Page:
         rows: The rows, each as long as the header.
         units: The units row of a raw page; None if absent.
         lost: Line numbers of unreadable lines.
-        said: ncu messages around the page, by ``ERROR`` and ``WARNING``.
+        messages: ncu messages around the page, by ``ERROR`` and ``WARNING``.
         launches: The measured launches of each configuration, if written by a plan's script.
     """
 
@@ -88,7 +88,7 @@ class _Page:
     rows: list[list[str]] = field(default_factory=list)
     units: list[str] | None = None
     lost: list[int] = field(default_factory=list)
-    said: dict[str, list[str]] = field(default_factory=dict)
+    messages: dict[str, list[str]] = field(default_factory=dict)
     launches: tuple[int, ...] = ()
     _places: dict[str, int | None] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
             f"{named}: a summary page of ncu (no {missing}); needed the raw page: ncu --import FILE --page raw --csv"
         )
     if not page.rows:
-        raise CaptureError(_nothing(page.said, named, page=True))
+        raise CaptureError(_nothing(page.messages, named, page=True))
     if again := sorted({name for name in page.header if page.header.count(name) > 1}):
         raise CaptureError(
             f"{named}: the column {again[0]} stands there twice, and either could be meant; print it again"
@@ -142,15 +142,15 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
 
 def _read_page(lines: Sequence[str], named: str) -> _Page:
     begin = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
-    said: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for line in lines:
         if found := _NOISE.match(line):
-            said.setdefault(found["kind"], []).append(found["text"])
+            messages.setdefault(found["kind"], []).append(found["text"])
     if begin is None:
-        raise CaptureError(_nothing(said, named))
-    told = next(filter(None, map(_LAUNCHES.fullmatch, lines[:begin])), None)
-    launches = tuple(int(number[:9]) for number in told[1].split("|")) if told else ()
-    page = _Page(next(csv.reader([lines[begin]])), said=said, launches=launches)
+        raise CaptureError(_nothing(messages, named))
+    launch_line = next(filter(None, map(_LAUNCHES.fullmatch, lines[:begin])), None)
+    launches = tuple(int(number[:9]) for number in launch_line[1].split("|")) if launch_line else ()
+    page = _Page(next(csv.reader([lines[begin]])), messages=messages, launches=launches)
     for number, line in enumerate(lines[begin + 1 :], begin + 2):
         if not _ROW.match(line):  # output of the program or ncu, or the continuation of a rule's text
             continue
@@ -164,9 +164,9 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
     return page
 
 
-def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
+def _nothing(messages: dict[str, list[str]], named: str, page: bool = False) -> str:
     """Why there is no result; `page`: whether a page was found."""
-    errors = said.get("ERROR", [])
+    errors = messages.get("ERROR", [])
     if any(_NO_PERMISSION in line for line in errors):
         return (
             f"{named}: ncu had no permission to read the counters (ERR_NVGPUCTRPERM); run it as root, or set the "
@@ -174,7 +174,7 @@ def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
         )
     if errors:
         return f"{named}: ncu failed: {errors[0]}"
-    if any("No kernels were profiled" in line for lines in said.values() for line in lines):
+    if any("No kernels were profiled" in line for lines in messages.values() for line in lines):
         return f"{named}: ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
     if page:
         return (
@@ -341,7 +341,7 @@ def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, 
 
 
 def _warnings(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:
-    warnings = [f"ncu failed: {line}" for line in page.said.get("ERROR", ())]
+    warnings = [f"ncu failed: {line}" for line in page.messages.get("ERROR", ())]
     if page.lost:
         lines = ", ".join(map(str, page.lost[:5])) + (" and more" if len(page.lost) > 5 else "")
         warnings.append(f"{len(page.lost)} rows cannot be read (lines {lines}): their fields do not fit the header")

@@ -100,5 +100,5 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
         units=units,
         warnings=tuple(warning for report in reports for warning in report.warnings),
     )
-    told = any(report.kernels.duplicated(["id", "pid", "kernel"]).any() for report in reports)
-    return whole if told else replace(whole, warnings=(*whole.warnings, *_repeated(whole)))
+    repeats = any(report.kernels.duplicated(["id", "pid", "kernel"]).any() for report in reports)
+    return whole if repeats else replace(whole, warnings=(*whole.warnings, *_repeated(whole)))

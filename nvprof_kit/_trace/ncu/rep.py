@@ -40,9 +40,9 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
     command = [sys.executable, "-I", str(script), str(path), str(Path(library.origin).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     if done.returncode:
-        said = done.stderr.strip().splitlines()
+        message = done.stderr.strip().splitlines()
         raise CaptureError(
-            f"{named}: not a whole ncu report, or newer than ncu-report: {said[-1] if said else 'crash'}"
+            f"{named}: not a whole ncu report, or newer than ncu-report: {message[-1] if message else 'crash'}"
         )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     if not results:
@@ -66,8 +66,8 @@ def _printed(path: Path, domain: str, named: str) -> NcuReport:
     except OSError as error:
         raise ToolError(f"{ncu}: cannot run it: {error.strerror}") from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise ToolError(f"{named}: {ncu} cannot print it: {said[:300]}")
+        message = " ".join((done.stderr or done.stdout).split())
+        raise ToolError(f"{named}: {ncu} cannot print it: {message[:300]}")
     return read_csv(done.stdout, domain, named)
 
 
@@ -78,9 +78,9 @@ def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport
     words: list[dict[str, str]] = []
     units: dict[str, str] = {}
     for result in results:
-        measured, said = _metrics(result["metrics"], units)
+        measured, text = _metrics(result["metrics"], units)
         numbers.append(measured)
-        words.append(said)
+        words.append(text)
     kernels = [_kernel(number, result, numbers[number], domain) for number, result in enumerate(results)]
     metrics = pd.DataFrame(numbers, index=range(len(results)), dtype="float64")
     return NcuReport(

@@ -74,23 +74,23 @@ def check_enums(db: Database, enumerations: Iterable[Enumeration] = ALL) -> None
         CaptureError: A known value has another number.
     """
     for enumeration in enumerations:
-        said = _said(db, enumeration)
-        numbers = {name: number for number, name in said.items()}
+        names = _names_in(db, enumeration)
+        numbers = {name: number for number, name in names.items()}
         for number, name in enumeration.names.items():
-            if said.get(number, name) == name:
+            if names.get(number, name) == name:
                 continue
             if name in numbers:
                 raise db.refuse(f"{enumeration.table} numbers {name} as {numbers[name]}, where {number} was expected")
-            db.warn(f"{enumeration.table} calls {number} {said[number]!r}; it is read as {name}")
+            db.warn(f"{enumeration.table} calls {number} {names[number]!r}; it is read as {name}")
 
 
 def defined(db: Database, enumeration: Enumeration) -> set[int]:
     """The numbers that have a meaning: the known ones, and those that the export names itself."""
     more = _OTHER_EVENT_TYPES if enumeration is EVENT_TYPES else ()
-    return {*enumeration.names, *more, *_said(db, enumeration)}
+    return {*enumeration.names, *more, *_names_in(db, enumeration)}
 
 
-def _said(db: Database, enumeration: Enumeration) -> dict[int, str]:
+def _names_in(db: Database, enumeration: Enumeration) -> dict[int, str]:
     """The names in the export by number; empty if it does not name them."""
     if not db.has(enumeration.table, "id", "name"):
         return {}

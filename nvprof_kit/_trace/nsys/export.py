@@ -61,8 +61,8 @@ def _check_is_its_export(target: Path, report: str, named: Path) -> None:
     try:
         with closing(Database(target)) as db:
             meta = next((one for one in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(one, "name", "value")), None)
-            asked = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
-            made_from = [str(value) for (value,) in db.rows(asked)] if meta else []
+            query = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
+            made_from = [str(value) for (value,) in db.rows(query)] if meta else []
     except CaptureError:
         return  # not an export: create it again
     if made_from and made_from[0] not in ("", report, "(scrubbed)"):
@@ -91,9 +91,9 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
             f"{_dotted(installed)} on PATH; "
             "export it to SQLite with the nsys that recorded it, or put a newer nsys on PATH"
         )
-    said = next((line for line in reversed(done.stdout.split("\n")) if "error" in line.lower()), "").strip()
+    message = next((line for line in reversed(done.stdout.split("\n")) if "error" in line.lower()), "").strip()
     raise CaptureError(
-        f"{named}: nsys could not export the report ({said[-200:] or 'it gave no reason'}); record or copy it again"
+        f"{named}: nsys could not export the report ({message[-200:] or 'it gave no reason'}); record or copy it again"
     )
 
 

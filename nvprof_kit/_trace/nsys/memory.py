@@ -80,5 +80,5 @@ def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int6
     order = np.argsort(of_known, kind="stable")
     place = np.minimum(np.searchsorted(of_known[order], of_asked), len(order) - 1)
     found = order[place]
-    told = of_known[found] == of_asked
-    return np.where(told, calls["tid"][found], -1), np.where(told, calls["start"][found], -1)
+    matched = of_known[found] == of_asked
+    return np.where(matched, calls["tid"][found], -1), np.where(matched, calls["start"][found], -1)

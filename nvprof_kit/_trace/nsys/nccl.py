@@ -40,8 +40,8 @@ def read_collectives(db: Database) -> Columns:
         check_rows(db, ("NVTX_EVENTS",))
     if not rows:
         return _columns([], np.empty((0, 3), dtype=np.int64))
-    said = _payloads(db, rows)
-    return _columns(rows, said)
+    payloads = _payloads(db, rows)
+    return _columns(rows, payloads)
 
 
 def _calls(db: Database) -> list[tuple[Any, ...]]:
@@ -64,7 +64,7 @@ def _has_layouts(db: Database) -> bool:
 
 def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
     """Size, communicator and ranks from each call's payload; -1 if absent; shape ``(n, 3)``."""
-    said = np.full((len(rows), 3), -1, dtype=np.int64)
+    values = np.full((len(rows), 3), -1, dtype=np.int64)
     layouts = _layouts(db, {row[3] for row in rows})
     blobs = [row[5] if isinstance(row[5], bytes) else b"" for row in rows]
     length = np.array([len(blob) for blob in blobs], dtype=np.int64)
@@ -76,8 +76,8 @@ def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
             chosen = schema == id_
             for place, (offset, width) in layouts.get(id_, {}).items():
                 if _HEADER + offset + width <= size:
-                    said[mine[chosen], place] = _number(block[chosen], _HEADER + offset, width)
-    return said
+                    values[mine[chosen], place] = _number(block[chosen], _HEADER + offset, width)
+    return values
 
 
 def _layouts(db: Database, domains: set[int]) -> Mapping[int, Mapping[int, tuple[int, int]]]:
@@ -104,13 +104,13 @@ def _number(block: npt.NDArray[np.uint8], offset: int, width: int) -> Int64Array
     return np.ascontiguousarray(block[:, offset : offset + width]).view(kind).ravel().astype(np.int64)
 
 
-def _columns(rows: list[tuple[Any, ...]], said: Int64Array) -> Columns:
+def _columns(rows: list[tuple[Any, ...]], payloads: Int64Array) -> Columns:
     start, end, tid = (np.array([row[place] for row in rows], dtype=np.int64) for place in range(3))
     pid = tid & _PID_MASK
     names, which = np.unique(np.array([str(row[4]) for row in rows], dtype=object), return_inverse=True)
     per_rank = np.isin(np.array([str(name).removeprefix("nccl") for name in names]), _OF_ALL_RANKS)[which]
-    ranks = _ranks(pid, said)
-    size = np.where(per_rank, np.where((ranks > 0) & (said[:, 0] >= 0), said[:, 0] * ranks, -1), said[:, 0])
+    ranks = _ranks(pid, payloads)
+    size = np.where(per_rank, np.where((ranks > 0) & (payloads[:, 0] >= 0), payloads[:, 0] * ranks, -1), payloads[:, 0])
     return {
         "start_ns": start,
         "end_ns": end,
@@ -120,7 +120,7 @@ def _columns(rows: list[tuple[Any, ...]], said: Int64Array) -> Columns:
         "call": labels(which.astype(np.int64), [str(name) for name in names]),
         "bytes": size,
         "ranks": ranks,
-        "communicator": _communicators(said[:, 1]),
+        "communicator": _communicators(payloads[:, 1]),
         "description": labels(np.zeros(len(rows), dtype=np.int64), [""]),
         "sequence": np.full(len(rows), -1, dtype=np.int64),
         "peers": labels(np.zeros(len(rows), dtype=np.int64), [""]),
@@ -135,12 +135,12 @@ def _communicators(id_: Int64Array) -> Any:
     )
 
 
-def _ranks(pid: Int64Array, said: Int64Array) -> Int64Array:
+def _ranks(pid: Int64Array, payloads: Int64Array) -> Int64Array:
     """Number of ranks of each call's communicator, from the call that created it; -1 if that call is not in the
     capture.
     """
-    makes = said[:, 2] > 0
-    made = dict(zip(zip(pid[makes], said[makes, 1], strict=True), said[makes, 2].tolist(), strict=True))
-    keys, which = np.unique(np.stack([pid, said[:, 1]], axis=1), axis=0, return_inverse=True)
+    makes = payloads[:, 2] > 0
+    made = dict(zip(zip(pid[makes], payloads[makes, 1], strict=True), payloads[makes, 2].tolist(), strict=True))
+    keys, which = np.unique(np.stack([pid, payloads[:, 1]], axis=1), axis=0, return_inverse=True)
     of_key = np.array([made.get(tuple(key), -1) for key in keys.tolist()], dtype=np.int64)
     return of_key[which.ravel()] if len(keys) else np.empty(0, dtype=np.int64)

@@ -41,9 +41,9 @@ def has_operations(db: Database) -> bool:
 def read_operations(db: Database) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: operations with their kernels, without operations that have none."""
     check_rows(db, (TABLE, _KERNELS))
-    said = {name: name if db.has(TABLE, name) else "NULL" for name in ("commHash", "count", "dataType")}
+    column = {name: name if db.has(TABLE, name) else "NULL" for name in ("commHash", "count", "dataType")}
     rows = db.rows(
-        f'SELECT start, "end", text, operationId, {said["commHash"]}, {said["count"]}, {said["dataType"]} '
+        f'SELECT start, "end", text, operationId, {column["commHash"]}, {column["count"]}, {column["dataType"]} '
         f"FROM {TABLE} ORDER BY start"
     )
     kernels = db.rows(
@@ -105,5 +105,5 @@ def _kind(text: object) -> str:
 def _bytes(text: object, count: object, data_type: object) -> int:
     """Bytes of the operation's larger buffer; -1 if unknown."""
     size = _BYTES.get(_plain(data_type).removeprefix("nccl"), 0)
-    told = isinstance(count, int) and size and _plain(text).removeprefix("nccl") not in _PER_RANK
-    return count * size if told and isinstance(count, int) and 0 <= count < 1 << 46 else -1
+    has_bytes = isinstance(count, int) and size and _plain(text).removeprefix("nccl") not in _PER_RANK
+    return count * size if has_bytes and isinstance(count, int) and 0 <= count < 1 << 46 else -1

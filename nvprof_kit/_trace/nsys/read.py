@@ -262,13 +262,13 @@ def _info(
     lacks: str,
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
-    said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
-    version = said.get("EXPORT_PRODUCT_VERSION", "")
+    entries = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
+    version = entries.get("EXPORT_PRODUCT_VERSION", "")
     devices = few(ops["device"])
     return CaptureInfo(
         path=str(db.path),
         tool=f"nsys {version}".strip(),
-        schema=said.get("EXPORT_SCHEMA_VERSION", ""),
+        schema=entries.get("EXPORT_SCHEMA_VERSION", ""),
         domain=domain,
         gpus=tables.gpu_names(db, devices),
         ordinals=tuple(devices.tolist()),

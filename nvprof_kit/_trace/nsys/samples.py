@@ -89,12 +89,12 @@ def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
     if not (isinstance(when, int) and isinstance(type_, int)):
         raise db.refuse(f"GENERIC_EVENTS.rawTimestamp is {when!r} and typeId {type_!r} where a sample is")
     try:
-        said = json.loads(data)
+        parsed = json.loads(data)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise db.refuse("GENERIC_EVENTS.data is not a JSON object where a sample is")
-    return said
+    return parsed
 
 
 def _ordinals(db: Database) -> dict[int, int]:

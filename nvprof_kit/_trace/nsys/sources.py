@@ -117,8 +117,8 @@ def _check_table(db: Database, table: str) -> None:
     if table == "StringIds":
         _refuse_double_ids(db)
     source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
-    asked = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
-    columns = [one for one in asked if db.has(table, one)]
+    wanted = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
+    columns = [one for one in wanted if db.has(table, one)]
     counts = ", ".join(
         f'count(*) - count("{one}"), total(typeof("{one}") NOT IN '
         f"('null', '{'text' if one in source.texts else 'integer'}'))"

@@ -167,8 +167,8 @@ def _warn_of_unregistered(db: Database, pid: Int64Array, domain: Int64Array, reg
 
 def _pairs_of(domains: Domains, domain: str) -> set[tuple[int, int]]:
     """The (process, domain id) pairs of the requested domains, except the default domain."""
-    asked = named_domains(domain, domains.by_name)
-    return {pair for name in asked for pair in domains.by_name.get(name, ())}
+    names = named_domains(domain, domains.by_name)
+    return {pair for name in names for pair in domains.by_name.get(name, ())}
 
 
 def _domain_ids(domains: Domains, domain: str) -> set[int]:

@@ -57,9 +57,9 @@ def main(path: str, what: str, stretches: str = "") -> None:
     _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
     gc.disable()  # the collector would traverse a million live dicts again and again
-    said = _outcome(path, what, stretches)
+    outcome = _outcome(path, what, stretches)
     try:
-        pickle.dump(said, sys.stdout.buffer, protocol=5)
+        pickle.dump(outcome, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         pass

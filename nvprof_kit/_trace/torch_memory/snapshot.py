@@ -15,7 +15,7 @@ from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit._trace.files.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import (
-    MEMORY_STRETCHES,
+    MEMORY_SPANS,
     Category,
     kineto_name,
     memory_label,
@@ -140,15 +140,15 @@ def read_snapshot(path: str | Path) -> Snapshot:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if not head.startswith(_PICKLE) and (known := description_of(head)):
         raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
-    return _snapshot(handed_over(path, "snapshot", MEMORY_STRETCHES), path)
+    return _snapshot(handed_over(path, "snapshot", MEMORY_SPANS), path)
 
 
-def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
+def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
     import numpy as np
     import pandas as pd
 
     histories, numbers = [], [np.zeros(0, dtype=np.int64)]
-    for device, history in enumerate(said["devices"]):
+    for device, history in enumerate(content["devices"]):
         stack = _integers(history.pop("stack"))
         wrong = np.abs(_integers(history["time_us"])) > _LATEST_US
         if wrong.any():
@@ -157,22 +157,22 @@ def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
             )
         if len(stack):
             numbers.append(stack)
-            mine = [(time, begins, name) for time, where, begins, name in said["annotations"] if where == device]
-            histories.append(_events(history, device, said["stretches"], _loop_stretches(mine)))
+            mine = [(time, begins, name) for time, where, begins, name in content["annotations"] if where == device]
+            histories.append(_events(history, device, content["stretches"], _loop_stretches(mine)))
     events = pd.concat(histories, ignore_index=True) if histories else _no_events()
     if len(histories) > 1:
         events = events.astype({"action": "category", "label": "category"})
     size = events["size_bytes"].to_numpy()
     check_sizes(path, "device_traces.size", size)
-    segments, blocks = _segments(said["segments"]), _blocks(said["segments"])
+    segments, blocks = _segments(content["segments"]), _blocks(content["segments"])
     for name in ("total_bytes", "allocated_bytes", "active_bytes"):
         check_sizes(path, f"segments.{name}", segments[name].to_numpy())
     check_sizes(path, "segments.blocks.size", blocks["size_bytes"].to_numpy())
     times = events["time_ns"].to_numpy()
     check_moments(path, [times[times > 0]])
-    codes, lengths = (_integers(raw) for raw in said["stacks"])
-    stacks = Stacks(np.concatenate(numbers), codes, lengths, said["frames"])
-    return Snapshot(str(path), events, segments, blocks, stacks, said["settings"])
+    codes, lengths = (_integers(raw) for raw in content["stacks"])
+    stacks = Stacks(np.concatenate(numbers), codes, lengths, content["frames"])
+    return Snapshot(str(path), events, segments, blocks, stacks, content["settings"])
 
 
 def _integers(raw: bytes) -> Any:
@@ -181,10 +181,10 @@ def _integers(raw: bytes) -> Any:
     return np.frombuffer(raw, "int64")
 
 
-def _texts(told: tuple[bytes, list[str]]) -> pd.Categorical:
+def _texts(encoded: tuple[bytes, list[str]]) -> pd.Categorical:
     import pandas as pd
 
-    return pd.Categorical.from_codes(_integers(told[0]), categories=pd.Index(told[1], dtype="str"))
+    return pd.Categorical.from_codes(_integers(encoded[0]), categories=pd.Index(encoded[1], dtype="str"))
 
 
 def _no_events() -> pd.DataFrame:
@@ -260,44 +260,44 @@ def _loop_stretches(annotations: list[tuple[int, bool, str]]) -> _Stretches:
     return made
 
 
-def _segments(said: dict[str, Any]) -> pd.DataFrame:
+def _segments(columns: dict[str, Any]) -> pd.DataFrame:
     import pandas as pd
 
     made: pd.DataFrame = pd.DataFrame(
         {
-            "device": _integers(said["device"]),
-            "address": _integers(said["address"]),
-            "total_bytes": _integers(said["total_size"]),
-            "allocated_bytes": _integers(said["allocated_size"]),
-            "active_bytes": _integers(said["active_size"]),
-            "kind": _texts(said["kind"]),
-            "stream": _integers(said["stream"]),
-            "pool": _texts(said["pool"]),
+            "device": _integers(columns["device"]),
+            "address": _integers(columns["address"]),
+            "total_bytes": _integers(columns["total_size"]),
+            "allocated_bytes": _integers(columns["allocated_size"]),
+            "active_bytes": _integers(columns["active_size"]),
+            "kind": _texts(columns["kind"]),
+            "stream": _integers(columns["stream"]),
+            "pool": _texts(columns["pool"]),
         }
     )
     return made
 
 
-def _blocks(said: dict[str, Any]) -> pd.DataFrame:
+def _blocks(columns: dict[str, Any]) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    counts, size = _integers(said["count"]), _integers(said["block_size"])
+    counts, size = _integers(columns["count"]), _integers(columns["block_size"])
     segment = np.repeat(np.arange(len(counts)), counts)
-    if said["block_address"] is not None:
-        address = _integers(said["block_address"])
+    if columns["block_address"] is not None:
+        address = _integers(columns["block_address"])
     else:  # PyTorch up to 2.1 has no address: sum up the sizes
         before = np.cumsum(size) - size
         first = np.cumsum(counts) - counts
         begin = before[first[segment]] if len(size) else before
-        address = _integers(said["address"])[segment] + before - begin
+        address = _integers(columns["address"])[segment] + before - begin
     made: pd.DataFrame = pd.DataFrame(
         {
             "segment": segment,
             "address": address,
             "size_bytes": size,
-            "requested_bytes": _integers(said["block_requested"]),
-            "state": _texts(said["block_state"]),
+            "requested_bytes": _integers(columns["block_requested"]),
+            "state": _texts(columns["block_state"]),
         }
     )
     return made

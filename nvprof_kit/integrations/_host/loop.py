@@ -388,10 +388,10 @@ def listens() -> bool:
     if state.mode == "off":
         return False
     try:
-        asked = profiling_schedule(None) is not None
+        wanted = profiling_schedule(None) is not None
     except UsageError:
-        asked = False
-    return state.backend is not None or asked or bool(_environment(SCHEDULE))
+        wanted = False
+    return state.backend is not None or wanted or bool(_environment(SCHEDULE))
 
 
 def _environment(name: str) -> str | None:

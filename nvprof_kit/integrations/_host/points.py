@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from nvprof_kit._instrument.compile.hidden import keep_out
-from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.compile.hidden import pause_while_tracing
+from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.modules.ranged import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
@@ -54,17 +54,17 @@ class LoopHooks(Annotation):
         owner: The loop, a `guard.Guarded`; held weakly.
     """
 
-    def wake(self) -> None:
+    def enable(self) -> None:
         """Install the hooks, if not installed."""
         try:
-            super().wake()
+            super().enable()
         except Exception as error:
             owner = self._owner()
             if owner is not None:
                 owner.give_up(error)
 
     def _hold(self, _owner: Any) -> Iterator[Removable]:
-        yield keep_out(self)
+        yield pause_while_tracing(self)
 
 
 class Calls(LoopHooks):
@@ -93,7 +93,7 @@ class Calls(LoopHooks):
             if not torch.compiler.is_dynamo_compiling():
                 owner.calling(model, args, kwargs)
 
-        leave_to_python(call)
+        skip_compiling(call)
         return Hook(call).call
 
     def _end(self, owner: Any, model: nn.Module) -> Any:
@@ -101,7 +101,7 @@ class Calls(LoopHooks):
             if not torch.compiler.is_dynamo_compiling():
                 owner.call_ended(model)
 
-        leave_to_python(call)
+        skip_compiling(call)
         return Hook(call).call
 
 
@@ -143,5 +143,5 @@ def _reporting_backward(owner: Watcher, backward: Callable[..., Any]) -> Callabl
         finally:
             owner.backward_ends()
 
-    leave_to_python(reported, callees=False)
+    skip_compiling(reported, callees=False)
     return reported

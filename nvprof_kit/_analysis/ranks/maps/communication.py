@@ -65,7 +65,7 @@ def communications(
     place = place[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[place]], launch[place]))]
     ops = rows[place]
     owner = kernels_of_calls(trace, ops)
-    said = messages(trace, ops, owner)
+    found_messages = messages(trace, ops, owner)
     calls = _calls(trace, ops, owner)
     names = trace.ops["name"].iloc[ops].astype(str).to_numpy()
     kinds = {name: kind_of(name) for name in set(names.tolist())}
@@ -84,8 +84,8 @@ def communications(
             "sequence": _unique(comm, calls.sequence),
             "step": step[place],
             "kind": kind,
-            "bytes": said.bytes,
-            "size": said.ranks,
+            "bytes": found_messages.bytes,
+            "size": found_messages.ranks,
         }
     )
     table["number"] = table.groupby(["comm", "step"]).cumcount()
@@ -105,32 +105,32 @@ class _Calls(NamedTuple):
 def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
     nothing = np.full(len(ops), "", dtype=object)
     unknown = np.full(len(ops), NONE, dtype=np.int64)
-    said = _Calls(nothing.copy(), nothing.copy(), nothing.copy(), unknown.copy(), unknown)
+    columns = _Calls(nothing.copy(), nothing.copy(), nothing.copy(), unknown.copy(), unknown)
     calls = trace.collectives
     if calls is None or not len(calls) or not len(ops):
-        return said
+        return columns
     rows = np.flatnonzero(owner >= 0)
     names = {name: kind_of(name) for name in calls["call"].cat.categories}
     kind = np.array([names[name] for name in calls["call"].astype(str).tolist()], dtype=object)
-    told = rows[kind[rows] != ""]
-    said.kind[owner[told]] = kind[told]
-    differing = told[said.kind[owner[told]] != kind[told]]
-    said.kind[owner[differing]] = "SendRecv"
+    named = rows[kind[rows] != ""]
+    columns.kind[owner[named]] = kind[named]
+    differing = named[columns.kind[owner[named]] != kind[named]]
+    columns.kind[owner[differing]] = "SendRecv"
     if "communicator" in calls:
-        said.communicator[owner[rows]] = np.asarray(calls["communicator"].astype(str), dtype=object)[rows]
-        said.sequence[owner[rows]] = calls["sequence"].to_numpy()[rows]
+        columns.communicator[owner[rows]] = np.asarray(calls["communicator"].astype(str), dtype=object)[rows]
+        columns.sequence[owner[rows]] = calls["sequence"].to_numpy()[rows]
     if "description" in calls:
-        said.group[owner[rows]] = np.asarray(calls["description"].astype(str), dtype=object)[rows]
+        columns.group[owner[rows]] = np.asarray(calls["description"].astype(str), dtype=object)[rows]
     if "operation" in calls:
-        _put_operations(said.operation, owner[rows], calls["operation"].to_numpy()[rows])
-    return said
+        _put_operations(columns.operation, owner[rows], calls["operation"].to_numpy()[rows])
+    return columns
 
 
 def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) -> None:
     """The id of each kernel: its operation's, or one id for a set of several operations, the same on every rank."""
-    told = operation >= 0
-    order = np.lexsort((operation[told], kernel[told]))
-    kernel, operation = kernel[told][order], operation[told][order]
+    matched = operation >= 0
+    order = np.lexsort((operation[matched], kernel[matched]))
+    kernel, operation = kernel[matched][order], operation[matched][order]
     first = np.flatnonzero(np.diff(kernel, prepend=-1))
     for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(kernel)], strict=True):
         mine = np.unique(operation[begin:end])

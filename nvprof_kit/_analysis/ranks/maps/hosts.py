@@ -27,8 +27,8 @@ _DATA_TEXTS = ("data", "dataloader")
 def collecting(trace: Trace, pid: int) -> Int64Array:
     """Starts and ends of the process's garbage collections, from ranges, shape ``(2, n)``."""
     names = trace.ranges["text"].cat.categories
-    told = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in names])
-    mine = np.isin(trace.ranges["text"].cat.codes.to_numpy(), told) & (trace.ranges["pid"].to_numpy() == pid)
+    codes = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in names])
+    mine = np.isin(trace.ranges["text"].cat.codes.to_numpy(), codes) & (trace.ranges["pid"].to_numpy() == pid)
     return np.stack([trace.ranges[edge].to_numpy()[mine] for edge in ("start_ns", "end_ns")])
 
 

@@ -77,24 +77,24 @@ def map_unprofiled(found: pd.DataFrame, facts: dict[str, Any]) -> RankMap:
 
 def dump_warnings(found: pd.DataFrame, tool: str) -> list[str]:
     """Warnings about missing data in a dump."""
-    said = [f"known by the {tool} alone: when it came to a collective is told, not what it did before"]
+    warnings = [f"known by the {tool} alone: its arrival at a collective is known, not what it did before"]
     again = int((found.duplicated() & (found["enqueued_ns"] > 0)).sum())
     if again:
-        said.append(f"{again} of {len(found)} collectives stand in the file twice, and count twice; take it again")
+        warnings.append(f"{again} of {len(found)} collectives stand in the file twice, and count twice; take it again")
     open_ = found[found["state"] != "completed"]
     if len(open_):
         first = open_.iloc[0]
-        said.append(
+        warnings.append(
             f"{len(open_)} collectives had not ended when the dump was written, the first {first['kind']} "
             f"{first['sequence']} of group {first['communicator']}: where the program hangs, it hangs there"
         )
     untimed = int((found["duration_ns"] < 0).sum())
     if untimed:
-        said.append(
+        warnings.append(
             f"{untimed} of {len(found)} collectives have no duration (duration_ms), so nothing tells when the rank "
             "came to them; set TORCH_NCCL_ENABLE_TIMING=1"
         )
-    return said
+    return warnings
 
 
 def place(tables: JobTables, clocks: pd.DataFrame) -> Placed:
@@ -179,8 +179,8 @@ def _shifts(mine: pd.DataFrame, its: pd.DataFrame) -> list[tuple[int, float]]:
         one, other = slice(low, high), slice(low + shift, high + shift)
         if not _agree(sorts, sizes, (one, other)):
             continue
-        told = launched[1][other] >= 0
-        apart = np.abs(launched[0][one][told] - launched[1][other][told])
+        paired = launched[1][other] >= 0
+        apart = np.abs(launched[0][one][paired] - launched[1][other][paired])
         found.append((shift, float(np.median(apart)) if len(apart) else np.inf))
     return found
 

@@ -346,14 +346,14 @@ def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late: Int64Array) -> 
 
     if not len(chained):
         return direct
-    told: dict[int, list[tuple[int, str, str, str, float]]] = {}
+    reasons: dict[int, list[tuple[int, str, str, str, float]]] = {}
     for row in direct.itertuples(index=False):
-        told.setdefault(int(row[0]), []).append((int(row[1]), *row[2:]))
+        reasons.setdefault(int(row[0]), []).append((int(row[1]), *row[2:]))
     for instance, of, share in chained.sort_values("instance", kind="stable").itertuples(index=False):
-        before = told.get(int(of)) or [(int(late[int(of)]), "collective", NO_LAYER, NO_PHASE, 1.0)]
+        before = reasons.get(int(of)) or [(int(late[int(of)]), "collective", NO_LAYER, NO_PHASE, 1.0)]
         whole = sum(one[4] for one in before)
-        told.setdefault(int(instance), []).extend((*one[:4], one[4] / whole * share) for one in before)
-    rows = [(instance, *one) for instance, found in told.items() for one in found]
+        reasons.setdefault(int(instance), []).extend((*one[:4], one[4] / whole * share) for one in before)
+    rows = [(instance, *one) for instance, found in reasons.items() for one in found]
     frame = pd.DataFrame.from_records(rows, columns=list(_SHARES))
     made: pd.DataFrame = frame.groupby(list(_SHARES[:-1]), sort=False)["share"].sum().reset_index()
     return made

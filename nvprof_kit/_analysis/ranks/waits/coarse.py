@@ -78,6 +78,6 @@ def _whole(shared: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     groups = shared.groupby(keys, sort=False)
     last = ~shared.duplicated(keys, keep="last").to_numpy()
     given = groups["wait_ns"].transform("first").to_numpy()
-    told = shared.assign(ns=ns).groupby(keys, sort=False)["ns"].transform("sum").to_numpy()
-    made: pd.DataFrame = shared.assign(wait_ns=ns + np.where(last, given - told, 0))
+    total = shared.assign(ns=ns).groupby(keys, sort=False)["ns"].transform("sum").to_numpy()
+    made: pd.DataFrame = shared.assign(wait_ns=ns + np.where(last, given - total, 0))
     return made

@@ -44,8 +44,8 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
         sums["direct"] = made["cost"].where(made["cause"] == cause, 0.0)
         found = sums.groupby(["step", "rank"])[["host", "direct"]].sum().reset_index().merge(more, on=["step", "rank"])
         found = found[found["excess_ns"] - found["direct"] >= EXPLAINS * found["host"]]
-        told = made[["step", "rank"]].merge(found[["step", "rank"]], on=["step", "rank"], how="left", indicator="is")
-        renamed = (told["is"] == "both").to_numpy() & (made["cause"] == "host").to_numpy()
+        merged = made[["step", "rank"]].merge(found[["step", "rank"]], on=["step", "rank"], how="left", indicator="is")
+        renamed = (merged["is"] == "both").to_numpy() & (made["cause"] == "host").to_numpy()
         made.loc[renamed, "cause"] = cause
         if cause == "data_loading":
             made.loc[renamed, ["layer", "phase"]] = [NO_LAYER, "data"]
@@ -75,8 +75,8 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
     ]
     keys = ["rank", "layer", "phase", "kind"]
     kind = np.where(shares["cause"].isin(_WORK), "work", shares["cause"])
-    asked = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
-    fault = asked.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
+    wanted = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
+    fault = wanted.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
     # work outside layers, such as the loss, is specific to a stage
     fault = np.where(np.isnan(fault) | ((shares["layer"] == NO_LAYER) & (kind == "work")).to_numpy(), 0.0, fault)
     split = passed_on[shares["instance"].to_numpy()] & np.isin(kind, list(over))

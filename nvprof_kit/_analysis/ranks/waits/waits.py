@@ -114,10 +114,10 @@ def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor
     every = _pairs(members, known)
     late, peer = (np.isin(ranks, known) for ranks in (every.late, every.peer))
     pairs = every.where(late & peer)
-    told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
+    above_floor = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
     parts = [
-        _in_detail(tables, pairs.among(told), found),
-        unresolved(pairs.among(~told)),
+        _in_detail(tables, pairs.among(above_floor), found),
+        unresolved(pairs.among(~above_floor)),
         unresolved(every.where(~late), "not_profiled"),
         unresolved(every.where(late & ~peer)),
     ]
@@ -142,9 +142,9 @@ def _refined(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd
     of = shares["instance"].to_numpy()
     cost = (found["wait_ns"] / (found["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
     causes = shares.assign(step=found["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
-    told = host_reasons(causes, tables)[list(shares)]
+    refined = host_reasons(causes, tables)[list(shares)]
     keys = [name for name in shares if name != "share"]
-    made: pd.DataFrame = told.groupby(keys, sort=False)["share"].sum().reset_index()
+    made: pd.DataFrame = refined.groupby(keys, sort=False)["share"].sum().reset_index()
     return made
 
 
@@ -152,20 +152,20 @@ def _of_steps(charges: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     """The causes of collectives from those of their steps: the late rank's own, otherwise a chain."""
     top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
     keys = {"left_on": ["step", "late_rank"], "right_on": ["step", "rank"], "how": "left"}
-    told = found[["instance", "step", "late_rank"]].merge(top[["step", "rank", "cause", "layer", "phase"]], **keys)
-    filled = told.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
+    merged = found[["instance", "step", "late_rank"]].merge(top[["step", "rank", "cause", "layer", "phase"]], **keys)
+    filled = merged.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
     made: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
     return made
 
 
-def _numbered(points: pd.DataFrame, told: int) -> pd.DataFrame:
+def _numbered(points: pd.DataFrame, first: int) -> pd.DataFrame:
     """Number the matched collectives, analyzed ones first; the others can still be common points."""
     import pandas as pd
 
     key = pd.MultiIndex.from_frame(points[["c", "s", "k"]])
     code, _ = pd.factorize(key)
     of = points["instance"]
-    points["instance"] = np.where(of.notna(), of.fillna(0), told + code).astype(np.int64)
+    points["instance"] = np.where(of.notna(), of.fillna(0), first + code).astype(np.int64)
     return points
 
 

@@ -43,8 +43,8 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     """
     from nvprof_kit._api.checks import doctor as examine
 
-    told = click.get_current_context().meta[_COMMAND]
-    if words and not told and Path(words[0]).is_file():  # a program to run is not of a known kind
+    separated = click.get_current_context().meta[_COMMAND]
+    if words and not separated and Path(words[0]).is_file():  # a program to run is not of a known kind
         expect(words[0], NSYS, NEEDED_NSYS)
     of_captures = bool(words) and words[0].endswith(CAPTURES)
     if of_captures:

@@ -14,21 +14,21 @@ _ROOFLINE = "ncu/roofline.sh"
 
 
 def _profile(given: Given, words: list[str]) -> None:
-    asked = [name for name in _BY_OPTION if name in given]
+    chosen = [name for name in _BY_OPTION if name in given]
     roofline = "--roofline" in given
-    if not asked and not roofline:
+    if not chosen and not roofline:
         raise UsageError(
             "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite (its costliest kernels) "
             "or --roofline"
         )
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} exclude each other: each says what to measure")
-    script = _ROOFLINE if roofline else _BY_OPTION[asked[0]]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} exclude each other: each says what to measure")
+    script = _ROOFLINE if roofline else _BY_OPTION[chosen[0]]
     passed = {name: value for name, value in given.items() if name != "--roofline"}
     known = {option.name for option in recipe_options(script, _COMMON)}
     for name in passed:
         if name not in known:
-            raise UsageError(f"{name} does not go with {'--roofline' if roofline else asked[0]}")
+            raise UsageError(f"{name} does not go with {'--roofline' if roofline else chosen[0]}")
     if words and "--output" not in passed:
         passed["--output"] = report_name(words)
     become_recipe(script, recipe_words(passed, words), "nvprof-kit ncu profile")

@@ -143,9 +143,9 @@ class Grid:
 
     def _body(self) -> list[Row]:
         """The rows that may be omitted: those with a cost, else those above the first rule."""
-        told = [row for row in self.rows if row.cost is not None]
+        with_cost = [row for row in self.rows if row.cost is not None]
         until = next((place for place, row in enumerate(self.rows) if row.section), len(self.rows))
-        return told or self.rows[:until]
+        return with_cost or self.rows[:until]
 
     def _widths(self) -> dict[int, int]:
         """Preferred width of each column except bars, by position."""
@@ -213,8 +213,8 @@ class Grid:
                 continue
             label, *cells = map(_plain, row.cells)
             yield Text(label, f"bold {row.style}".strip())
-            told = zip(self.columns[1:], cells, strict=True)
-            items = [f"{one.name} {cell}".strip() for one, cell in told if cell and one.kind != "bar"]
+            pairs = zip(self.columns[1:], cells, strict=True)
+            items = [f"{one.name} {cell}".strip() for one, cell in pairs if cell and one.kind != "bar"]
             yield from (Text(f"  {line}", row.style) for line in _lines(items, width - 2))
 
 

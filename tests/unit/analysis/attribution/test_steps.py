@@ -101,6 +101,17 @@ def test_one_number_for_every_step_of_two_ranks(tmp_path: Path) -> None:
     assert instances(file) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("threads", [(1, 2), (2, 1)])
+def test_steps_that_begin_together_are_ordered_by_thread(tmp_path: Path, threads: tuple[int, int]) -> None:
+    """Not by the order of the rows in the file. Step 1 of thread 2 and step 2 of thread 1 begin at 10."""
+    file = NsysFile(tmp_path / "together.sqlite")
+    for tid in threads:
+        file.range_(f"step {3 - tid}", 10, 40, category="step", tid=tid, payload=3 - tid)
+        file.kernel(20, 21, launched=(20, 21), tid=tid)
+    ranges = attribute(open_capture(file.write())).ranges
+    assert ranges.steps.tolist() == [2, 1]
+
+
 def test_a_thousand_steps_of_two_numbers(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "many.sqlite")
     for place in range(1000):

@@ -347,8 +347,8 @@ def test_what_is_lost_is_warned_of_once(sink) -> None:
         train(compiled)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        handle.sleep()
-        handle.wake()
+        handle.disable()
+        handle.enable()
     blocks = blocks_in_place(Net(2), backend="aot_eager")
     by_block = annotate_model(blocks)
     assert by_block.inside_compiled == ("layers.0.norm", "layers.0.linear", "layers.1.norm", "layers.1.linear")
