@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,21 @@ def test_every_column(tmp_path: Path) -> None:
 def test_kinds(name: str, kind: str, peer: int, tmp_path: Path) -> None:
     (row,) = read_flight_recorder(dumped(tmp_path, entry(profiling_name=name))).collectives.to_dict("records")
     assert (row["kind"], row["peer"]) == (kind, peer)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (["1"], "pg_config is "),
+        ({"1": "dp"}, "pg_config: 1 is 'dp'"),
+        ({"1": {"name": "1", "ranks": [1, 3]}}, "ranks of pg_config is "),
+        ({"1": {"name": "1", "ranks": "[1, 3"}}, "with invalid entries"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(groups: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=re.escape(said)) as refused:
+        read_flight_recorder(dumped(tmp_path, entry(), pg_config=groups))
+    assert "\n" not in str(refused.value)
 
 
 def test_the_larger_buffer_counts(tmp_path: Path) -> None:
