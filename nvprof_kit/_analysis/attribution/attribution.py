@@ -47,6 +47,7 @@ class Attribution:
         replay: Launch of the CUDA graph replay that ran it, an index into `Trace.api`, if its owner comes from the
             graph; else `NONE`.
         unlaunched: Number of operations without a launching call in the capture.
+        unlaunched_ns: Their time.
         uncreated: Number of replayed operations without a node creation in the capture.
     """
 
@@ -58,6 +59,7 @@ class Attribution:
     how: npt.NDArray[np.int8]
     replay: Int32Array
     unlaunched: int
+    unlaunched_ns: int
     uncreated: int
 
 
@@ -65,6 +67,7 @@ def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules."""
     owners = _Owners(trace)
     whole = _in_blocks(owners.of, len(trace.ops))
+    unlaunched = np.flatnonzero(whole.call == NONE)
     phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return Attribution(
         ranges=owners.ranges,
@@ -74,7 +77,10 @@ def attribute(trace: Trace) -> Attribution:
         step=whole.step,
         how=whole.how,
         replay=whole.replay,
-        unlaunched=int(np.count_nonzero(whole.call == NONE)),
+        unlaunched=len(unlaunched),
+        unlaunched_ns=int(
+            (trace.ops["end_ns"].to_numpy()[unlaunched] - trace.ops["start_ns"].to_numpy()[unlaunched]).sum()
+        ),
         uncreated=int(np.count_nonzero(whole.uncreated)),
     )
 

@@ -19,7 +19,8 @@ def _launches(attribution: Attribution) -> list[str]:
         return []
     return [
         f"{attribution.unlaunched} of {len(attribution.how)} operations were launched by calls that are not in the "
-        "capture (before its window, or dropped), so they have no layer; begin and end the window at a synchronize"
+        f"capture (before its window, or dropped), so {attribution.unlaunched_ns / 1e6:.3f} ms of their time have no "
+        "layer; begin and end the window at a synchronize"
     ]
 
 

@@ -526,16 +526,27 @@ class JobTables:
                 "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
                 "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
             )
-        if (made["index"] != made.groupby("rank", sort=False).cumcount()).any():  # causes look rows up by it
+        self._check_filled("collectives", made)
+        # causes look the rows of profiled ranks up by it; of other ranks only the matched collectives are here
+        profiled = made[made["rank"].isin(self.profiled_ranks())]
+        if (profiled["index"] != profiled.groupby("rank", sort=False).cumcount()).any():
             raise CaptureError(f"{self._folder}: collectives.index does not count from 0 without gaps; map again")
         return made
+
+    def _check_filled(self, table: str, made: pd.DataFrame) -> None:
+        """Check rows that are read from maps: NULL would become NaN or another row's value."""
+        lacking = made.isna().sum()
+        for name, count in lacking[lacking > 0].items():
+            self._refuse(f"{self._folder}: {table}.{name} lacks {count} values; map again")
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The segments of the given ranks, by rank and segment."""
         self._check_segments()
         self._want(ranks)
         of = self._read("segments", self._files_of(ranks))
-        return self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
+        made = self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
+        self._check_filled("segments", made)
+        return made
 
     def layer_medians(self) -> pd.DataFrame:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,

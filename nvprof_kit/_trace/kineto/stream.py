@@ -163,6 +163,7 @@ class TraceFile:
         opened = self._next()
         if opened == "[":
             yield from self._list()
+            self._check_end()
             return
         seen = False
         if opened != "{":
@@ -172,6 +173,8 @@ class TraceFile:
             if self._next() != ":":
                 self._fail()
             if key == "traceEvents" and self._peek() == "[":
+                if seen:
+                    raise CaptureError(f"{self._named}: traceEvents is in it twice; record it again")
                 self._next()
                 seen = True
                 yield from self._list()
@@ -183,6 +186,16 @@ class TraceFile:
             raise CaptureError(
                 f"{self._named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace "
                 "writes"
+            )
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Check that nothing follows: of two traces in one file only the first would be read."""
+        if more := self._peek():
+            what = "a second trace" if more in "{[" else "other text"
+            raise CaptureError(
+                f"{self._named}: {what} begins at character {self._before + self._at}, after the end of the trace; "
+                "needed one trace in a file: cut it there"
             )
 
     def _list(self) -> Iterator[list[Row]]:

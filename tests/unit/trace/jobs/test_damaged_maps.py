@@ -88,6 +88,18 @@ def test_collectives_with_a_gap_are_refused(maps: Path) -> None:
         open_job([maps], workers=1).answer()
 
 
+@pytest.mark.parametrize(("table", "name"), [("collectives", "ready_segment"), ("segments", "ns")])
+def test_a_column_without_values_is_refused_where_the_checksum_holds(maps: Path, table: str, name: str) -> None:
+    file = of_rank_0(maps, table)
+    told = pq.ParquetFile(file).read()
+    nothing = pa.nulls(len(told), pa.int64())
+    pq.write_table(told.set_column(told.schema.get_field_index(name), name, nothing), file)
+    sums = maps / "sums" / f"{file.name}.json"
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {table: zlib.crc32(file.read_bytes())}))
+    with pytest.raises(CaptureError, match=rf"{table}\.{name} lacks \d+ values; map again"):
+        open_job([maps], workers=1).answer()
+
+
 def test_a_map_without_its_checksums_is_refused(maps: Path) -> None:
     """DuckDB takes endless time and memory over some damaged pages, so none is read unchecked."""
     shutil.rmtree(maps / "sums")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nvprof_kit._api.job import open_job
 from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES, read_flight_recorder
 from nvprof_kit.errors import CaptureError
 
@@ -81,6 +83,21 @@ def test_kinds(name: str, kind: str, peer: int, tmp_path: Path) -> None:
     assert (row["kind"], row["peer"]) == (kind, peer)
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (["1"], "pg_config is "),
+        ({"1": "dp"}, "pg_config: 1 is 'dp'"),
+        ({"1": {"name": "1", "ranks": [1, 3]}}, "ranks of pg_config is "),
+        ({"1": {"name": "1", "ranks": "[1, 3"}}, "with invalid entries"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(groups: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=re.escape(said)) as refused:
+        read_flight_recorder(dumped(tmp_path, entry(), pg_config=groups))
+    assert "\n" not in str(refused.value)
+
+
 def test_the_larger_buffer_counts(tmp_path: Path) -> None:
     gather = entry(output_sizes=[[2, 4, 3]])
     (row,) = read_flight_recorder(dumped(tmp_path, gather)).collectives.to_dict("records")
@@ -150,6 +167,12 @@ def test_two_gpus_pair_their_sends() -> None:
     # the second stage is slow, so the first one waits for its gradients
     waited = [one.loc[one["kind"] == "recv", "duration_ns"].sum() for one in (first, second)]
     assert waited[0] > 1.5 * waited[1]
+
+
+def test_a_pipeline_without_a_profile_is_replayed() -> None:
+    """Of ranks without a profile only the matched messages are compared, so their numbers have gaps."""
+    found = open_job([DUMPS / f"pipeline-layer.rank{rank}.flight" for rank in range(2)], workers=1).answer()
+    assert found.waits["wait_ns"].sum() > 0
 
 
 def test_two_gpus_of_which_one_is_late() -> None:
