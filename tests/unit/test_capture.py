@@ -14,6 +14,7 @@ from support.nsys_file import NsysFile
 import nvprof_kit
 from nvprof_kit._analysis.attribution import operations
 from nvprof_kit._api.sql import answer
+from nvprof_kit._trace.files import sqlite
 from nvprof_kit._trace.nsys import read
 
 
@@ -95,7 +96,7 @@ def test_classes_are_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_table_is_read_once_and_only_when_it_is_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, core = counted(monkeypatch, read, "read_calls"), counted(monkeypatch, read, "read_nsys")
-    launches = counted(monkeypatch, read.tables, "read_launches")
+    launches = counted(monkeypatch, read.tables, "read_and_count_launches")
     capture = nvprof_kit.open(run)
     capture.layers()
     assert not calls
@@ -103,6 +104,21 @@ def test_a_table_is_read_once_and_only_when_it_is_needed(run: Path, monkeypatch:
     capture.summary("kernel")
     assert len(calls) == 1
     assert len(core) == 1 and len(launches) == 1
+
+
+def test_the_calls_are_read_once_to_know_the_launches_and_count_them(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries: list[str] = []
+    fetch = sqlite._fetch
+
+    def noted(connection: Any, sql: str, *more: Any) -> Any:
+        queries.append(sql)
+        return fetch(connection, sql, *more)
+
+    monkeypatch.setattr(sqlite, "_fetch", noted)
+    nvprof_kit.open(run).layers()
+    assert len([query for query in queries if "FROM CUPTI_ACTIVITY_KIND_RUNTIME" in query]) == 1
 
 
 def test_what_is_read_later_is_what_is_read_at_once(run: Path) -> None:

@@ -12,6 +12,8 @@ from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
 from nvprof_kit._analysis.attribution.step_times import median_place
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._findings import Finding
+from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,12 +80,34 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
             "around logging and checkpoints, or record with Python backtraces; prepare data in DataLoader workers"
         )
         refuted = "the step takes as long when it reuses one batch and logs nothing: then the host is late to launch"
+    elif read_back := _read_back(found):
+        refuted = "the step takes twice as long with twice the batch"
+        advice = (
+            f"{read_back}, as nonzero(), item() and masks used as indices do: a CUDA graph cannot capture this part of "
+            "the step; give every expert or branch a fixed size first, or capture only the layers without such "
+            "copies, or give each launch more work (batch size)"
+        )
     for one in _idle(
         found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
         title=title, advice=advice, confidence="medium" if mostly else "high", refuted_by=refuted,
     ):  # fmt: skip
         note = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
         yield replace(one, evidence=one.evidence + note)
+
+
+def _read_back(found: Evidence) -> str:
+    """Says where layers copy to the host within the steps; '' where none does."""
+    copies = np.flatnonzero((found.ops["kind"].to_numpy() == OP_KINDS.index("memcpy")) & found.inside)
+    named = (found.trace.ops["name"].iloc[copies] == "memcpy DtoH").to_numpy()
+    rows = found.ops.iloc[copies[named]]
+    rows = rows[rows["phase"].isin(("forward", "recompute", "backward")) & (rows["layer"] != NO_LAYER)]
+    if not len(rows):
+        return ""
+    places = rows.groupby(["layer", "phase"], observed=True, sort=False).size()
+    layer, phase = places.index[int(places.to_numpy().argmax())]
+    more = len(places) - 1
+    others = f" and {more} other place{'s' * (more > 1)} copy" if more else " copies"
+    return f"{layer} {phase}{others} data to the host"
 
 
 def sync_points(found: Evidence) -> Iterator[Finding]:

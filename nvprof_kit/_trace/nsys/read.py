@@ -35,7 +35,7 @@ from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_o
 from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
-from nvprof_kit._trace.nsys.warnings import capture_warnings, count_launches, handed_over_warnings, launch_names
+from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 
@@ -71,9 +71,8 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # the calls include the launches: read them only once
-            api_job = None if calls_job else pool.submit(tables.read_launches, db, lengths)
             launching = [] if lacks else launch_names(db)
-            launches_job = None if calls_job else pool.submit(count_launches, db, launching)
+            api_job = None if calls_job else pool.submit(tables.read_and_count_launches, db, lengths, launching)
             # import while the threads read; not in the threads, as an interrupted import may keep its lock
             import pandas  # noqa: F401
 
@@ -81,8 +80,10 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             nodes = tables.read_graph_nodes(db)
             ops = named_ops(db, ops_job.result(), optional)
             fetched = calls_job.result() if calls_job else {}
-            api = api_job.result() if api_job else launches_of(db, fetched, lengths)
-            launches = launches_job.result() if launches_job else count_among(fetched, launching)
+            if api_job:
+                api, launches = api_job.result()
+            else:
+                api, launches = launches_of(db, fetched, lengths), count_among(fetched, launching)
             calls = read_calls(db, fetched, operators=not only) if calls_job else None
             checks_job = pool.submit(check_operations, named, ops, api)
             known, api = api, tables.with_missed_launches(db, api, ops)

@@ -5,6 +5,7 @@
     nsys profile --trace=cuda,nvtx python hosts_cost.py   under nsys
 
 Prints a line for each of plain, trainer, lightning and accelerate: milliseconds per step, and the ratio of each pair.
+Without a GPU the model is small: that only shows that the program runs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-STEPS, WARM_UP, PAIRS, BATCH = 20, 5, 5, 16
-ROWS: list[Any] = [{"input_ids": one, "labels": one} for one in torch.randint(0, 2000, (STEPS * BATCH, 512))]
+GPU = torch.cuda.is_available()
+STEPS, WARM_UP, PAIRS = 20, 5, 5
+BATCH, TOKENS = (16, 512) if GPU else (2, 16)
+ROWS: list[Any] = [{"input_ids": one, "labels": one} for one in torch.randint(0, 2000, (STEPS * BATCH, TOKENS))]
 ended: list[float] = []
 
 
@@ -30,14 +33,17 @@ def note(*_step: object) -> None:
     """Note when an optimizer step has ended on the GPU, of the last of the warm-up and the last of all."""
     ended.append(0.0)
     if len(ended) in (WARM_UP, STEPS):
-        torch.cuda.synchronize()
+        if GPU:
+            torch.cuda.synchronize()
         ended[-1] = time.perf_counter()
 
 
 def make() -> LlamaForCausalLM:
-    size = {"hidden_size": 2048, "intermediate_size": 5504, "num_attention_heads": 16, "num_key_value_heads": 16}
-    with torch.device("cuda"):
-        return LlamaForCausalLM(LlamaConfig(vocab_size=2000, num_hidden_layers=8, **size)).to(torch.bfloat16)
+    layers, width, inner, heads = (8, 2048, 5504, 16) if GPU else (2, 32, 64, 4)
+    size = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner}
+    size |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    with torch.device("cuda" if GPU else "cpu"):
+        return LlamaForCausalLM(LlamaConfig(vocab_size=2000, **size)).to(torch.bfloat16)
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -53,7 +59,7 @@ def plain(ranged: bool) -> None:
     with nvprof_kit.annotate_model(model) if ranged else nullcontext():
         for number, batch in enumerate(DataLoader(ROWS, batch_size=BATCH)):
             with step(number):
-                inputs = {name: values.cuda() for name, values in batch.items()}
+                inputs = {name: values.to(model.device) for name, values in batch.items()}
                 with phase("forward"):
                     loss = model(**inputs).loss
                 with phase("backward"):
@@ -64,7 +70,7 @@ def plain(ranged: bool) -> None:
 
 
 def trainer(ranged: bool) -> None:
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     from nvprof_kit.integrations.huggingface import LayerCallback
 
@@ -72,7 +78,9 @@ def trainer(ranged: bool) -> None:
         quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
         arguments = TrainingArguments(folder, per_device_train_batch_size=BATCH, max_steps=STEPS, **quiet)
         callbacks = [LayerCallback()] if ranged else []
-        Trainer(make(), arguments, train_dataset=ROWS, callbacks=callbacks).train()
+        host = Trainer(make(), arguments, train_dataset=ROWS, callbacks=callbacks)
+        host.remove_callback(PrinterCallback)
+        host.train()
 
 
 def lightning(ranged: bool) -> None:
@@ -93,7 +101,7 @@ def lightning(ranged: bool) -> None:
 
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     callbacks = [LayerCallback()] if ranged else []
-    made = host.Trainer(max_epochs=1, logger=False, callbacks=callbacks, accelerator="gpu", devices=1, **quiet)
+    made = host.Trainer(max_epochs=1, logger=False, callbacks=callbacks, accelerator="auto", devices=1, **quiet)
     made.fit(Module(), DataLoader(ROWS, batch_size=BATCH))
 
 

@@ -252,6 +252,23 @@ def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_pat
     assert "nvprof_kit.phase('data')" in late.fix
 
 
+@pytest.mark.parametrize(("kind", "inside", "copies"), [(2, True, True), (1, True, False), (2, False, False)])
+def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
+    kind: int, inside: bool, copies: bool, tmp_path: Path
+) -> None:
+    """`nonzero()` of a layer that routes to experts: a copy to the host. Not one from it, and not after the layers."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    file.range_("experts", 0, 60_000 if inside else 59_000, category="forward")
+    file.kernel(500, 1_000, launched=(0, 500))
+    file.kernel(60_000, 61_000, launched=(59_100, 59_500), table="MEMCPY", copy_kind=kind)
+    for at in range(1_000, 59_000, 1_000):  # the host is at work all the time
+        file.call("cudaFuncGetAttributes", at, at + 1_000)
+    (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
+    assert late.fix.startswith("experts forward copies data to the host") == copies
+    assert late.fix.startswith("use a CUDA graph") != copies
+
+
 @pytest.mark.parametrize(
     ("loads", "fix", "where"),
     [
