@@ -165,8 +165,17 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
             f"{len(guesses)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
             f"kernel: {' · '.join(guesses)}",
         )
+    unknown = bool(guesses) and not capture.launches
+    if unknown:
+        yield checked(
+            "note",
+            "nsys-messages",
+            f"{len(guesses)} that something might be missing: {' · '.join(guesses)}",
+            "nsys writes this into most captures; no launch outside CUDA graphs is there to compare with the kernels",
+            "compare the kernels of a step with what the program launches, or capture it once without CUDA graphs",
+        )
     for text, count, is_error in capture.complaints:
-        if complete and text in guesses:
+        if (complete or unknown) and text in guesses:
             continue
         lost = any(word in text.lower() for word in _LOSSES)
         yield checked(

@@ -51,7 +51,7 @@ def test_all_is_well() -> None:
         ({"domains": {"": 30, "NCCL": 3}, "registered": ()}, "ranges", "warning"),
         ({"open_ranges": 2}, "open ranges", "note"),
         ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
-        ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "lost events", "warning"),
+        ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "nsys's messages", "note"),
         ({"launches": 100, "lost": 26}, "lost events", "error"),
         ({"launches": 10_000, "lost": 26}, "lost events", "note"),
         ({"homes": ("/home/ada",)}, "privacy", "note"),
