@@ -139,7 +139,7 @@ def _changed(result: DiffResult, fold: bool | None) -> pd.DataFrame:
 def _fold_notes(changed: pd.DataFrame) -> list[str]:
     if "unlike" not in changed:
         return []
-    note = "x80: equal blocks in one line: their sums, and the widest ends of their intervals"
+    note = "xN: equal blocks in one line: their sums, and the widest ends of their intervals"
     return [f"{note}. --no-fold prints one line per block."]
 
 

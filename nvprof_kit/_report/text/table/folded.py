@@ -43,7 +43,7 @@ def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[Text]:
         return []
     return [
         Text(
-            "x80: equal blocks in one line with their sums; median, min and max are of one of them. --no-fold prints "
+            "xN: equal blocks in one line with their sums; median, min and max are of one of them. --no-fold prints "
             "one line per block.",
             "dim",
         )
@@ -62,7 +62,7 @@ def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
         return []
     return [
         Text(
-            f"x80: equal blocks in one line; figures are {figures}; median, min and max are {each}. --no-fold prints "
+            f"xN: equal blocks in one line; figures are {figures}; median, min and max are {each}. --no-fold prints "
             "one line per block.",
             "dim",
         )
