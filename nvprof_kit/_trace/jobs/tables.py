@@ -236,6 +236,16 @@ class JobTables:
             self._query(f"CREATE VIEW segments AS {self._read('segments')}")
             self._gathered.add("segments")
 
+    def refuse_unchecked(self, contradiction: str) -> None:
+        """Refuse maps that contradict themselves, if their columns were not checked when they were written.
+
+        Raises:
+            CaptureError: There are such maps.
+        """
+        if self._unsure:
+            found = f"{self._folder}: the maps contradict each other or themselves ({contradiction}), and"
+            self._refuse(f"{found} {self._unsure[0]} was not checked when it was written; map again")
+
     def _refuse(self, fault: str) -> None:
         if fault:
             self.close()

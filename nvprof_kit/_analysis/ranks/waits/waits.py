@@ -91,7 +91,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     found = found.sort_values("arrival", kind="stable", ignore_index=True)
     if not len(found):
         nothing = _summed(_costed(coarse_charges(tables)))
-        return _checked(Waits(_waits(found, None), nothing, total, floor_ns))
+        return _checked(Waits(_waits(found, None), nothing, total, floor_ns), tables)
     found["instance"] = np.arange(len(found))
     members = tables.members_of(found).merge(found, on=["c", "s", "k"])
     members["wait_ns"] = _exact(members)
@@ -103,7 +103,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         charges = coarse_charges(tables)
         charges = host_reasons(charges.assign(cost=charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)), tables)
         shares = _of_steps(charges, found)
-    return _checked(Waits(_waits(members, shares), _summed(_costed(charges)), total, floor_ns))
+    return _checked(Waits(_waits(members, shares), _summed(_costed(charges)), total, floor_ns), tables)
 
 
 def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
@@ -263,13 +263,15 @@ def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
     return made
 
 
-def _checked(made: Waits) -> Waits:
+def _checked(made: Waits, tables: JobTables) -> Waits:
     """Check that the charges add up, and return the result.
 
     Raises:
+        CaptureError: They do not add up to the waiting, in maps whose columns were not checked when they were written.
         AssertionError: They do not add up to the waiting.
     """
     charged = int(made.charges["wait_ns"].sum()) if len(made.charges) else 0
     if charged != made.total_ns:
+        tables.refuse_unchecked(f"{charged} ns of waiting have a cause, of {made.total_ns} ns")
         raise AssertionError(f"{charged} ns charged, {made.total_ns} ns waited: please report this")
     return made

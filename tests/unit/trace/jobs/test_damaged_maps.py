@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,6 +77,19 @@ def test_numbers_that_no_map_has_are_refused_by_name(maps: Path, table: str, odd
     sums.write_text(json.dumps(json.loads(sums.read_text()) | of_another_writer))
     with pytest.raises(CaptureError, match=f"{table}.{name} is {odd}, no number of a map; map again"):
         open_job([maps], workers=1).answer()
+
+
+def test_maps_that_contradict_themselves_are_a_defect_only_if_this_package_checked_them(maps: Path) -> None:
+    """The causes of waiting add up to the waiting in every map that was checked when it was written."""
+    with closing(jobs_tables.JobTables(maps)) as checked:
+        checked.refuse_unchecked("3 ns of waiting have a cause, of 4 ns")
+    sums = maps / "sums" / f"{of_rank_0(maps, 'ranks').name}.json"
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {"checked": 0}))
+    tables = jobs_tables.JobTables(maps)
+    with pytest.raises(
+        CaptureError, match=r"contradict.*3 ns of.* was not checked when it was written"
+    ):
+        tables.refuse_unchecked("3 ns of waiting have a cause, of 4 ns")
 
 
 def test_collectives_with_a_gap_are_refused(maps: Path) -> None:
