@@ -86,9 +86,7 @@ def test_maps_that_contradict_themselves_are_a_defect_only_if_this_package_check
     sums = maps / "sums" / f"{of_rank_0(maps, 'ranks').name}.json"
     sums.write_text(json.dumps(json.loads(sums.read_text()) | {"checked": 0}))
     tables = jobs_tables.JobTables(maps)
-    with pytest.raises(
-        CaptureError, match=r"contradict.*3 ns of.* was not checked when it was written"
-    ):
+    with pytest.raises(CaptureError, match=r"contradict.*3 ns of.* was not checked when it was written"):
         tables.refuse_unchecked("3 ns of waiting have a cause, of 4 ns")
 
 
