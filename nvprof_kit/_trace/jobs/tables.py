@@ -170,7 +170,7 @@ class JobTables:
     def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
         """The names of the maps of some ranks; None for all, if they are many, or none is."""
         if not self._places:
-            rows = self._query("SELECT rank, filename FROM ranks_and_files").fetchall()
+            rows = self._query("SELECT rank, filename FROM ranks_and_files", "fetchall")
             self._places = {int(rank): Path(file).name for rank, file in rows}
         names = sorted({self._places[rank] for rank in ranks if rank in self._places})
         return names if 0 < 2 * len(names) <= len(set(self._places.values())) else None
@@ -520,8 +520,8 @@ class JobTables:
         else:
             of = chosen.format("matched")
         rows = self._query(
-            f"SELECT DISTINCT rank FROM {self._tallies()} SEMI JOIN wanted_instances USING (c)"
-        ).fetchall()
+            f"SELECT DISTINCT rank FROM {self._tallies()} SEMI JOIN wanted_instances USING (c)", "fetchall"
+        )
         with self._only(rank for (rank,) in rows):
             return self._frame(f"SELECT c, s, k, rank, index, comm, a, e, alone FROM ({of})")
 
@@ -562,6 +562,8 @@ class JobTables:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
         steps. Without steps, values of the whole capture.
         """
+        import pandas as pd
+
         medians = ", ".join(
             f"quantile_disc({name}, 0.5) AS {made}"
             for name, made in (
@@ -571,10 +573,8 @@ class JobTables:
                 ("ops", "ops"),
             )
         )
-        import pandas as pd
-
         known = "step >= 0" if self._one("SELECT bool_or(step >= 0) FROM layers")[0] else "true"
-        ranks = [row[0] for row in self._query("SELECT DISTINCT rank FROM layers ORDER BY rank").fetchall()] or [0]
+        ranks = [row[0] for row in self._query("SELECT DISTINCT rank FROM layers ORDER BY rank", "fetchall")] or [0]
         # in parts: DuckDB's memory limit does not hold for the values of which it finds the median
         parts = [ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE)]
         found = [
