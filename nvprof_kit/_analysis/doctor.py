@@ -39,6 +39,7 @@ def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Findi
 def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     yield from _kernels(capture, others_have_kernels)
     yield from _tables(capture)
+    yield from _columns(capture)
     yield from _processes(capture)
     yield from _ranges(capture)
     yield from _complaints(capture)
@@ -100,6 +101,17 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
     ]
     if lacking and capture.rows.get(_RUNTIME):
         yield checked("ok", "tables", f"not recorded: {', '.join(lacking)}")
+
+
+def _columns(capture: CaptureHealth) -> Iterator[Finding]:
+    for found in capture.incomplete:
+        yield checked(
+            "warning",
+            "tables",
+            found,
+            "what these columns tell is missing in the tables, and from these checks",
+            "export the report again with the nsys that recorded it: nsys export --type=sqlite REPORT",
+        )
 
 
 def _processes(capture: CaptureHealth) -> Iterator[Finding]:
@@ -246,7 +258,7 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
             f"nvprof-kit scrub {shlex.quote(capture.path)}",
         )
     if not capture.environment:
-        if not capture.homes:
+        if not capture.homes and not any("TARGET_INFO_SYSTEM_ENV" in found for found in capture.incomplete):
             yield checked("ok", "privacy", "no environment variables, no home folders")
         return
     secrets = secret_names(list(capture.environment))

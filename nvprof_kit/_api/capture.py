@@ -494,7 +494,7 @@ class Capture:
 
         shown, info = self._timeline(step, steps)
         pieces = _among(form, TRACES, "form of a trace")
-        return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources)
+        return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources, info.warnings)
 
     def _timeline(self, step: int | None, steps: StepOptions | None = None) -> tuple[Timeline, CaptureInfo]:
         """What ran in a step, in some steps, or in the whole capture."""
@@ -528,7 +528,7 @@ class Capture:
         rows, ops = stacks(known, self._chosen(step, steps)), known.trace.ops
         length = int(ops["end_ns"].max() - ops["start_ns"].min()) if len(ops) else 0
         made = pprof(rows, known.trace.info, length) if form == "pprof" else folded(rows)
-        return Document(made, suffixes_of(form), self.sources)
+        return Document(made, suffixes_of(form), self.sources, known.trace.info.warnings)
 
     def export(self, path: str | Path, *, step: int | None = None, steps: StepOptions | None = None) -> Path:
         """Write the output of `perfetto` or `pprof` to a file.

@@ -314,6 +314,20 @@ NSYS_SOURCES: Mapping[str, Source] = MappingProxyType(
 )
 """The tables of an nsys export used for a `Trace`; the others only describe the system."""
 
+NSYS_DESCRIPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "META_DATA_EXPORT": {"name": "text", "value": "text"},
+        "EXPORT_META_DATA": {"name": "text", "value": "text"},
+        "TARGET_INFO_GPU": {"id": "integer", "name": "text"},
+        "DIAGNOSTIC_EVENT": {"severity": "integer", "text": "text"},
+        "ANALYSIS_DETAILS": {"duration": "", "stopTime": ""},
+        "TARGET_INFO_SYSTEM_ENV": {"name": "text", "value": ""},
+    }
+)
+"""The columns that are read of the tables that describe the system, with the SQLite type of their values; '' for any.
+Without them the numbers are the same, but names and messages of nsys are lost.
+"""
+
 KINETO_SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "kernel": ("name", "ts", "dur", "args.device", "args.stream", "args.correlation"),

@@ -153,7 +153,8 @@ def host_memory_item(db: Database, table: str) -> str:
         return "-1 AS host_memory"
     codes = integer_list(_HOST_MEMORY)
     return (
-        f"CASE WHEN srcKind IN ({codes}) THEN srcKind WHEN dstKind IN ({codes}) THEN dstKind ELSE -1 END AS host_memory"
+        "CASE WHEN srcKind >= '' THEN srcKind WHEN dstKind >= '' THEN dstKind "  # no numbers: the reader names them
+        f"WHEN srcKind IN ({codes}) THEN srcKind WHEN dstKind IN ({codes}) THEN dstKind ELSE -1 END AS host_memory"
     )
 
 

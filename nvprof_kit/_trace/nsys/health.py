@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.nsys.enums import check_enums
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders
-from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_rows
+from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_rows, warn_of_descriptions
 from nvprof_kit._trace.nsys.warnings import lost_launches
 from nvprof_kit._trace.open import nsys_sqlite
 
@@ -40,6 +41,7 @@ class CaptureHealth:
         whole_graphs: Number of CUDA graph launches if no graph nodes were traced.
         environment: Names of the environment variables in the file.
         homes: Home folders mentioned in the file.
+        incomplete: Columns that are missing, or lack values.
     """
 
     path: str
@@ -57,6 +59,7 @@ class CaptureHealth:
     whole_graphs: int = 0
     environment: tuple[str, ...] = ()
     homes: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
 
 
 def read_health(path: Path) -> CaptureHealth:
@@ -69,6 +72,9 @@ def read_health(path: Path) -> CaptureHealth:
     with nsys_sqlite(path) as plain, closing(Database(plain, path)) as db:
         check_columns(db, ALWAYS)
         check_rows(db, ALWAYS)
+        check_enums(db)
+        warn_of_descriptions(db, environment=True)
+        _warn_of_nameless(db)
         domains, registered = _domains(db)
         window, overhead = _window(db)
         launches, lost = lost_launches(db)
@@ -88,7 +94,15 @@ def read_health(path: Path) -> CaptureHealth:
             whole_graphs=_whole_graphs(db),
             environment=tuple(environment_names(db)),
             homes=tuple(home_folders(db)),
+            incomplete=tuple(db.warnings),
         )
+
+
+def _warn_of_nameless(db: Database) -> None:
+    if "NVTX_EVENTS" in db.tables and (ranges := _count(db, "NVTX_EVENTS", _RANGES)):
+        nameless = _count(db, "NVTX_EVENTS", f"{_RANGES} AND text IS NULL AND textId IS NULL")
+        if nameless:
+            db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {ranges} ranges")
 
 
 def _count(db: Database, table: str, where: str = "1") -> int:
@@ -109,8 +123,8 @@ def _complaints(db: Database) -> tuple[tuple[str, int, bool], ...]:
         return ()
     pid = f"min((globalPid >> {_PID_SHIFT}) & {_PID_MASK})" if db.has("DIAGNOSTIC_EVENT", "globalPid") else "NULL"
     found = db.rows(
-        f"SELECT text, count(*), max(severity) = 3, {pid} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) GROUP BY text "
-        "ORDER BY max(severity) DESC, text"
+        f"SELECT text, count(*), max(severity) = 3, {pid} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) "
+        "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
     )
     return tuple(
         (" ".join(str(text).split()) + _of_process(str(text), count, process), int(count), bool(is_error))

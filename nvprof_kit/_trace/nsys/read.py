@@ -34,7 +34,7 @@ from nvprof_kit._trace.nsys.nccl import read_collectives
 from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_ops
 from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
-from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
+from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for, warn_of_descriptions
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
@@ -61,6 +61,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         check_columns(db, tables_for(optional))
         check_rows(db, ("StringIds",))
         check_enums(db)
+        warn_of_descriptions(db)
         lacks = _lacking_operations(db)
         if lacks and not cpu_only:
             raise CaptureError(f"{named}: {lacks}")

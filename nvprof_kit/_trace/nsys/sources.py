@@ -13,7 +13,7 @@ import numpy as np
 
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
-from nvprof_kit._trace.schema import NSYS_SOURCES
+from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES
 
 ALWAYS = (
     "StringIds",
@@ -100,6 +100,24 @@ def check_rows(db: Database, tables: Iterable[str]) -> None:
     for table in tables:
         if table in db.tables:
             _check_table(db, table)
+
+
+def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
+    """Warn about tables that describe the system and cannot be read as `NSYS_DESCRIPTIONS` says; those of the
+    environment only on request, since no table of a `Trace` is from them.
+    """
+    for table, columns in NSYS_DESCRIPTIONS.items():
+        if table not in db.tables or (table == "TARGET_INFO_SYSTEM_ENV" and not environment):
+            continue
+        for column, kind in columns.items():
+            if column not in db.tables[table]:
+                db.warn(f"the table {table} has no column {column}: what it describes is unknown")
+                continue
+            wrong = f"typeof({column}) <> '{kind}'" if kind else f"{column} IS NULL"
+            rows, odd = db.rows(f"SELECT count(*), total({wrong}) FROM {table}")[0]
+            if odd and (kind or odd == rows):
+                what = "a text" if kind == "text" else "a whole number" if kind else "given"
+                db.warn(f"{table}.{column} is not {what} in {int(odd)} of {rows} rows: what they describe is unknown")
 
 
 def _refuse_double_ids(db: Database) -> None:

@@ -247,7 +247,8 @@ def read_launches(db: Database, timed: bool = False) -> Columns:
 def read_and_count_launches(db: Database, timed: bool, counted: Collection[int]) -> tuple[Columns, int]:
     """The same, and how many of these calls have one of the names `counted`: a query of its own takes longer."""
     where = f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}"
-    api = _read_api(db, timed, where, f", nameId IN ({integer_list(counted)}) AS counted" if counted else "")
+    is_counted = f", CASE WHEN typeof(nameId) = 'integer' THEN nameId IN ({integer_list(counted)}) END AS counted"
+    api = _read_api(db, timed, where, is_counted if counted else "")
     return api, int((api.pop("counted") == 1).sum()) if "counted" in api else 0
 
 
@@ -274,7 +275,7 @@ def _read_api(db: Database, timed: bool, where: str, more: str = "") -> Columns:
     took = ', "end" - start AS duration_ns' if timed else ""
     read = db.columns(
         f"SELECT start, globalTid AS tid, correlationId AS correlation{took}{more} FROM {RUNTIME} WHERE {where}",
-        needed=("start", "tid", "correlation"),
+        needed=("start", "tid", "correlation", "counted"),
         diagnose=lambda: check_rows(db, (RUNTIME,)),
     )
     return {

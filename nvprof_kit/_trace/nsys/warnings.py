@@ -150,8 +150,8 @@ def _diagnostics(db: Database, lost: int) -> list[str]:
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
     found = db.rows(
-        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) GROUP BY text "
-        "ORDER BY max(severity) DESC, text"
+        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) "
+        "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
     )
     return [
         f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")

@@ -20,7 +20,7 @@ import resource
 import sys
 from array import array
 from collections.abc import Iterable
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 _ROOM = 2 << 30
@@ -31,6 +31,8 @@ _BYTES_PER_SECOND = 2 << 20
 """CPU time limit, fixed and per number of bytes: a real file of 128 MB takes two seconds."""
 _MOST_FRAMES = 2000
 _LONGEST_NAME = 2000
+_BATCH = 2048
+"""So many rows are taken at a time: all their keys are read while the rows are in the processor's cache."""
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _CLEANED: dict[str, str] = {}
 
@@ -166,12 +168,31 @@ def _wide(rows: list[dict[str, Any]], name: str, what: str) -> bytes:
         raise _Refused(_not(f"{what}.{name}", "a whole number of 64 bits")) from None
 
 
-def _texts(texts: list[Any], name: str) -> tuple[bytes, list[str]]:
+class _Codes(dict[str, int]):
+    """Numbers of texts, in order of first appearance; a text gets its number when it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __missing__(self, text: object) -> int:
+        if not isinstance(text, str):
+            raise _Refused(_not(self._name, "a text"))
+        self[text] = len(self)
+        return len(self) - 1
+
+    def of(self, texts: Iterable[Any]) -> bytes:
+        """The numbers of texts, int64."""
+        try:
+            return array("q", map(self.__getitem__, texts)).tobytes()
+        except TypeError:  # a list or a dict
+            raise _Refused(_not(self._name, "a text")) from None
+
+
+def _texts(texts: Iterable[Any], name: str) -> tuple[bytes, list[str]]:
     """Texts as codes into their distinct values, in order of first appearance."""
-    if set(map(type, texts)) - {str}:
-        raise _Refused(_not(name, "a text"))
-    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    return array("q", map(places.__getitem__, texts)).tobytes(), _distinct(places)
+    codes = _Codes(name)
+    return codes.of(texts), _distinct(codes)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -193,20 +214,31 @@ def _whole_letters(text: str) -> str:
 
 def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
     rows = _rows(history, "device_traces", dict)
+    actions, labels = _Codes("device_traces.action"), _Codes("device_traces.user_metadata")
+    batches = [_batch(rows[at : at + _BATCH], actions, labels, stacks) for at in range(0, len(rows), _BATCH)]
+    columns = {name: b"".join([batch[name] for batch in batches]) for name in (*_EVENT, "action", "label", "stack")}
+    return columns | {
+        "action": (columns["action"], _distinct(actions)),
+        "label": (columns["label"], _distinct(labels)),
+    }
+
+
+_EVENT = {"addr": 0, "size": None, "stream": 0, "time_us": 0}
+"""The integers of an event, and what stands for those that it may lack."""
+
+
+def _batch(rows: list[dict[str, Any]], actions: _Codes, labels: _Codes, stacks: _Stacks) -> dict[str, bytes]:
     try:
-        actions = list(map(itemgetter("action"), rows))
+        done = list(map(itemgetter("action"), rows))
     except KeyError:
         raise _Refused(_not("device_traces.action", "in every row")) from None
     return {
-        "action": _texts(actions, "device_traces.action"),
-        "addr": _integers(rows, "addr", "device_traces", 0),
-        "size": _integers(rows, "size", "device_traces"),
-        "stream": _integers(rows, "stream", "device_traces", 0),
-        "time_us": _integers(rows, "time_us", "device_traces", 0),
-        "label": _texts([row.get("user_metadata") or "" for row in rows], "device_traces.user_metadata"),
+        **{name: _integers(rows, name, "device_traces", missing) for name, missing in _EVENT.items()},
+        "action": actions.of(done),
+        "label": labels.of([row.get("user_metadata") or "" for row in rows]),
         "stack": array("q", [
-            stacks.number(row["frames"]) if action == "alloc" and row.get("frames") else -1
-            for row, action in zip(rows, actions, strict=True)
+            stacks.number(found) if action == "alloc" and (found := row.get("frames")) else -1
+            for row, action in zip(rows, done, strict=True)
         ]).tobytes(),
     }  # fmt: skip
 
@@ -219,6 +251,7 @@ class _Stacks:
         self.codes, self.lengths = array("q"), array("q")
         self._lists: dict[int, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
+        self._last: dict[tuple[int, int, int], tuple[list[Any], int]] = {}
         self._frames: dict[int, int] = {}
 
     def number(self, found: Any) -> int:
@@ -227,12 +260,22 @@ class _Stacks:
         if place is None:
             if not isinstance(found, list) or len(found) > _MOST_FRAMES:
                 raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
-            # a training loop has a few hundred distinct stacks; PyTorch writes a list for every event, of shared frames
-            key = tuple(map(id, found))
-            place = self._stacks.get(key)
-            if place is None:
-                place = self._stacks[key] = self._new(found)
-            self._lists[id(found)] = place
+            place = self._lists[id(found)] = self._known(found) if found else self._new(found)
+        return place
+
+    def _known(self, found: list[Any]) -> int:
+        """Number of a list of frames. PyTorch writes a list for every event, of shared frames; a training loop has a few
+        hundred distinct ones, and the last one with the same ends is mostly the same.
+        """
+        ends = id(found[0]), id(found[-1]), len(found)
+        last = self._last.get(ends)
+        if last is not None and all(map(is_, found, last[0])):
+            return last[1]
+        key = tuple(map(id, found))
+        place = self._stacks.get(key)
+        if place is None:
+            place = self._stacks[key] = self._new(found)
+        self._last[ends] = found, place
         return place
 
     def _new(self, found: list[Any]) -> int:

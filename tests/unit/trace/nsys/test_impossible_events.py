@@ -11,7 +11,9 @@ import pytest
 from support.nsys_file import NsysFile
 
 import nvprof_kit
+from nvprof_kit._analysis.doctor import examine_captures
 from nvprof_kit._trace.nsys.enums import ALL
+from nvprof_kit._trace.nsys.health import read_health
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -185,3 +187,69 @@ def test_an_id_with_two_texts_is_refused(capture: Path) -> None:
     )
     with pytest.raises(CaptureError, match=r"StringIds\.id has several values"):
         open_capture(capture)
+
+
+DESCRIPTIONS = (
+    "CREATE TABLE DIAGNOSTIC_EVENT (severity INT, text TEXT)",
+    "INSERT INTO DIAGNOSTIC_EVENT VALUES (3, 'it broke')",
+    "CREATE TABLE ANALYSIS_DETAILS (duration INT, stopTime INT)",
+    "INSERT INTO ANALYSIS_DETAILS VALUES (900, 900)",
+    "CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)",
+    "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('Hostname', 'here')",
+)
+
+
+@pytest.mark.parametrize(
+    ("change_", "named"),
+    [
+        ("ALTER TABLE TARGET_INFO_GPU RENAME COLUMN id TO gpu", "the table TARGET_INFO_GPU has no column id"),
+        ("UPDATE TARGET_INFO_GPU SET name = NULL", "TARGET_INFO_GPU.name is not a text in 1 of 1 rows"),
+        ("UPDATE META_DATA_EXPORT SET value = NULL", "META_DATA_EXPORT.value is not a text"),
+        ("ALTER TABLE DIAGNOSTIC_EVENT DROP COLUMN severity", "the table DIAGNOSTIC_EVENT has no column severity"),
+        ("UPDATE DIAGNOSTIC_EVENT SET text = NULL", "DIAGNOSTIC_EVENT.text is not a text in 1 of 1 rows"),
+        ("UPDATE ANALYSIS_DETAILS SET stopTime = NULL", "ANALYSIS_DETAILS.stopTime is not given in 1 of 1 rows"),
+    ],
+)
+def test_tables_that_describe_the_system_are_warned_of(capture: Path, change_: str, named: str) -> None:
+    assert "nsys warns: it broke" in warnings_of(change(capture, *DESCRIPTIONS))
+    changed = warnings_of(change(capture, change_))
+    assert named in changed
+    assert "nsys warns: None" not in changed
+    assert any(named in finding for finding in read_health(capture).incomplete)
+
+
+def test_the_environment_is_missed_by_doctor_only(capture: Path) -> None:
+    change(capture, *DESCRIPTIONS, "ALTER TABLE TARGET_INFO_SYSTEM_ENV DROP COLUMN value")
+    assert "SYSTEM_ENV" not in warnings_of(capture)
+    health = read_health(capture)
+    assert health.incomplete == ("the table TARGET_INFO_SYSTEM_ENV has no column value: what it describes is unknown",)
+    (findings,) = examine_captures([health]).values()
+    assert [finding.severity for finding in findings if finding.title == "privacy"] == []
+
+
+@pytest.mark.parametrize("value", ["NULL", "nameId || ''"])
+def test_launches_without_names_are_refused(capture: Path, value: str) -> None:
+    change(capture, *RETYPED, f"UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET nameId = {value}")
+    with pytest.raises(CaptureError, match=r"CUPTI_ACTIVITY_KIND_RUNTIME\.nameId is"):
+        open_capture(capture)
+
+
+RETYPED = (  # a column without a type keeps text as text
+    "CREATE TABLE other AS SELECT *, nameId + 0 AS n FROM CUPTI_ACTIVITY_KIND_RUNTIME",
+    "ALTER TABLE other DROP COLUMN nameId",
+    "ALTER TABLE other RENAME COLUMN n TO nameId",
+    "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME",
+    "ALTER TABLE other RENAME TO CUPTI_ACTIVITY_KIND_RUNTIME",
+)
+
+
+def test_kinds_of_memory_that_are_no_numbers_are_refused(capture: Path) -> None:
+    change(capture, "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET dstKind = 'one'")
+    with pytest.raises(CaptureError, match=r"CUPTI_ACTIVITY_KIND_MEMCPY\.dstKind is not a whole number"):
+        open_capture(capture, optional=("host_memory",))
+
+
+def test_an_exported_trace_warns_as_the_tables_do(capture: Path) -> None:
+    opened = nvprof_kit.open(change(capture, *DESCRIPTIONS))
+    assert "nsys warns: it broke" in opened.perfetto().warnings
+    assert "nsys warns: it broke" in opened.pprof().warnings
