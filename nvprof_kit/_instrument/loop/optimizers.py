@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nvprof_kit._instrument.patches import Patch
+from nvprof_kit.errors import UsageError
 
 Undo = Callable[[], None]
 Hook = Callable[..., Any]
@@ -17,6 +18,9 @@ def innermost(optimizer: Any) -> list[Any]:
 
     A wrapper has its optimizer as ``optimizer``. A wrapper of several, as in Megatron, has ``chained_optimizers`` or is
     a list.
+
+    Raises:
+        UsageError: The object is no optimizer, or holds something that is none.
     """
     if isinstance(optimizer, (list, tuple)):
         return [one for part in optimizer for one in innermost(part)]
@@ -25,6 +29,11 @@ def innermost(optimizer: Any) -> list[Any]:
         return innermost(several)
     inner = getattr(optimizer, "optimizer", None)
     if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
+        if not callable(getattr(optimizer, "step", None)):
+            raise UsageError(
+                f"{type(optimizer).__name__} is not an optimizer: it has no method step(), and no optimizer inside; "
+                "needed a torch.optim.Optimizer, a wrapper around one, or a list of them"
+            )
         return [optimizer]
     return innermost(inner)
 

@@ -232,3 +232,21 @@ def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:
             late = begun[block : block + _BLOCK] < first[found] - _CLOCKS_NS
             count += int(np.count_nonzero(late & (known[found] == some)))
     return count
+
+
+class DoubleKey(ValueError):
+    """An object of a JSON file has a key twice: readers would silently take one of its values."""
+
+
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of `json.loads` for files in which a second value would change the result.
+
+    Raises:
+        DoubleKey: A key appears twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in found if keys.count(key) > 1)
+        raise DoubleKey(f"the key {double[:80]!r} appears twice in an object")
+    return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.checks import AGAIN, DAY_NS, check_sizes, check_spans
+from nvprof_kit._trace.files.checks import AGAIN, DAY_NS, check_sizes, check_spans, without_doubles
 from nvprof_kit._trace.files.packed import check_file, read_packed
 from nvprof_kit._trace.files.plain_pickle import load_plain, one_line
 from nvprof_kit.errors import CaptureError
@@ -135,7 +135,10 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             is_json = file.read(64).lstrip()[:1] == b"{"
-        dump = json.loads(read_packed(path)) if is_json else load_plain(path, "Flight Recorder dump")
+        if is_json:
+            dump = json.loads(read_packed(path), object_pairs_hook=without_doubles)
+        else:
+            dump = load_plain(path, "Flight Recorder dump")
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nvprof_kit._trace.files.checks import without_doubles
 from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, bounds_of
 from nvprof_kit.errors import CaptureError, UsageError
@@ -213,7 +214,7 @@ def _as_written(folder: Path, names: Sequence[str]) -> dict[str, _Written]:
 
 def _compared(folder: Path, name: str) -> _Written:
     try:
-        sums = json.loads((folder / _SUMS / f"{name}.json").read_bytes())
+        sums = json.loads((folder / _SUMS / f"{name}.json").read_bytes(), object_pairs_hook=without_doubles)
         wrong = [table for table in TABLES if zlib.crc32((folder / table / name).read_bytes()) != sums[table]]
         checked = sums.get(_CHECKED) == VERSION
     except FileNotFoundError as error:

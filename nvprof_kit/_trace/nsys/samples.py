@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import check_sizes
+from nvprof_kit._trace.files.checks import check_sizes, without_doubles
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.sources import check_rows
@@ -89,7 +89,7 @@ def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
     if not (isinstance(when, int) and isinstance(type_, int)):
         raise db.refuse(f"GENERIC_EVENTS.rawTimestamp is {when!r} and typeId {type_!r} where a sample is")
     try:
-        parsed = json.loads(data)
+        parsed = json.loads(data, object_pairs_hook=without_doubles)
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):

@@ -17,11 +17,12 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
+from typing import Any
 
 from nvprof_kit._trace.files.packed import UNREADABLE, unpack
 from nvprof_kit._trace.files.sqlite import Database, integer_list
@@ -52,8 +53,14 @@ _SPOOL_COLUMNS = (
     ("DIAGNOSTIC_EVENT", "text"),
     ("ANALYSIS_FILE", "filename"),
 )
-_HOME = re.compile(r"/(home|Users)/(?!\(scrubbed\))[^/:;,'\"\0]+")
-_HOME_TABLES = ("StringIds", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
+_HOME = re.compile(r"([/\\])(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
+_HOME_LIKE = " OR ".join(f"[{{0}}] LIKE '%{one}%'" for one in ("/home/", "/Users/", "\\home\\", "\\Users\\"))
+_HOME_VARIABLE = re.compile(r"(?:^|[;\0\n])(?:HOME|USERPROFILE)=\"?([^;\0\n\"]+)")
+_TEXT_COLUMNS = (
+    "SELECT name FROM pragma_table_info('{}') WHERE type = '' OR upper(type) LIKE '%TEXT%' OR upper(type) LIKE '%CHAR%'"
+)
+_NAMED = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
+"""Tables in which the private values are found by their names."""
 
 
 def environment_names(db: Database) -> list[str]:
@@ -75,13 +82,21 @@ def environment_names(db: Database) -> list[str]:
 def home_folders(db: Database) -> list[str]:
     """The home folders in an export's strings and metadata, sorted."""
     found: set[str] = set()
-    for table in _HOME_TABLES:
-        if db.has(table, "value"):
-            values = db.rows(
-                f"SELECT DISTINCT value FROM {table} WHERE value LIKE '%/home/%' OR value LIKE '%/Users/%'"
-            )
-            found.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
+    for table, column in _text_columns(db.rows, db.tables):
+        values = db.rows(f'SELECT DISTINCT "{column}" FROM "{table}" WHERE {_HOME_LIKE.format(column)}')
+        found.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
     return sorted(found)
+
+
+def _text_columns(rows: Callable[[str], Iterable[tuple[Any, ...]]], tables: Iterable[str]) -> list[tuple[str, str]]:
+    """The columns of an export that may hold text of its host or its program; enumerations only hold nsys's."""
+    return [
+        (table, column)
+        for table in sorted(tables)
+        if re.fullmatch(r"\w+", table) and not table.startswith(("ENUM_", "sqlite_"))
+        for (column,) in rows(_TEXT_COLUMNS.format(table))
+        if re.fullmatch(r"\w+", column)
+    ]
 
 
 def secret_names(names: list[str]) -> list[str]:
@@ -129,7 +144,7 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
             with closing(sqlite3.connect(partial)) as db:
                 db.execute("PRAGMA journal_mode = MEMORY")  # no journal file that a kill could leave behind
                 with db:
-                    removed = _take_out(db, pattern)
+                    removed = _take_out(db, pattern, source)
                 db.execute("VACUUM")
             if target.suffix == ".xz":
                 with _partial(source, target) as packed:
@@ -214,11 +229,13 @@ def _pack(source: Path, target: Path) -> None:
         shutil.copyfileobj(file, archive, 1 << 20)
 
 
-def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[str, int]:
+def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: Path) -> dict[str, int]:
     columns = {
         table: {row[1] for row in db.execute(f'PRAGMA table_info("{table}")')}
         for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     }
+    _refuse_unknown(source, columns)
+    homes = _outer_homes(db, columns)
     removed: Counter[str] = Counter()
     for table in _CAPTURE_TABLES:
         if {"name", "value"} <= columns.get(table, set()):
@@ -245,7 +262,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
     removed["names of other processes"] += _other_processes(db, columns)
     removed["names with an environment behind them"] += _overlong_names(db)
     removed["paths of nsys's own files"] += _spools(db, columns)
-    removed["names of home folders"] += _homes(db, columns)
+    removed["names of home folders"] += _homes(db, columns, homes)
     if pattern is not None:
         removed["texts that --also matches"] += _matching(db, columns, pattern)
     return dict(removed)
@@ -265,20 +282,51 @@ def _spools(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
     return count
 
 
-def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+def _refuse_unknown(source: Path, columns: dict[str, set[str]]) -> None:
+    """Reject an export in which private values cannot be found by name.
+
+    Raises:
+        CaptureError: A table with such values has other columns than in all known releases.
+    """
+    for table in _NAMED:
+        if missing := {"name", "value"} - columns.get(table, {"name", "value"}):
+            raise CaptureError(
+                f"{source}: the table {table} has no column {min(missing)}, so private data in it would stay; export "
+                "the report with a release of nsys that nvprof-kit knows (2021 to 2026)"
+            )
+
+
+def _outer_homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> list[str]:
+    """The home folders of the program's environment, if they are not in /home or /Users."""
+    texts = [
+        str(value)
+        for table in _NAMED
+        if table in columns
+        for (value,) in db.execute(f"SELECT value FROM {table} WHERE value LIKE '%HOME=%' OR value LIKE '%PROFILE=%'")
+    ]
+    found = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
+    return sorted(one for one in found if len(re.split(r"[/\\]", one)) > 2 and not _HOME.search(one))
+
+
+def _homes(db: sqlite3.Connection, columns: dict[str, set[str]], outer: Collection[str]) -> int:
     """Remove the names of home folders from all paths in the export."""
     count = 0
-    db.create_function(
-        "homeless",
-        1,
-        lambda text: _HOME.sub(rf"/\1/{GONE}", text) if isinstance(text, str) else text,
-        deterministic=True,
-    )
-    for table in _HOME_TABLES:
-        if "value" in columns.get(table, set()):
-            count += db.execute(
-                f"UPDATE {table} SET value = homeless(value) WHERE value LIKE '%/home/%' OR value LIKE '%/Users/%'"
-            ).rowcount
+    named = []
+    for one in outer:
+        nameless = re.sub(r"[^/\\]+$", GONE, one).replace("\\", r"\\")
+        named.append((re.compile(rf"{re.escape(one)}(?![\w.-])"), nameless))
+
+    def homeless(text: Any) -> Any:
+        if not isinstance(text, str):
+            return text
+        for pattern, nameless in named:
+            text = pattern.sub(nameless, text)
+        return _HOME.sub(lambda match: f"{match[1]}{match[2]}{match[1]}{GONE}", text)
+
+    db.create_function("homeless", 1, homeless, deterministic=True)
+    for table, column in _text_columns(lambda sql: db.execute(sql).fetchall(), columns):
+        where = f"{_HOME_LIKE.format(column)}{''.join(f' OR instr([{column}], ?)' for _ in outer)}"
+        count += db.execute(f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE {where}', [*outer]).rowcount
     return count
 
 

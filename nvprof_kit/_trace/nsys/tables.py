@@ -248,7 +248,7 @@ def read_and_count_launches(db: Database, timed: bool, counted: Collection[int])
     """The same, and how many of these calls have one of the names `counted`: a query of its own takes longer."""
     where = f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}"
     is_counted = f", CASE WHEN typeof(nameId) = 'integer' THEN nameId IN ({integer_list(counted)}) END AS counted"
-    api = _read_api(db, timed, where, is_counted if counted else "")
+    api = _read_api(db, timed, where, is_counted)  # also without names, for it is missing where nameId is no number
     return api, int((api.pop("counted") == 1).sum()) if "counted" in api else 0
 
 

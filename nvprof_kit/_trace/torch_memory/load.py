@@ -264,8 +264,8 @@ class _Stacks:
         return place
 
     def _known(self, found: list[Any]) -> int:
-        """Number of a list of frames. PyTorch writes a list for every event, of shared frames; a training loop has a few
-        hundred distinct ones, and the last one with the same ends is mostly the same.
+        """Number of a list of frames. PyTorch writes a list for every event, of shared frames; a training loop has
+        only a few hundred distinct ones, and the last one with the same ends is mostly the same.
         """
         ends = id(found[0]), id(found[-1]), len(found)
         last = self._last.get(ends)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -97,3 +100,35 @@ def test_a_defect_is_one_line_that_names_its_traceback(
 def test_recipes_prints_their_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("recipes") == 0
     assert capsys.readouterr().out.rstrip().endswith("recipes")
+
+
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+module = sys.argv[1]
+class Interrupted(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+from nvprof_kit.__main__ import main
+sys.argv[1:] = ["layers", "nothing.sqlite"]
+main()
+"""
+
+
+def interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, module]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("module", ["click", "nvprof_kit._cli.verbs.timers", "nvprof_kit._api.capture"])
+def test_ctrl_c_while_modules_are_imported_ends_quietly(module: str) -> None:
+    done = interrupted(INTERRUPTED, module)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED
+    done = interrupted(ignoring, "click")
+    assert done.returncode == 2
+    assert "nothing.sqlite" in done.stderr

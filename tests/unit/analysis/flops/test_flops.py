@@ -433,6 +433,7 @@ RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
         ("\x00\x01", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "not a file of nvprof_kit.count_flops"),
+        (json.dumps(GOOD)[:-1] + ', "steps": 2}', "the key 'steps' appears twice"),
         ('{"format": "other"}', "not a file of nvprof_kit.count_flops"),
         (json.dumps(GOOD | {"version": 2}), "version 2"),
         (json.dumps({**GOOD, "operators": None}), "damaged"),

@@ -500,6 +500,12 @@ def test_an_optimizer_of_another_kind(tmp_path: Path) -> None:
     assert "step" not in vars(own)  # taken back
 
 
+@pytest.mark.parametrize("other", [object(), nn.Linear(2, 2), [torch.optim.SGD([torch.zeros(1)]), None], "sgd"])
+def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not an optimizer: it has no method step\(\)"):
+        MemoryProfiler(nn.Linear(8, 8), other, MemoryOptions(tmp_path))
+
+
 def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
     class Broken(torch.optim.SGD):
         def register_step_pre_hook(self, _hook: object) -> None:

@@ -157,6 +157,14 @@ def test_json_says_the_same_as_the_pickle() -> None:
         assert pickled.collectives["communicator"].tolist() == ["0", "0", "0", "1", "0"]
 
 
+def test_a_key_that_appears_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_trace_rank_0.json"
+    text = (DUMPS / "gloo_trace_rank_0.json").read_text()
+    path.write_text(text.replace('"is_p2p"', '"is_p2p": true, "is_p2p"', 1))
+    with pytest.raises(CaptureError, match="'is_p2p' appears twice"):
+        read_flight_recorder(path)
+
+
 def test_two_gpus_pair_their_sends() -> None:
     """Two stages of a pipeline: each send of one is a receive of the other, of as many bytes."""
     first, second = (read_flight_recorder(DUMPS / f"pipeline-layer.rank{rank}.flight").collectives for rank in range(2))

@@ -191,3 +191,30 @@ def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
     assert all(one == removed[0] for one in removed)
     assert len({target.read_bytes() for target in targets}) == 1
     assert list(tmp_path.glob(".nvprof-kit-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("NVTX_EVENTS", "text"), ("DIAGNOSTIC_EVENT", "text"), ("TARGET_INFO_GPU", "name"), ("META_DATA_CAPTURE", "name")],
+)
+@pytest.mark.parametrize("path", ["/home/carol/data", "C:\\Users\\carol\\data", "/mnt/homes/carol/data"])
+def test_home_folders_are_found_in_every_text(
+    capture: Path, tmp_path: Path, table: str, column: str, path: str
+) -> None:
+    home = "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:ENVIRONMENT_VARIABLE', 'HOME=\"/mnt/homes/carol\"')"
+    with sqlite3.connect(capture) as db:
+        db.execute(home)
+        db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", (f"reads {path}",))
+    if "mnt" not in path:  # a folder elsewhere is known from the environment only
+        assert any("carol" in home for home in read_health(capture).homes)
+    scrub(capture, tmp_path / "clean.sqlite")
+    assert b"carol" not in (tmp_path / "clean.sqlite").read_bytes()
+
+
+@pytest.mark.parametrize("table", ["TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT"])
+def test_private_data_under_another_name_is_refused(capture: Path, tmp_path: Path, table: str) -> None:
+    with sqlite3.connect(capture) as db:
+        db.execute(f"ALTER TABLE {table} RENAME COLUMN value TO content")
+    with pytest.raises(CaptureError, match=f"{table} has no column value, so private data in it would stay"):
+        scrub(capture, tmp_path / "clean.sqlite")
+    assert not (tmp_path / "clean.sqlite").exists()
