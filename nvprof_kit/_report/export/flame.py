@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nvprof_kit._analysis.stacks import frames
 from nvprof_kit._report.export import wire
+from nvprof_kit._report.plain import plain
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class _Profile:
         self.fields: list[bytes] = []
 
     def string(self, text: str) -> int:
-        """Index of a string; adds the string if needed."""
+        """Index of a string; adds the string if needed. ``go tool pprof -top`` prints it to a terminal."""
+        text = plain(text)
         return self._strings.setdefault(text, len(self._strings))
 
     def add(self, field: int, content: bytes | int) -> None:
@@ -119,4 +121,4 @@ def _rows(rows: pd.DataFrame) -> list[_Row]:
 
 def _plain(frame: str) -> str:
     """A frame without separator characters."""
-    return " ".join(frame.replace(";", ":").split())
+    return plain(" ".join(frame.replace(";", ":").split()))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_CONTROL = re.compile("[\x7f-\x9f]")
+_CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def encode(table: pd.DataFrame, data_format: str) -> bytes:

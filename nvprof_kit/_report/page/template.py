@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -53,9 +52,9 @@ def trusted(text: str) -> Markup:
 
 def svg_of(figure: Figure) -> Markup:
     """A figure as an inline SVG element; Matplotlib escapes its texts."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
-    text = buffer.getvalue()
+    from nvprof_kit._report.plots.plots import encode
+
+    text = encode(figure, "svg").decode()
     return trusted(text[text.index("<svg") :])
 
 

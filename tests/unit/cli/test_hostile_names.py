@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from support.nsys_file import NsysFile
@@ -82,3 +84,28 @@ def test_layers_of_any_name(capture: Path, tmp_path: Path) -> None:
     told = "\n".join(lines)
     for said in (r"\<img src=x", r"kernel\<float>", r"\[link](javascript", r"\`code\`", r"a\|b"):
         assert said in told
+
+
+@pytest.mark.parametrize("view", ["layers", "timeline", "steps", "tree", "queue"])
+def test_plots_show_any_name_as_it_is(view: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, name in enumerate((*LAYERS, "layers.$\\foo$", "$\\frac{$", "x$$y")):  # no formulas
+        at = 1000 * number
+        file.range_(name, at, at + 900)
+        file.kernel(at + 100, at + 900, launched=(at + 10, at + 20), name=f"k{name}")
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    for suffix in ("svg", "png"):
+        target = tmp_path / f"o.{suffix}"
+        assert run("plot", file.write() if suffix == "svg" else file.path, "--view", view, "-o", target) == 0
+    assert not {"\x1b", "\x9b", "\u202e"} & {*capsys.readouterr().err}
+    ElementTree.parse(tmp_path / "o.svg")  # XML has no control characters
+
+
+def test_stacks_and_json_have_no_control_characters(capture: Path, tmp_path: Path) -> None:
+    for suffix in ("folded", "pb.gz"):
+        assert run("export", capture, "-o", tmp_path / f"o.{suffix}") == 0
+    assert run("layers", capture, "-o", tmp_path / "o.json") == 0
+    texts = [(tmp_path / "o.folded").read_bytes(), gzip.decompress((tmp_path / "o.pb.gz").read_bytes())]
+    texts.append((tmp_path / "o.json").read_bytes())
+    for text in texts:
+        assert not any(one.encode() in text for one in ("\x1b[", "\x9b3", "\u202e"))
