@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ def step_ends(graph: Graph, ends: Int64Array) -> Int64Array:
 
 
 def critical_path(graph: Graph) -> pd.DataFrame:
-    """The critical path from the last collective's end back to the first arrival on it, with `PATH_COLUMNS`."""
+    """The critical path from the last collective's end back to the first arrival on it, with `PATH_COLUMNS`.
+
+    Raises:
+        CaptureError: A collective waits for itself, in damaged maps.
+    """
     import pandas as pd
 
     rows: list[tuple[Any, ...]] = []
@@ -160,9 +165,16 @@ def critical_path(graph: Graph) -> pd.DataFrame:
     at = int(graph.e.argmax())
     where = {int(members[0]): members for members in graph.order}
     first = {int(one): key for key, members in where.items() for one in members.tolist()}
+    passed: set[int] = set()
     while at >= 0:
         members = where[first[at]]
         late = int(members[graph.a[members].argmax()])
+        if late in passed:
+            raise CaptureError(
+                f"the maps of the ranks contradict themselves: a collective of rank {int(graph.rank[late])} waits for "
+                "itself; map again"
+            )
+        passed.add(late)
         step, rank = int(graph.step[late]), int(graph.rank[late])
         rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", int(graph.e[at] - graph.a[late])))
         gate, before = int(graph.gate[late]), int(graph.before[late])
