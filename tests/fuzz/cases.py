@@ -144,7 +144,7 @@ def _gpu_ns(capture: Path) -> tuple[int, int]:
 
 def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:
     """What is wrong with the outcome for an input in which one column was dropped, renamed, emptied or retyped: it must
-    name it (one of these words) in an error or a warning, or the answer must be the same; '' where it does.
+    name it (one of these words) in an error or a warning, or answer and warnings must be the same; '' where it does.
     """
     if changed.broken:
         return changed.broken
@@ -153,4 +153,7 @@ def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:
         return ""
     if changed.status:
         return f"refused without a name: {changed.said.strip()[:300]}"
-    return "" if changed.answer == whole.answer else "silently another answer"
+    if changed.answer != whole.answer:
+        return "silently another answer"
+    gone = set(whole.said.splitlines()) - set(changed.said.splitlines())
+    return f"a warning is gone: {min(gone)[:300]}" if gone else ""

@@ -39,7 +39,10 @@ _KINDS = {
     "Recv": "recv",
     "AlltoAll": "all_to_all",
 }
-_ALWAYS = ("rank", "n_ranks", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us")
+_ALWAYS = (
+    *("rank", "n_ranks", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us"),
+    *("p2p_sn", "p2p_msg_size_bytes", "p2p_exec_time_us", "p2p_peer"),
+)
 """Fields that every version of the inspector writes."""
 _ABSURD = (1 << 62) + 1
 _OF_ALL_RANKS = ("all_gather", "reduce_scatter")

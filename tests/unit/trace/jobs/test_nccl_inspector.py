@@ -175,6 +175,17 @@ def test_a_field_that_the_inspector_always_writes_may_not_be_missing_in_all_line
         read(tmp_path, 2 * (json.dumps(said) + "\n"))
 
 
+@pytest.mark.parametrize("field", ["p2p_sn", "p2p_msg_size_bytes", "p2p_exec_time_us", "p2p_peer"])
+def test_so_may_not_those_of_sends_and_receives(tmp_path: Path, field: str) -> None:
+    log = lzma.decompress((DATA / "inspector" / "tensor.rank0.log.xz").read_bytes())
+    rows = [json.loads(row) for row in log.splitlines()]
+    sends = [row for row in rows if "p2p_perf" in row]
+    for row in sends:
+        row["p2p_perf"][field] = None
+    with pytest.raises(CaptureError, match=rf"p2p_perf\.{field} is missing in {len(sends)} of {len(sends)} lines"):
+        read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.mark.parametrize("key", ["header", "coll_perf"])
 def test_a_log_without_one_of_its_keys_is_refused_and_not_left_out_of_its_folder(tmp_path: Path, key: str) -> None:
     whole = json.loads(lzma.decompress((DATA / "inspector" / "ddp.rank0.log.xz").read_bytes()).splitlines()[0])
