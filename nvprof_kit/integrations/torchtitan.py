@@ -87,10 +87,12 @@ def write_layers(trace_path: str) -> None:
         import subprocess
         import sys
 
-        path = Path(trace_path)
+        path = Path(trace_path).resolve()
         table = path.with_name(f"{path.name.partition('.json')[0]}.layers.csv")
         command = [sys.executable, "-m", "nvprof_kit", "layers", str(path), "-o", str(table)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # started where the package is, for Python imports modules from the current folder first
+        here = Path(__file__).resolve().parents[2]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
         if done.returncode:
             warn(f"no table of {trace_path}: {done.stderr.strip() or done.returncode}")
     except Exception as error:  # the training must continue
