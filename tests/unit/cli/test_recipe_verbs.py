@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 import time
@@ -238,3 +239,14 @@ def test_every_shell_has_its_script(shell: str) -> None:
         check=False,
     )
     assert "nvprof-kit" in done.stdout and "_NVPROF_KIT_COMPLETE" in done.stdout
+
+
+def test_verbs_name_verbs() -> None:
+    for verb in ("launch", "start", "stop", "status", "profile"):
+        shown = CliRunner().invoke(VERBS[verb][0], ["--help"]).output
+        assert not re.search(r"(launch|start|stop|status|profile)\.sh", shown), shown
+    stop = ["bash", str(RECIPES / "nsys" / "stop.sh"), "--session", "nobody-has-this"]
+    for name, said in (("nvprof-kit stop", "nvprof-kit start"), ("", "start.sh")):
+        done = subprocess.run(stop, env={**os.environ, "NVPROF_KIT_VERB": name, "NSYS": "true"}, text=True,
+                              capture_output=True, check=False)  # fmt: skip
+        assert done.returncode == 2 and done.stderr.endswith(f"begin one with {said}\n")
