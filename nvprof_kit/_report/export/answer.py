@@ -62,7 +62,7 @@ def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[s
 
 def missing_in(table: pd.DataFrame) -> list[str]:
     """The columns with a value that `records` gives as None."""
-    floats = table.select_dtypes("floating")
+    floats = table.select_dtypes("float")
     infinite = set(floats.columns[floats.isin(_INFINITE).any()])
     return [str(name) for name in table if name in infinite or table[name].isna().any()]
 
