@@ -28,8 +28,8 @@ demo: $(VENV)/.installed  ## train a small transformer under the embedded record
 test: $(VENV)/.installed-test  ## what every change has to pass
 	$(pytest) $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.installed-test  ## the same with one nsys at most and without a browser
-	nsys=$${NVPROF_KIT_NSYS-$$(command -v nsys)}; NVPROF_KIT_NSYS=$${nsys##*:} $(pytest) -m "not browser" $(PYTEST_ARGS)
+test-fast: $(VENV)/.installed-test  ## the same without what is slow, with one nsys at most and without a browser
+	nsys=$${NVPROF_KIT_NSYS-$$(command -v nsys)}; NVPROF_KIT_NSYS=$${nsys##*:} $(pytest) -m "not browser and not slow" $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed-test test-python-ranges  ## everything: every case, every nsys, many random cases
 	NVPROF_KIT_FULL=1 $(pytest) $(PYTEST_ARGS)
@@ -74,6 +74,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/_instrum
 	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	@$(bin)/python -c 'import torch' 2>/dev/null || $(pip) $(TORCH)
 	@$(pip) --editable .
+	@$(bin)/python -m compileall -q nvprof_kit # as pip does with what is not editable
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

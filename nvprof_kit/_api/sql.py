@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.duckdb_queries import interruptible
 from nvprof_kit._trace.files.packed import free_memory
 from nvprof_kit.errors import ToolError, UsageError
 
@@ -47,14 +47,13 @@ def answer(
         "memory_limit": f"{limit >> 20}MiB",
         "temp_directory": "",  # its default is a folder in the current one
     }
-    with duckdb.connect(":memory:", config=settings) as database, _limited(database, longest_s), interruptible():
+    with duckdb.connect(":memory:", config=settings) as database, _limited(database, longest_s):
         database.execute("SET lock_configuration = true")
         try:
             named = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
             for name in sorted(named & {*tables}):
                 database.register(name, tables[name])
-            database.execute(query)
-            return _fetched(database, limit)
+            return _interruptible(database, lambda: _fetched(database.execute(query), limit))
         except duckdb.InterruptException:
             raise UsageError(f"this query was ended after {longest_s:g} s; restrict it") from None
         except duckdb.OutOfMemoryException:
@@ -74,6 +73,19 @@ def _limited(database: Any, longest_s: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _interruptible(database: Any, ask: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """Ask in a thread of its own: DuckDB heeds Ctrl-C only between the tasks of a query, and some are a single one."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            while not asked.done():  # what has not begun yet cannot be interrupted yet
+                database.interrupt()
+                wait([asked], timeout=0.05)
+            raise
 
 
 def _fetched(database: Any, most_bytes: int) -> pd.DataFrame:

@@ -54,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", runs(under_nsys=True))
 def test_the_command_captures(command: Command, folder: Path, nsys: str, tmp_path: Path) -> None:
     line = command.line
@@ -69,6 +70,7 @@ def test_the_command_captures(command: Command, folder: Path, nsys: str, tmp_pat
     assert list(tmp_path.glob("*.nsys-rep"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", runs(under_nsys=False))
 def test_the_command_runs(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

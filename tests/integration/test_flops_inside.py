@@ -111,6 +111,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(RANKS)
@@ -134,6 +135,7 @@ def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
         assert said["unknown"] == [] and said["rank"] == int(file[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.nsys
 def test_under_nsys_the_ranges_stay_as_they_are(tmp_path: Path, nsys: str) -> None:
     before = ("profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", "-o")

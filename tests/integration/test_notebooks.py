@@ -48,6 +48,7 @@ def test_outputs_are_those_of_one_whole_run(path: Path) -> None:
     assert path.stat().st_size < 300_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")

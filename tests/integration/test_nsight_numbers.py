@@ -82,6 +82,7 @@ def test_ranges(nsys: str, capture: Path) -> None:
         assert theirs[f"nvprof_kit:{text}"] == cpu
 
 
+@pytest.mark.slow
 def test_a_report_stays_as_it_is(nsys: str, tmp_path: Path) -> None:
     code = "import nvprof_kit, time\nwith nvprof_kit.step(3), nvprof_kit.layer_range('layers.0'): time.sleep(0.01)"
     done = run("profile.sh", "-t", "nvtx", "--", sys.executable, "-c", code, cwd=tmp_path, NSYS=nsys)

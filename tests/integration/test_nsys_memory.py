@@ -41,6 +41,7 @@ with step(3), phase("forward"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.every_nsys
 def test_layers_carry_the_memory(nsys: str, tmp_path: Path) -> None:
     path = profile(nsys, tmp_path, PROGRAM)
@@ -87,6 +88,7 @@ def with_a_kernel(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_nothing_more_where_there_is_no_allocator(nsys: str, tmp_path: Path) -> None:
     program = PROGRAM.replace("memory=lambda: Level(held, most)", "")
     path = profile(nsys, tmp_path, program, NVPROF_KIT_MEMORY="1")

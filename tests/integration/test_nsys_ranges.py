@@ -169,6 +169,7 @@ def test_ranges_are_recorded(nsys: str, tmp_path: Path) -> None:
     assert [event.text for event in recorded if event.kind == 34] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_when_switched_off(nsys: str, tmp_path: Path) -> None:
     path = profile(nsys, tmp_path, PROGRAM, NVPROF_KIT="off")
     with sqlite3.connect(path) as connection:
@@ -176,6 +177,7 @@ def test_nothing_is_recorded_when_switched_off(nsys: str, tmp_path: Path) -> Non
         assert "NVTX_EVENTS" not in tables or not read(path)
 
 
+@pytest.mark.slow
 def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path) -> None:
     """``nsys launch`` injects; ``nsys start`` and ``nsys stop`` bound the capture."""
     (tmp_path / "program.py").write_text(

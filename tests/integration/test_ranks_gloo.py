@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nvprof_kit import open_job
 
 PROGRAM = """
@@ -27,6 +29,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_on_cpus(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -193,6 +193,7 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
     assert ranges(tmp_path / "run.sqlite") == EVERYTHING
 
 
+@pytest.mark.slow
 @pytest.mark.nsys
 def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
     captured = []

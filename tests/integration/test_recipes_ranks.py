@@ -105,6 +105,7 @@ def reports(tmp_path: Path) -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.nsys
 def test_torchrun(nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -154,6 +155,7 @@ def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path:
     assert f"--output={name.replace('PID', str(os.getpid()))}" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.nsys
 def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

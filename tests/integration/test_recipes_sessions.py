@@ -32,6 +32,7 @@ def session() -> str:
     return f"test{os.getpid()}"
 
 
+@pytest.mark.slow
 @pytest.mark.every_nsys
 def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}

@@ -78,6 +78,7 @@ def child_of(parent: int, program: str) -> int:
     return next(int(line.split()[0]) for line in listed.stdout.splitlines() if program in line)
 
 
+@pytest.mark.slow
 def test_nsys_that_is_killed_leaves_no_orphan_and_no_report_that_is_none(nsys: str, tmp_path: Path) -> None:
     running = start([*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys)
     pid = int(wait_for(tmp_path / "pid"))
@@ -102,6 +103,7 @@ def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys: str
     assert again.returncode == 2 and ".run.partial" in again.stderr and again.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_windows_of_a_schedule(nsys: str, tmp_path: Path) -> None:
     loop = """
 import time, nvprof_kit

@@ -261,12 +261,12 @@ def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
-    """DuckDB raises a RuntimeError for it, which the command line took for a defect of its own."""
+    """At once, though this query is a single task of DuckDB."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    answer("SELECT 1", {})  # imports the library, which must not be interrupted
+    answer("SELECT 1", {})  # imports the libraries, which must not be interrupted
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:

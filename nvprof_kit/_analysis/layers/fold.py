@@ -43,6 +43,8 @@ _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _SIGMAS, _MAD_TO_SIGMA = 5.0, 1.4826
 _OF_PHASE, _OF_BLOCK = 0.10, 0.03
 """Minimum relative difference for a block to count as different: of its time in a phase, and of its total time."""
+_FEW, _OF_FEW = 8, 0.50
+"""Of fewer blocks than this the deviation is no estimate: a block that is so far from their median is different."""
 
 Floats = npt.NDArray[np.float64]
 Join = Callable[[str, str, "pd.DataFrame"], "dict[str, Any]"]
@@ -364,8 +366,8 @@ def equal_groups(times: Floats, least: int) -> list[list[int]]:
 
     If the times form two clusters with a wide gap (alternating local and global attention, for example), each cluster
     is evaluated separately. Within a cluster, a block differs from the others if in any phase its distance from their
-    median exceeds five standard deviations (1.4826 times the median absolute deviation), a tenth of the phase and 3 %
-    of the block.
+    median exceeds five standard deviations (1.4826 times the median absolute deviation; at most half the median if
+    there are fewer than eight), a tenth of the phase and 3 % of the block.
 
     Args:
         times: Time of each block by phase, shape ``(blocks, phases)``.
@@ -393,8 +395,10 @@ def equal_groups(times: Floats, least: int) -> list[list[int]]:
 def _like(times: Floats) -> npt.NDArray[np.bool_]:
     middle = np.median(times, axis=0)
     far = np.abs(times - middle)
-    spread = _MAD_TO_SIGMA * np.median(far, axis=0)
-    allowed = np.maximum(np.maximum(_SIGMAS * spread, _OF_PHASE * middle), _OF_BLOCK * middle.sum())
+    spread = _SIGMAS * _MAD_TO_SIGMA * np.median(far, axis=0)
+    if len(times) < _FEW:
+        spread = np.minimum(spread, _OF_FEW * middle)
+    allowed = np.maximum(np.maximum(spread, _OF_PHASE * middle), _OF_BLOCK * middle.sum())
     found: npt.NDArray[np.bool_] = np.all(far <= allowed, axis=1)
     return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._analysis.layers.fold import LEAST, MANY, equal_groups, fold_label, fold_pattern
+from nvprof_kit._analysis.layers.fold import LEAST, MANY, Floats, equal_groups, fold_label, fold_pattern
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +93,7 @@ def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[lis
     costs = rows[cost].fillna(0).to_numpy(dtype=np.float64)
     groups: list[list[int]] = []
     unlike: dict[int, str] = {}
-    for places in alike.values():
+    for places in _alike_in_lists(list(alike.values()), layers, figures):
         if len({layers[place] for place in places}) < len(places):  # the same layer twice: something else differs
             continue
         found = equal_groups(np.abs(figures[places]), LEAST) if len(places) >= LEAST else []
@@ -106,6 +106,31 @@ def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[lis
             if middle:
                 unlike[places[one]] = f"{100 * (costs[places[one]] / middle - 1):+.0f} %"
     return groups, unlike
+
+
+def _alike_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Floats) -> list[list[int]]:
+    """Split rows of lists in lists by their place in the inner lists, unless rows at different places are alike.
+
+    ``layers.0-31.experts.0-7`` are alike; in ``block.0-3.layer.0-2`` each layer may be another kind of module.
+    """
+    found: list[list[int]] = []
+    for places in groups:
+        inner: dict[str, list[int]] = {}
+        for place in places:
+            parts = layers[place].split(".")
+            first = next(index for index, part in enumerate(parts) if part.isdigit())
+            inner.setdefault(".".join(parts[first + 1 :]), []).append(place)
+        if len(inner) in {1, len(places)}:
+            found.append(places)
+            continue
+        sets = list(inner.values())
+        means = np.array([np.abs(figures[one]).mean(axis=0) for one in sets])
+        together = equal_groups(means, 2)
+        alone = set(range(len(sets))).difference(*together)
+        found += [
+            [place for one in group for place in sets[one]] for group in [*together, *([one] for one in sorted(alone))]
+        ]
+    return found
 
 
 def _is_key(rows: pd.DataFrame, name: str) -> bool:

@@ -86,7 +86,10 @@ class record(ContextDecorator):
         if _running is not None:
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
         profiler = _new_profiler(self.options)
-        profiler.prepare_trace()
+        with warnings.catch_warnings():
+            # PyTorch 2.11 warns before any cycle that it will forget the events of earlier ones
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            profiler.prepare_trace()
         _running, self._profiler, self._process = self, profiler, os.getpid()
 
     def cancel(self) -> None:

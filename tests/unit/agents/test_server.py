@@ -167,6 +167,7 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
 
 
+@pytest.mark.slow
 def test_a_query_ends_in_bounded_time_and_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = Questions(folder)
     asked = partial(questions.query, "tiny.sqlite")

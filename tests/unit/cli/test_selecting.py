@@ -171,7 +171,7 @@ RANKED = {
     "diff": ["diff", str(DATA / "eager-2023.4.sqlite.xz"), str(DATA / "checkpoint-2023.4.sqlite.xz")],
     "memory": ["memory", "run.pickle", "--by", "layer"],
     "ranks": [
-        *("ranks", "--view", "charges"),
+        *("ranks", "--view", "charges", "--maps", "maps"),
         *(str(DATA / "ranks" / f"ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)),
     ],
 }
@@ -203,7 +203,7 @@ def test_ranked_tables_fold_too(
 
 
 def test_the_report_of_a_job_folds() -> None:
-    text = table("ranks", "--fold", *RANKED["ranks"][3:])
+    text = table("ranks", "--fold", *RANKED["ranks"][5:])
     assert "model.layers.0-3.self_attn x4" in text and "model.layers.2.mlp " in text  # the late one by its name
 
 

@@ -62,6 +62,7 @@ def alive() -> int:
     return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "checkpoint_reentrant", "checkpoint_non_reentrant", "in_place"])
 def test_nothing_stays_alive_and_nothing_grows(name: str, sink) -> None:
     subject = make(name)

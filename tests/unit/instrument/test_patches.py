@@ -31,6 +31,7 @@ def changed_by(program: str) -> str:
     return ended.stdout.strip()
 
 
+@pytest.mark.slow
 def test_importing_every_module_changes_nothing_in_pytorch() -> None:
     program = """
 import importlib, pkgutil

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import nvprof_kit
 from nvprof_kit.integrations.annotate import SITE, environment
 
@@ -146,6 +148,7 @@ def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
     assert "nvprof_kit:forward:layers.1" in names and "nn.Module: Linear_1" in names
 
 
+@pytest.mark.slow
 def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
     """PyTorch names a module by class and number; a model that the program does not annotate is annotated."""
     program = "from torch import nn, ones; nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))(ones(1, 512))"

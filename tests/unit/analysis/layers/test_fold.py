@@ -187,3 +187,11 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], le
         for depth in (0, 1):
             kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
             assert kept == all_of_it
+
+
+def test_few_modules_that_differ_much_are_no_equals() -> None:
+    # a decoder of T5: layer.0 is self-attention, layer.1 cross-attention, layer.2 the feed-forward network
+    each = {"layer.0": 598, "layer.1": 282, "layer.2": 175}
+    rows = [("block.0", "", sum(each.values()), 0)]
+    rows += [(f"block.0.{name}", "block.0", time, 0) for name, time in each.items()]
+    assert [count for _, count in told(made(*rows), "count")] == [1, 1, 1, 1]

@@ -66,3 +66,14 @@ def test_a_file_keeps_every_row() -> None:
     assert marked["folded_into"].tolist() == ["layers.0-2.mlp"] * 3 + ["", ""]
     assert marked["unlike"].tolist() == ["", "", "", "+200 %", ""]
     assert marked[list(rows.columns)].equals(rows)
+
+
+def test_lists_in_lists_fold_by_place_unless_the_places_are_alike() -> None:
+    # experts cost the same; of each decoder block, layer.0 is self-attention, layer.1 cross-attention
+    expert = [{"layer": f"layers.{one}.experts.{two}", "gpu_ns": 100 + one} for one in range(4) for two in range(3)]
+    decoder = [{"layer": f"block.{one}.layer.{two}", "gpu_ns": (600, 200)[two]} for one in range(4) for two in range(2)]
+    assert fold_ranked(pd.DataFrame([*expert, *decoder]), "gpu_ns", True)["layer"].tolist() == [
+        "block.0-3.layer.0 x4",
+        "layers.0-3.experts.0-2 x12",
+        "block.0-3.layer.1 x4",
+    ]

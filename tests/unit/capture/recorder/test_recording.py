@@ -185,6 +185,7 @@ def test_launchers_that_cannot_be_recorded_are_refused() -> None:
         parse_launch([sys.executable, "-m", "torch.distributed.run", "--nonsense", "train.py"])
 
 
+@pytest.mark.slow
 def test_each_rank_of_a_launcher_leaves_a_trace(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STEPS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"]

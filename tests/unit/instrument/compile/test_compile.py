@@ -142,6 +142,7 @@ def test_inductor(way, sink) -> None:
     assert compiles() == (0, 0, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_dynamic_shapes(way, sink) -> None:
     options = {"backend": "aot_eager", "dynamic": True}

@@ -163,6 +163,7 @@ def kernels(code: str) -> Counter[str]:
     return Counter(line for line in lines if line and not line.startswith("#"))
 
 
+@pytest.mark.slow
 def test_the_code_is_what_it_is_without_ranges(sink) -> None:
     def codes(parts: bool) -> list[str]:
         dynamo.reset()

@@ -148,6 +148,7 @@ def llama() -> tuple[nn.Module, int, int]:
     return transformers.LlamaForCausalLM(config), weights, 2 * 2 * 2 * 16 * 16 * 64 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "share"),
     [(SDPBackend.MATH, 2), (SDPBackend.FLASH_ATTENTION, 2.5)],  # flash computes the scores again in its backward

@@ -309,6 +309,7 @@ def test_nothing_stays_alive(world) -> None:
     assert [thing() for thing in seen] == [None] * 4
 
 
+@pytest.mark.slow
 def test_counts_of_references_stay(world) -> None:
     block, tensor, failing = world.block("call"), world.operator(Tensor()), world.block("fails")
     call = world.twin.ranged(lambda *x, **y: world.operator(tensor), block)

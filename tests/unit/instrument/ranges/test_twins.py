@@ -143,6 +143,7 @@ EVERYTHING = [
 """A program that does a bit of everything, and whose last backward pass is aborted by a hook."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", ["python", "c"])
 def test_nothing_is_left_behind(twin: str, twins) -> None:
     assert len(twins[twin].ask(program=EVERYTHING)["log"]) > 50
