@@ -19,6 +19,14 @@ note() { # MESSAGE, which --quiet leaves out
   [ -n "$quiet" ] || warn "$1"
 }
 
+# How this call's user calls another recipe: start.sh, or `nvprof-kit start` behind a verb.
+named() { # NAME [WORDS of nvprof-kit]
+  case $me in
+    nvprof-kit\ *) printf 'nvprof-kit %s' "${2:-$1}" ;;
+    *) printf '%s.sh' "$1" ;;
+  esac
+}
+
 # older ones take an empty list for an unset variable
 [[ ${BASH_VERSINFO[0]}${BASH_VERSINFO[1]} -ge 44 ]] || fail 3 "needed bash 4.4 or newer, this is $BASH_VERSION"
 

@@ -78,7 +78,8 @@ class Captures:
     def _found(self) -> Iterator[Path]:
         for path in self.folder.rglob("*"):
             hidden = any(part.startswith(".") for part in path.relative_to(self.folder).parts)
-            inside = not hidden and path.name.lower().endswith(SUFFIXES) and path.is_file()
+            name = path.name.lower()
+            inside = not hidden and name.endswith(SUFFIXES) and not name.endswith(".flops.json") and path.is_file()
             if inside and path.resolve().is_relative_to(self.folder):
                 yield path
 

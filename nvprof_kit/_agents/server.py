@@ -163,6 +163,8 @@ def _refusing(question: Callable[..., Answer], refusal: type[Exception]) -> Call
             return question(*args, **kwargs)
         except (NvprofKitError, KeyError) as error:
             raise refusal(str(error)) from None
+        except Exception as error:  # the library would hide it from the client
+            raise refusal(f"{type(error).__name__}: {error}") from error
 
     return asked
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import DOMAIN
@@ -195,8 +195,10 @@ class Capture:
             steps: Which steps to include; None for all but warm-up, and then ``steps`` has every step.
 
         Raises:
-            UsageError: None of the requested steps is in the capture.
+            UsageError: The view is unknown, or none of the requested steps is in the capture.
         """
+        if view is not None and view not in get_args(BreakdownView):
+            raise UsageError(f"{view!r}: no such view of a breakdown; available: {', '.join(get_args(BreakdownView))}")
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
         from nvprof_kit._results.breakdown import Breakdown
 

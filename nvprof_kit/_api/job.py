@@ -399,7 +399,7 @@ def open_job(
         done: Called with the path of each capture when it is mapped.
 
     Raises:
-        UsageError: A path does not exist, or two captures have the same rank.
+        UsageError: No path is given, a path does not exist, or two captures have the same rank.
         CaptureError: A capture cannot be read, or its rank is unknown.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
@@ -408,6 +408,8 @@ def open_job(
     known = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
     domain = domain_of(known, domain)
     named = [captures] if isinstance(captures, (str, Path)) else list(captures)
+    if not named:
+        raise UsageError("no captures; needed those of the ranks of one run, or a folder of them")
     if len(named) == 1 and is_maps(Path(named[0])):
         return Job(JobTables(Path(named[0])), domain=domain, rules=known)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem, shell_complete, split_arg_string
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, shell_complete, split_arg_string
 
 _VARIABLE = "_NVPROF_KIT_COMPLETE"
 _CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz", ".json", ".json.gz", ".json.xz")
+_SPECIAL = re.compile(r"""([\s\\'"`$&|;<>()*?!#\[\]{}])""")
+_ESCAPED = r"\\\1"
 _REPORTS = (".csv", ".csv.xz", ".ncu-rep", ".ncu-rep.xz")
 
 if TYPE_CHECKING:  # generic since click 8.3
@@ -38,11 +41,26 @@ class _Completed(_Text):
         return self._values(ctx, incomplete)
 
 
+class _Bash(BashComplete):
+    """Completion for bash, which inserts words as they are, and a space behind folders too."""
+
+    source_template = BashComplete.source_template.replace("read type value", "read -r type value").replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value != */ ]] || compopt -o nospace"
+    )
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """A word as bash reads it: characters that end words or have a meaning are escaped, if it is not quoted."""
+        words = os.environ.get("COMP_WORDS", "").split("\n")
+        quoted = words[-1].startswith(("'", '"'))
+        return f"{item.type},{item.value if quoted else _SPECIAL.sub(_ESCAPED, item.value)}"
+
+
 def complete_if_requested(group: click.Group) -> int | None:
     """Handle a completion request of the shell; returns the exit status, or None if there is no request."""
     instruction = os.environ.get(_VARIABLE)
     if not instruction:
         return None
+    add_completion_class(_Bash)
     for command in _commands(group):
         for param in command.params:
             values = _values_of(command, param)

@@ -119,13 +119,14 @@ class Output:
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
             self.print(_apart(results), sources)
-        elif len(results) == 1:
-            self.write(results[0].encode(self.form), results[0].warnings_beside(self.form), sources)
         else:
             from nvprof_kit._results.base import Several
 
-            several = Several(tuple(results), select=select)
-            self.write(several.encode(self.form), several.warnings_beside(self.form), sources)
+            whole = results[0] if len(results) == 1 else Several(tuple(results), select=select)
+            data, beside = whole.encode(self.form), list(whole.warnings_beside(self.form))
+            if select.budget is not None and len(data) > select.budget:
+                beside.append(f"an answer without rows has {len(data):,} bytes: more than --budget {select.budget:,}")
+            self.write(data, beside, sources)
 
     def write_document(self, document: Document) -> None:
         """Write a file for another program.

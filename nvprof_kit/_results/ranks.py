@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
 """The tables of a job, by name."""
+REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
+"""Those that are only made of a limited number of collectives."""
 
 
 def columns_of(view: str) -> Mapping[str, str]:
@@ -157,15 +159,18 @@ class Ranks(Result, RanksAnswer):
     def _whole(self, found: Mapping[str, Bounded]) -> bytes:
         """All tables as one JSON document."""
         from nvprof_kit._report.export import schemas
-        from nvprof_kit._report.export.answer import records
+        from nvprof_kit._report.export.answer import missing_in, records
         from nvprof_kit._report.export.tables import as_json
 
-        missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
+        missing = {name: view for view, one in found.items() for name in missing_in(one.rows)}
+        reasons = {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()}
+        if self.not_replayed:
+            reasons |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
         cut = {view: one.truncated for view, one in found.items() if one.left_out}
         whole = self.to_dict() | {
             "warnings": list(in_order(self.warnings)),
             "sources": list(self.answered),
-            "unknown": {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()},
+            "unknown": reasons,
             "truncated": cut or None,
             **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
         }

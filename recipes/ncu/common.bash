@@ -25,7 +25,7 @@ common_help() {
                       (default: that of the first GPU, else sm_90)
       --clock MODE    base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it (default: none)
       --cache MODE    all: empty caches before each pass, numbers that repeat; none: as they are (default: all)
-      --replay MODE   kernel or application, in layer.sh range and app-range too: what is run again for each pass
+      --replay MODE   kernel or application, of a layer range and app-range too: what is run again for each pass
                       (default: kernel; application, the whole program, with --rank or where NVLink is measured, since what
                       waits for another GPU hangs when it is run again alone)
       --rank N        of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
@@ -143,7 +143,7 @@ probe() {
 
 # For all recipes but layer.sh.
 refuse_ranges() { # WHY
-  case $replay in range | app-range) fail 2 "with --replay $replay $1; layer.sh takes it" ;; esac
+  case $replay in range | app-range) fail 2 "with --replay $replay $1; $(named layer "ncu profile --layer PATH") takes it" ;; esac
 }
 
 # Launches are told apart by configuration only since ncu 2022.4.

@@ -15,7 +15,7 @@ shared memory it comes with. Needs python3, no package. (nvprof-kit ncu plan cho
   nvprof-kit ncu layers top.csv --with run.sqlite
 
 Options:
-  -c, --capture FILE  the .sqlite that nsys/profile.sh left
+  -c, --capture FILE  an .sqlite of nsys
       --top N         how many kernels (default: 10)
 HELP
   common_help
@@ -35,9 +35,9 @@ take_options "$@"
 [ -f "$capture" ] || fail 2 "$capture: no such file"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
 output=${output:-top}
-command -v python3 >/dev/null || fail 3 "no python3 on PATH, which reads the capture; kernels.sh -k NAME goes without"
+command -v python3 >/dev/null || fail 3 "no python3 on PATH, which reads the capture; $(named kernels "ncu profile") -k NAME goes without"
 # linker names: nothing in them needs a quote, and no two kernels share one
-names=$(python3 - "$capture" "$top" <<'PYTHON'
+names=$(python3 - "$capture" "$top" "$me" <<'PYTHON'
 import re, sqlite3, sys
 from urllib.parse import quote
 try:
@@ -46,7 +46,7 @@ try:
         'SELECT s.value FROM CUPTI_ACTIVITY_KIND_KERNEL AS k JOIN StringIds AS s ON s.id = k.mangledName '
         'GROUP BY s.value ORDER BY sum(k."end" - k.start) DESC LIMIT ?', (int(sys.argv[2]),)).fetchall()
 except sqlite3.Error as error:
-    sys.exit(f"top.sh: {sys.argv[1]}: not an nsys capture with kernels ({error})")
+    sys.exit(f"{sys.argv[3]}: {sys.argv[1]}: not an nsys capture with kernels ({error})")
 print("|".join(re.escape(name) for (name,) in rows))
 PYTHON
 ) || exit 2

@@ -260,5 +260,5 @@ need_state_folder() {
   local folder=/tmp/nvprof_kit-$UID
   (umask 077 && mkdir -p -- "$folder") 2>/dev/null || :
   [ -d "$folder" ] && [ -O "$folder" ] && [ ! -L "$folder" ] && [ -w "$folder" ] ||
-    fail 2 "cannot write to $folder, where stop.sh looks for what start.sh captures into"
+    fail 2 "cannot write to $folder, where $(named stop) looks for what $(named start) captures into"
 }

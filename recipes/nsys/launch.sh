@@ -18,7 +18,7 @@ Run PROGRAM in a named nsys session; nothing is captured until start.sh says so,
 Options:
   -s, --session NAME  name of the session, a letter first (default: nvprof_kit)
   -p, --preset NAME   settings: train (default), infer, graphs, memory, metrics, light, or a file like those in presets/;
-                      give start.sh the same
+                      give start the same
   -t, --trace LIST    what nsys traces instead of the preset's list
   -x, --nsys OPTION   additional option for nsys launch, passed unchanged; may be given again
       --annotate      annotate the model without changing the program, at the model's first call

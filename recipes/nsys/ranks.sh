@@ -101,7 +101,7 @@ option() { # NAME VALUE
 read_options "$(sed -n "/<<'HELP'/,/^HELP/p" "$here/profile.sh")"
 take_options "$@"
 need_name "${output%.nsys-rep}"
-[ ${#program[@]} -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
+[ ${#program[@]} -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python $me [OPTION]... -- python train.py"
 
 find_rank
 local_rank=$(first_number LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID)

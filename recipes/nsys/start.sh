@@ -14,7 +14,7 @@ Options:
   -s, --session NAME  name of the session (default: nvprof_kit)
   -o, --output NAME   name of the report without its suffix (default: SESSION.1, or the next number that is free)
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
-  -p, --preset NAME   the preset that launch.sh was given (default: train)
+  -p, --preset NAME   the preset that launch was given (default: train)
   -x, --nsys OPTION   additional option for nsys start, passed unchanged; may be given again
       --min-free MB   refuse to start with less disk left, there and in TMPDIR (default: 1024)
   -q, --quiet         print only errors
@@ -68,8 +68,8 @@ stage=$(stage_of "$output")
 need_nsys
 refuse_existing "$force" "$output".{nsys-rep,sqlite}
 case $(session_state "$session") in
-  '') fail 2 "no session $session; start the program with launch.sh, and see status.sh" ;;
-  *Collection*) fail 2 "session $session captures already; end that with stop.sh -s $session" ;;
+  '') fail 2 "no session $session; start the program with $(named launch), and see $(named status)" ;;
+  *Collection*) fail 2 "session $session captures already; end that with $(named stop) -s $session" ;;
 esac
 check_disk "$(dirname -- "$stage")" "$min_free"
 check_disk "${TMPDIR:-/tmp}" "$min_free" # nsys spools there
@@ -84,4 +84,4 @@ printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"
   rm -rf -- "$stage" "$state"
   fail "$status" "nsys did not start the capture"
 }
-note "session $session captures into $output; end it with stop.sh"
+note "session $session captures into $output; end it with $(named stop)"

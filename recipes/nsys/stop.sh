@@ -46,7 +46,7 @@ need_nsys
 state=$(state_file "$session")
 running=$(session_state "$session")
 if [ ! -f "$state" ]; then
-  [ -n "$shutdown" ] && [ -n "$running" ] || fail 2 "no capture to end in session $session; begin one with start.sh"
+  [ -n "$shutdown" ] && [ -n "$running" ] || fail 2 "no capture to end in session $session; begin one with $(named start)"
   exec "${end[@]}"
 fi
 { IFS= read -r stage; IFS= read -r folder; IFS= read -r force; } <"$state"

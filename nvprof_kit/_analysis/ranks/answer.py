@@ -65,6 +65,15 @@ class RanksAnswer:
         found: pd.DataFrame = getattr(self, view.replace("-", "_"))
         return found
 
+    @property
+    def not_replayed(self) -> str | None:
+        """Why the tables that replay the collectives are empty; None if they are not."""
+        if self.replay_error is not None:
+            return None
+        if not self.collectives:
+            return "no collective was found on several ranks; name the captures of all ranks of a job"
+        return f"{self.collectives:,} collectives are too many to replay; name the captures of fewer ranks"
+
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain lists and numbers; missing values are None."""
         return {

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nvprof_kit._results.ranks import Ranks
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
-_REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 
 
 class _Group(click.Group):
@@ -127,10 +126,10 @@ def _check_available(answer: Ranks, view: str | None) -> None:
     Raises:
         UsageError: The job has too many collectives, or none.
     """
-    if view in _REPLAYED and answer.replay_error is None:
-        raise UsageError(
-            f"{answer.collectives:,} matched collectives: {view} needs 1 to 40,000; name the captures of fewer ranks"
-        )
+    from nvprof_kit._results.ranks import REPLAYED
+
+    if view in REPLAYED and answer.not_replayed:
+        raise UsageError(f"no table {view}: {answer.not_replayed}")
 
 
 @ranks.command(name="map")

@@ -14,6 +14,8 @@ from nvprof_kit._report.selection import Selection
 if TYPE_CHECKING:
     import pandas as pd
 
+_INFINITE = (float("inf"), float("-inf"))
+
 
 def json_answer(
     schema: str, table: pd.DataFrame, warnings: Sequence[str], sources: Sequence[str], select: Selection
@@ -45,7 +47,7 @@ def json_answer(
 
 
 def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[str, Any]) -> bytes:
-    missing = [str(name) for name in found.rows if found.rows[name].isna().any()]
+    missing = missing_in(found.rows)
     head = {
         "schema": schemas.name_of(schema),
         "version": schemas.version_of(schema),
@@ -58,6 +60,13 @@ def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[s
     return f'{{\n{fields},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
 
 
+def missing_in(table: pd.DataFrame) -> list[str]:
+    """The columns with a value that `records` gives as None."""
+    floats = table.select_dtypes("float")
+    infinite = set(floats.columns[floats.isin(_INFINITE).any()])
+    return [str(name) for name in table if name in infinite or table[name].isna().any()]
+
+
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as dictionaries with plain numbers; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
@@ -67,4 +76,4 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
+    return None if isinstance(value, float) and value in _INFINITE else value

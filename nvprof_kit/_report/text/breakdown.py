@@ -13,7 +13,7 @@ from rich.text import Text
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._report.text.table.folded import ranked_notes
+from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent
 
@@ -235,7 +235,7 @@ def _plain(rows: pd.DataFrame) -> RenderableType:
 
 
 def _kind(name: Any, rows: pd.DataFrame) -> str:
-    return "path" if name == "layer" else "right" if rows[name].dtype.kind in "iufb" else "left"
+    return "path" if name == "layer" else KINDS.get(name, "right" if rows[name].dtype.kind in "iufb" else "left")
 
 
 def _heading(name: Any) -> str:

@@ -37,7 +37,7 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
     """
     changed = _changed(result, fold)
     rows = _shown(changed, top)
-    kinds = {0: "path", 5: "left"}
+    kinds = {0: "path", 5: "words"}
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
     made = table([(name, kinds.get(place, "right")) for place, name in enumerate(_HEAD)], ranks)
     for cells in rows:

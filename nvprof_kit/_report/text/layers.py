@@ -13,7 +13,7 @@ from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
 from nvprof_kit._analysis.layers.memory import memory_tree
 from nvprof_kit._analysis.layers.split import SPLITS
 from nvprof_kit._report.selection import UNFOLDED, Selection
-from nvprof_kit._report.text.table.folded import fold_cells, fold_columns, fold_notes
+from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes
 from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import (
     Cells,
@@ -35,7 +35,7 @@ Row = dict[Any, Any]
 """A row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-_RANKS = {"total": 0, "share": 0, "calls": 3, "CPU": 4, "kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2, "unlike": 2}
+_RANKS = {"total": 0, "share": 0, "calls": 3, "CPU": 4, "kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2} | RANKS
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
 """Headers of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
 
@@ -139,7 +139,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
     total = total_line(result)
     columns = _columns(result, lines, total)
     longest = max((line.share for line in lines), default=0.0) or 1.0
-    kinds = {"layer": "path", "": "bar", "unlike": "left"}
+    kinds = {"layer": "path", "": "bar", **KINDS}
     made = table([(name, kinds.get(name, "right")) for name in columns], _RANKS | _split_ranks(result))
     made.most, made.way = view.select.top, "--top N or -o FILE.csv shows them"
     for outside in (False, True):

@@ -12,7 +12,7 @@ from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.plain import title
 from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._report.text.table.folded import ranked_notes
+from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
 
@@ -118,8 +118,9 @@ def _table(rows: pd.DataFrame, most: int) -> RenderableType:
     rows = rows.loc[:, rows.notna().any() & (rows.astype(str) != "").any()]
     names, cells = _plain(rows.head(most))
     share = "share" in rows
-    text = {"layer", "phase", "stack", "size", "kind", "pool", "address", "unlike"}
-    columns = [(name, "path" if name == "layer" else "left" if name in text else "right") for name in names]
+    text = {"phase", "stack", "size", "kind", "pool", "address"}
+    kinds = {"layer": "path", **dict.fromkeys(text, "left"), **KINDS}
+    columns = [(name, kinds.get(name, "right")) for name in names]
     made = table([*columns, ("", "bar")] if share else columns, _RANKS)
     longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
     for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):

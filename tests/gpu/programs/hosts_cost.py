@@ -1,6 +1,6 @@
 """Steps per second of one Llama under several hosts, without their integration and with it, in turn.
 
-    python hosts_cost.py [HOST]...                        not listening
+    python hosts_cost.py [--pairs N] [HOST]...            not listening
     NVPROF_KIT=on python hosts_cost.py                    ranges are made, no tool is attached
     nsys profile --trace=cuda,nvtx python hosts_cost.py   under nsys
 
@@ -10,8 +10,8 @@ Without a GPU the model is small: that only shows that the program runs.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -22,8 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nvprof_kit.integrations import factory
+
 GPU = torch.cuda.is_available()
-STEPS, WARM_UP, PAIRS = 20, 5, 5
+STEPS, WARM_UP = 20, 5
 BATCH, TOKENS = (16, 512) if GPU else (2, 16)
 ROWS: list[Any] = [{"input_ids": one, "labels": one} for one in torch.randint(0, 2000, (STEPS * BATCH, TOKENS))]
 ended: list[float] = []
@@ -132,16 +134,23 @@ def measured(host: str, ranged: bool) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("hosts", nargs="*", choices=[[], *HOSTS])
+    parser.add_argument("--pairs", type=int, default=5)
+    arguments = parser.parse_args()
     register_optimizer_step_post_hook(note)
-    for host in sys.argv[1:] or HOSTS:
+    factory.lightning_callbacks = list  # else Lightning adds the callback by itself where this package is installed
+    for host in arguments.hosts or HOSTS:
         measured(host, True)
         times: dict[bool, list[float]] = {False: [], True: []}
-        for pair in range(PAIRS):
+        for pair in range(arguments.pairs):
             for ranged in (False, True) if pair % 2 else (True, False):
                 times[ranged].append(measured(host, ranged))
         without, with_ = (statistics.median(times[ranged]) for ranged in (False, True))
         ratios = sorted(a / b for a, b in zip(times[True], times[False], strict=True))
-        print(f"{host:12} {without:7.2f} {with_:7.2f} ms per step, pairs", *(f"{ratio:.3f}" for ratio in ratios))
+        pairs = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        median = statistics.median(ratios)
+        print(f"{host:12} {without:7.2f} {with_:7.2f} ms per step, {median:.3f} median of {pairs}", flush=True)
 
 
 if __name__ == "__main__":

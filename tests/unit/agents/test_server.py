@@ -17,7 +17,7 @@ from support.nsys_file import NsysFile
 import nvprof_kit
 from nvprof_kit._agents import query as query_module
 from nvprof_kit._agents.captures import Captures
-from nvprof_kit._agents.server import MOST_ROWS, TOOLS, Questions, serve_mcp
+from nvprof_kit._agents.server import MOST_ROWS, TOOLS, Answer, Questions, _refusing, serve_mcp
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -120,6 +120,8 @@ def test_what_is_not_opened(folder: Path, named: str, complaint: str) -> None:
 
 
 def test_a_report_whose_export_is_there(folder: Path) -> None:
+    (folder / "tiny.flops.json").write_text("{}")
+    assert "tiny.flops.json" not in [row["capture"] for row in Captures(folder).listed()[0]]
     (folder / "tiny.nsys-rep").write_text("text")
     os.utime(folder / "tiny.nsys-rep", (1, 1))
     assert Captures(folder).path("tiny.nsys-rep") == folder / "tiny.sqlite"
@@ -145,6 +147,18 @@ def test_answers_are_bounded(folder: Path) -> None:
 def test_a_view_that_is_not_there_is_an_error(folder: Path) -> None:
     with pytest.raises(nvprof_kit.UsageError, match="view"):
         Questions(folder).summary("tiny.sqlite", "nonsense")
+    with pytest.raises(nvprof_kit.UsageError, match="no such view of a breakdown; available: steps, idle"):
+        Questions(folder).breakdown("tiny.sqlite", "nonsense")
+    with pytest.raises(nvprof_kit.UsageError, match="no captures; needed those of the ranks"):
+        Questions(folder).ranks([])
+
+
+def test_any_error_reaches_the_client_with_its_cause() -> None:
+    def question() -> Answer:
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(UsageError, match="ZeroDivisionError: division by zero"):
+        _refusing(question, UsageError)()
 
 
 def test_which_rank_is_slow(tmp_path: Path) -> None:

@@ -135,6 +135,28 @@ def test_an_answer_fits_its_budget(line: str, place: dict[str, str]) -> None:
     assert json.loads(done.stdout)["truncated"]
 
 
+def test_a_budget_that_no_answer_fits_is_named() -> None:
+    words = ["layers", str(DATA / "gpt2-2023.4.sqlite.xz"), "--format", "json", "--budget", "9"]
+    done = CliRunner().invoke(group, words)
+    assert json.loads(done.stdout)["rows"] == []
+    assert f"without rows has {len(done.stdout.encode())} bytes: more than --budget 9" in done.stderr
+
+
+def test_tables_that_need_several_ranks_say_why_they_are_empty() -> None:
+    alone = str(DATA / "ranks" / "ddp-layer.rank0-2024.2.sqlite.xz")
+    said = json.loads(CliRunner().invoke(group, ["ranks", alone, "--format", "json"]).stdout)
+    reason = "no collective was found on several ranks; name the captures of all ranks of a job"
+    empty = {"replay_error", "groups", "bubbles", "micro_batches", "critical_path", "what_if"}
+    assert {name for name, why in said["unknown"].items() if why == reason} == empty
+    refused = CliRunner().invoke(group, ["ranks", alone, "--view", "what-if"])
+    assert f"no table what-if: {reason}" in str(refused.exception)
+
+
+def test_an_infinite_value_is_null_with_its_reason() -> None:
+    said = json.loads(json_answer("rows", pd.DataFrame({"ratio": [float("inf"), 1.0]}), (), (), EVERYTHING))
+    assert said["rows"][0]["ratio"] is None and set(said["unknown"]) == {"ratio"}
+
+
 def test_a_budget_is_for_json() -> None:
     done = CliRunner().invoke(group, ["layers", str(DATA / "gpt2-2023.4.sqlite.xz"), "--budget", "99"])
     assert "--budget limits json output" in str(done.exception)

@@ -6,6 +6,8 @@ import gzip
 import json
 import lzma
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -208,6 +210,34 @@ def test_the_shell_completes_captures_presets_sets_and_layers(tmp_path: Path) ->
     assert completed(tmp_path, "nvprof-kit flops --where model.l") == ["model.layers.0", "model.layers.1"]
 
 
+def test_bash_takes_a_name_with_a_space_and_descends_into_folders(tmp_path: Path) -> None:
+    (tmp_path / "my (old) runs").mkdir()
+    (tmp_path / "my (old) runs" / "a b.sqlite").touch()
+    (tmp_path / "kit").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m nvprof_kit\n")
+    (tmp_path / "kit").chmod(0o755)
+    asked = r"""
+        eval "$(_NVPROF_KIT_COMPLETE=bash_source ./kit)"
+        compopt() { echo "$@"; } # bash has it only while it completes
+        for COMP_WORDS in 'nvprof-kit layers my\ \(old\)\ runs/a' 'nvprof-kit layers my'; do
+          COMPREPLY=() COMP_CWORD=2
+          _nvprof_kit_completion ./kit
+          printf '%s\n' "${COMPREPLY[@]}"
+        done"""
+    done = subprocess.run(
+        ["bash", "-c", asked],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        r"my\ \(old\)\ runs/a\ b.sqlite",
+        "-o nospace",
+        r"my\ \(old\)\ runs/",
+    ], done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     "capture", ["mine.sqlite", "mine.sqlite.xz", "mine.nsys-rep", "mine.json", "mine.json.gz", "mine.json.xz"]
@@ -238,3 +268,14 @@ def test_every_shell_has_its_script(shell: str) -> None:
         check=False,
     )
     assert "nvprof-kit" in done.stdout and "_NVPROF_KIT_COMPLETE" in done.stdout
+
+
+def test_verbs_name_verbs() -> None:
+    for verb in ("launch", "start", "stop", "status", "profile"):
+        shown = CliRunner().invoke(VERBS[verb][0], ["--help"]).output
+        assert not re.search(r"(launch|start|stop|status|profile)\.sh", shown), shown
+    stop = ["bash", str(RECIPES / "nsys" / "stop.sh"), "--session", "nobody-has-this"]
+    for name, said in (("nvprof-kit stop", "nvprof-kit start"), ("", "start.sh")):
+        done = subprocess.run(stop, env={**os.environ, "NVPROF_KIT_VERB": name, "NSYS": "true"}, text=True,
+                              capture_output=True, check=False)  # fmt: skip
+        assert done.returncode == 2 and done.stderr.endswith(f"begin one with {said}\n")

@@ -15,8 +15,8 @@ from nvprof_kit._report.text.table.units import Milliseconds
 _FOLDED = r" x\d+$"
 EACH = ("median", "min", "max")
 COLUMNS = (*EACH, "unlike")
-RANKS = dict.fromkeys(EACH, 1) | {"unlike": 2}
-KINDS = {"unlike": "left"}
+RANKS = dict.fromkeys(EACH, 2) | {"unlike": 1}
+KINDS = {"unlike": "words"}
 
 
 def path_label(row: Mapping[Any, Any]) -> str:

@@ -26,6 +26,8 @@ _SHORT, _SHORT_LABEL = 12, 24
 _LEAST_ROWS = 8
 _LABEL = re.compile(r"(\s*)(.*?)((?: x\d+)?)", re.DOTALL)
 """A line's label: indentation, path, and number of folded blocks."""
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=%|ns|µs|ms|s\b|[KMGT]i?B)")
 WIDE = 120
 """Width of a table outside a terminal; wider if the numbers need it."""
 
@@ -36,7 +38,8 @@ class Column:
 
     Attributes:
         name: The header.
-        kind: ``left`` for texts, ``path`` for layer paths, ``right`` for numbers, or ``bar``.
+        kind: ``left`` for texts, ``path`` for layer paths, ``words`` for texts with figures, which are wrapped,
+            not shortened, ``right`` for numbers, or ``bar``.
         rank: If the width is insufficient, columns with the largest rank are omitted first, from right to left; rank 0
             is always shown.
     """
@@ -47,8 +50,8 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it may be shortened."""
-        return self.kind in ("left", "path")
+        """Whether it may be narrower than its texts."""
+        return self.kind in ("left", "path", "words")
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,18 @@ class Grid:
         texts = [place for place in widths if self.columns[place].is_text]
         rest, label = ([place for place in texts if (place == 0) == first] for first in (False, True))
         for group, least in ((rest, _SHORT), (label if labels else [], _SHORT_LABEL)):
-            while lacking and any(widths[place] > least for place in group):
-                widths[max(group, key=lambda place: widths[place])] -= 1
+            floor = {place: max(least, self._longest_word(place)) for place in group}
+            while lacking and (wider := [place for place in group if widths[place] > floor[place]]):
+                widths[max(wider, key=lambda place: widths[place])] -= 1
                 lacking -= 1
         return lacking
+
+    def _longest_word(self, place: int) -> int:
+        """Width that a column of words needs; 0 for other columns."""
+        if self.columns[place].kind != "words":
+            return 0
+        texts = (_plain(row.cells[place]) for row in self.rows if not row.section)
+        return max((cell_len(word) for text in texts for word in _joined(text).split(" ")), default=0)
 
     def _table(self, places: Sequence[int], widths: dict[int, int]) -> Table:
         made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
@@ -201,8 +212,11 @@ class Grid:
     def _cell(self, row: Row, place: int, width: int) -> RenderableType:
         cell = row.cells[place]
         kind = self.columns[place].kind
-        if not isinstance(cell, str) or kind not in ("path", "left"):
+        if not isinstance(cell, str) or kind not in ("path", "left", "words"):
             return cell
+        if kind == "words":
+            lines = textwrap.wrap(_joined(cell), width, break_long_words=False, break_on_hyphens=False)
+            return "\n".join(lines).replace(_NO_BREAK, " ")
         return short_path(cell, width) if kind == "path" else short_text(cell, width)
 
     def _stacked(self, width: int) -> Iterator[RenderableType]:
@@ -220,6 +234,11 @@ class Grid:
 
 def _plain(cell: RenderableType) -> str:
     return "" if isinstance(cell, Bar) else plain(cell.plain if isinstance(cell, Text) else str(cell))
+
+
+def _joined(text: str) -> str:
+    """A text that is not wrapped between a number and its unit."""
+    return _UNIT.sub(_NO_BREAK, text)
 
 
 def _cells(cell: RenderableType) -> int:

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from nvprof_kit._report.text.table.terminal import Bar, capture_line, print_to, table, warning_lines
+from nvprof_kit._report.text.table.grid import Column, Grid
+from nvprof_kit._report.text.table.terminal import Bar, capture_line, print_to, table, text_of, warning_lines
 from nvprof_kit._trace.schema import CaptureInfo
 
 
@@ -73,3 +74,15 @@ def test_figures_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     # 120 are too few: texts but for the label are shortened, and the line grows for the rest
     assert line.count("1234.567") == 12
     assert line.startswith("model.layers.0.post_attention_layernorm ") and line.endswith("a reason a …")
+
+
+def test_words_wrap_and_keep_their_figures() -> None:
+    made = Grid([Column("layer", "path", 0), Column("total", "right", 0), Column("unlike", "words", 0)])
+    made.add_row("layers.0", "1.00", "forward +15 %, backward +61 %")
+    made.add_row("layers.1", "2.00", "")
+    for width in range(30, 60):
+        shown = " ".join(text_of(made.parts(width)).split())
+        assert "…" not in shown and "+15 %" in shown and "+61 %" in shown, width
+    narrow = Grid([Column("layer", "path", 0), Column("unlike", "words", 1)])
+    narrow.add_row("layers.0", "recompute +1,234 %")
+    assert "Too wide for 12 columns: unlike" in text_of(narrow.parts(12))
