@@ -247,8 +247,8 @@ def read_launches(db: Database, timed: bool = False) -> Columns:
 def read_and_count_launches(db: Database, timed: bool, counted: Collection[int]) -> tuple[Columns, int]:
     """The same, and how many of these calls have one of the names `counted`: a query of its own takes longer."""
     where = f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}"
-    api = _read_api(db, timed, where, f", nameId IN ({integer_list(counted)}) AS counted" if counted else "")
-    return api, int((api.pop("counted") == 1).sum()) if "counted" in api else 0
+    api = _read_api(db, timed, where, ", nameId AS name" if counted else "")
+    return api, int(np.isin(api.pop("name"), [*counted]).sum()) if "name" in api else 0
 
 
 def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns:
@@ -283,7 +283,7 @@ def _read_api(db: Database, timed: bool, where: str, more: str = "") -> Columns:
         "pid": process_of(read["tid"]),
         "correlation": read["correlation"],
         **({"duration_ns": _lengths(db, read["duration_ns"])} if timed else {}),
-        **({"counted": read["counted"]} if more else {}),
+        **({"name": read["name"]} if more else {}),
     }
 
 
