@@ -61,6 +61,8 @@ class Timeline:
         idle: Gaps in which a device was idle: device, start_ns, end_ns, after (layer before the gap), before (layer
             after it).
         windows: Start and end of the step by device.
+        steps: The steps as `nvprof_kit._analysis.attribution.windows` divides each device's time: start_ns, end_ns,
+            device, place (0, 1, … among the processes that use a device of this ordinal), step; by device and start.
     """
 
     step: int | None
@@ -73,6 +75,7 @@ class Timeline:
     ranges: pd.DataFrame
     idle: pd.DataFrame
     windows: Mapping[int, tuple[int, int]]
+    steps: pd.DataFrame
 
     def own_window(self, device: int | None = None) -> tuple[int, int]:
         """When the step ran, on one device or on all, as defined by `nvprof_kit._analysis.attribution.windows`; for the
@@ -184,7 +187,30 @@ def timeline(
         ranges=_cpu_ranges(attribution.ranges, begin, end),
         idle=_idle(trace, attribution, rows, _of_all_steps(trace, attribution, by_device) if steps_idle else by_device),
         windows=windows,
+        steps=_steps(trace, attribution, chosen),
     )
+
+
+def _steps(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool_] | None) -> pd.DataFrame:
+    """The windows of the chosen step instances, None for all; see `Timeline.steps`."""
+    import pandas as pd
+
+    cut = step_windows(trace, attribution)
+    rows = np.flatnonzero(cut.in_step & (cut.end > cut.start))
+    rows = rows if chosen is None else rows[chosen[cut.instance[rows]]]
+    ordinals = [one.device for one in cut.devices]
+    place = np.array([ordinals[:number].count(one) for number, one in enumerate(ordinals)], dtype=np.int64)
+    frame = pd.DataFrame(
+        {
+            "start_ns": cut.start[rows],
+            "end_ns": cut.end[rows],
+            "device": np.array(ordinals, dtype=np.int64)[cut.device[rows]],
+            "place": place[cut.device[rows]],
+            "step": attribution.ranges.steps[cut.instance[rows]],
+        }
+    )
+    ordered: pd.DataFrame = frame.sort_values(["device", "place", "start_ns"], ignore_index=True)
+    return ordered
 
 
 def _runs(chosen: npt.NDArray[np.bool_] | None) -> Int64Array | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.memory import keep_freed_memory
 from nvprof_kit._trace.jobs.finding import (
     RankName,
     epoch_of,
@@ -89,11 +89,7 @@ def map_capture(task: MapTask) -> list[str]:
             "warnings": "\n".join(trace.info.warnings),
         }
         name = map_name(path, rank_name.rank)
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            made = pool.submit(map_rank, trace, rank_name.rank, facts, pid if pid >= 0 else None)
-            import pyarrow.parquet  # noqa: F401  # for the writer, while the thread computes
-
-            write_map(folder, name, made.result())
+        write_map(folder, name, map_rank(trace, rank_name.rank, facts, pid if pid >= 0 else None))
         names.append(name)
     return names
 
@@ -171,7 +167,8 @@ def map_all(tasks: Sequence[MapTask], workers: int = 1, done: Callable[[str], No
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as pool:
+    count = min(workers, len(tasks))
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=keep_freed_memory) as pool:
         for task, made in zip(tasks, pool.map(map_capture, tasks), strict=True):
             done(task.capture)
             names += made

@@ -5,12 +5,14 @@ Verbs import what they need when they run, so that ``--help`` and ``--version`` 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn, TextIO
 
 import click
@@ -41,6 +43,9 @@ from nvprof_kit._cli.verbs.summary import summary
 from nvprof_kit._cli.verbs.timers import timers
 from nvprof_kit._report.plain import plain
 from nvprof_kit.errors import NvprofKitError
+
+_OBJECTS = 50_000
+"""New objects until a collection; Python's default is some hundred or thousand."""
 
 
 def _print_version(context: click.Context, _: click.Parameter, requested: bool) -> None:
@@ -107,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if completed is not None:
         sys.exit(completed)
     try:
-        with group.make_context("nvprof-kit", list(sys.argv[1:] if argv is None else argv)) as context:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        with _rare_collections(), group.make_context("nvprof-kit", arguments) as context:
             group.invoke(context)
         sys.stdout.flush()
         status = 0
@@ -132,6 +138,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         status = _complain(_unforeseen(error), os.EX_SOFTWARE)
     sys.exit(status)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for cyclic garbage less often: importing pandas alone makes a hundred thousand objects that live
+    until the end, and each collection visits them all.
+    """
+    usual = gc.get_threshold()
+    if usual[0]:  # 0: it is switched off
+        gc.set_threshold(max(usual[0], _OBJECTS), *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _complain(message: str, exit_code: int) -> int:

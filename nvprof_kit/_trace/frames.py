@@ -32,12 +32,16 @@ def make_frame(table: str, columns: Mapping[str, Any]) -> Any:
     schema = TABLES[table]
     wanted = [name for name, column in schema.items() if name in columns or not column.optional]
     made = {name: _typed(columns[name], schema[name]) for name in wanted}
-    return pd.DataFrame(made | ({"pid": _repeated(made["pid"])} if "pid" in made else {}), copy=False)
+    return pd.DataFrame(made | {name: _repeated(made[name]) for name in _OFTEN_ONE if name in made}, copy=False)
+
+
+_OFTEN_ONE = ("pid", "device", "graph_node")
+"""Columns that have one value in most captures."""
 
 
 def _repeated(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A column of one value, as most captures' process is, without memory for each row; else the column itself."""
-    if len(values) and values.min() == values.max():
+    """A column of one value without memory for each row; else the column itself."""
+    if len(values) and values[0] == values[-1] and values.min() == values.max():
         return np.broadcast_to(values[:1].copy(), len(values))
     return values
 

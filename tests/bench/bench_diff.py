@@ -3,13 +3,14 @@
     python tests/bench/bench_diff.py [--trials 2000] [--layers 24] [--steps 5] [--step-noise 1]
 
 A program of equal layers, forward and backward, is drawn: each run has a level of its own, and its steps vary about it.
-The first step of each run is left out, as the verb does. Errors are normal on the logarithm.
+The first step of each run is left out, as the verb does. Errors are on the logarithm: normal, or by another law of
+`LAWS` with the same standard deviation.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,69 @@ LEVEL = 0.05
 Floats = npt.NDArray[np.float64]
 
 
+Law = Callable[[np.random.Generator, int, int], Floats]
+"""Draws the noise of steps, in standard deviations, by row and step."""
+
+
+def normal(random: np.random.Generator, rows: int, steps: int) -> Floats:
+    """Independent errors."""
+    return random.normal(size=(rows, steps))
+
+
+def heavy(random: np.random.Generator, rows: int, steps: int) -> Floats:
+    """Student's t with three degrees of freedom."""
+    return random.standard_t(3, size=(rows, steps)) / np.sqrt(3)
+
+
+def alike(random: np.random.Generator, rows: int, steps: int) -> Floats:
+    """All rows of a step are off by the same, as when the clock changes."""
+    return np.repeat(random.normal(size=(1, steps)), rows, axis=0)
+
+
+def autocorrelated(rho: float) -> Law:
+    """Each error is `rho` times the one before, and the rest new (AR(1))."""
+
+    def draw(random: np.random.Generator, rows: int, steps: int) -> Floats:
+        errors = random.normal(size=(rows, steps))
+        for step in range(1, steps):
+            errors[:, step] = rho * errors[:, step - 1] + np.sqrt(1 - rho**2) * errors[:, step]
+        return errors
+
+    return draw
+
+
+def drifting(random: np.random.Generator, rows: int, steps: int) -> Floats:
+    """All rows become slower from the first step to the last, by six standard deviations, as while a GPU warms up."""
+    return random.normal(size=(rows, steps)) + 3 * np.linspace(-1, 1, steps)
+
+
+def stalling(share: float, size: float, of_runs: float = 1.0) -> Law:
+    """In a part of the runs, a share of the rows takes `size` standard deviations more in one step."""
+
+    def draw(random: np.random.Generator, rows: int, steps: int) -> Floats:
+        errors = random.normal(size=(rows, steps))
+        hit = random.random(rows) < share
+        if random.random() < of_runs:
+            errors[hit, random.integers(steps)] += size
+        return errors
+
+    return draw
+
+
+LAWS: dict[str, Law] = {
+    "heavy tails (t, 3 degrees)": heavy,
+    "steps autocorrelated by 0.6": autocorrelated(0.6),
+    "steps autocorrelated by 0.9": autocorrelated(0.9),
+    "all rows of a step alike": alike,
+    "one step of each run + 30 %": stalling(1.0, 30),
+    "one step of each fifth run + 30 %": stalling(1.0, 30, 0.2),
+    "one step of each run + 10 %": stalling(1.0, 10),
+    "a tenth of the rows + 30 % in one step": stalling(0.1, 30),
+    "drift of 6 % within each run": drifting,
+}
+"""Other laws of the noise of steps; sizes are for a standard deviation of 1 %."""
+
+
 class Program(NamedTuple):
     """What is drawn: layers in two phases, steps that are compared, and the noise of steps and of runs."""
 
@@ -32,6 +96,7 @@ class Program(NamedTuple):
     step_noise: float = 0.01
     run_noise: float = FLOOR
     common: float = 0.0  # part of the variance from run to run that all layers share
+    law: Law = normal
 
 
 class Rates(NamedTuple):
@@ -48,7 +113,7 @@ def run(random: np.random.Generator, program: Program, slow: float) -> Floats:
     rows = 2 * program.layers
     shared = np.sqrt(program.common) * random.normal()
     own = np.sqrt(1 - program.common) * random.normal(size=(rows, 1))
-    steps = program.step_noise * random.normal(size=(rows, program.steps))
+    steps = program.step_noise * program.law(random, rows, program.steps)
     level = np.where(np.arange(rows) == 0, slow, 1.0)[:, None]
     return np.asarray(1e6 * level * np.exp(program.run_noise * (shared + own) + steps))
 
@@ -100,10 +165,17 @@ def main() -> None:
         ("identical, gate of two rows:+5%", one, 1.0, 0.05, (1, 1)),
         ("identical, gate of two rows:+5%, 2 and 2 runs", one, 1.0, 0.05, (2, 2)),
     ]
-    print(f"{'case':50s} {'found':>7s} {'wrong':>7s} {'slower':>7s} {'undecided':>9s}")
+    for name, law in LAWS.items():
+        of_law = program._replace(law=law)
+        cases += [
+            (f"+10 %, gate *:+5%: {name}", of_law, 1.1, 0.05, (1, 1)),
+            (f"+10 %, gate *:+5%, 3 and 2 runs: {name}", of_law, 1.1, 0.05, (3, 2)),
+            (f"identical, gate *:+10%: {name}", of_law, 1.0, 0.1, (1, 1)),
+        ]
+    print(f"{'case':76s} {'found':>7s} {'wrong':>7s} {'slower':>7s} {'undecided':>9s}")
     for name, drawn, slow, limit, runs in cases:
         told = rates(options.trials, drawn, slow, limit, runs)
-        print(f"{name:50s} " + " ".join(f"{100 * part:6.1f}%" for part in told))
+        print(f"{name:76s} " + " ".join(f"{100 * part:6.1f}%" for part in told))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def test_both_forms_show_the_same(chromium: Any, tmp_path: Path) -> None:
             seen[suffix] = ui.query(SHOWN)
             if suffix == "pftrace":
                 assert ("cr-tool",) in ui.query("SELECT name FROM metadata")
-    assert {row[2] for row in seen["json"]} == {"idle", "step", "phase", "layer", "operation", "range"}
+    kinds = {"idle", "step", "operations of a step", "phase", "layer", "operation", "range"}
+    assert {row[2] for row in seen["json"]} == kinds
     assert seen["pftrace"] == seen["json"]
 
 

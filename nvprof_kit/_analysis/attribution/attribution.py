@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, understand
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_PHASE, PHASE_CATEGORIES
@@ -31,6 +31,22 @@ HOW = ("launch", "graph node", "other thread", "none")
 _LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED = range(4)
 _BLOCK = 1 << 16
 _THREADS = 2
+
+
+class Unjoined(NamedTuple):
+    """The operations that lack a counterpart in the capture.
+
+    Attributes:
+        operations: Number of all operations.
+        unlaunched: Number of operations without a launching call.
+        unlaunched_ns: Their time.
+        uncreated: Number of replayed operations without a node creation.
+    """
+
+    operations: int
+    unlaunched: int
+    unlaunched_ns: int
+    uncreated: int
 
 
 @dataclass(frozen=True)
@@ -46,9 +62,7 @@ class Attribution:
         how: Index into `HOW`.
         replay: Launch of the CUDA graph replay that ran it, an index into `Trace.api`, if its owner comes from the
             graph; else `NONE`.
-        unlaunched: Number of operations without a launching call in the capture.
-        unlaunched_ns: Their time.
-        uncreated: Number of replayed operations without a node creation in the capture.
+        unjoined: The operations that do not fit together with the rest of the capture.
     """
 
     ranges: Ranges
@@ -58,16 +72,13 @@ class Attribution:
     step: Int32Array
     how: npt.NDArray[np.int8]
     replay: Int32Array
-    unlaunched: int
-    unlaunched_ns: int
-    uncreated: int
+    unjoined: Unjoined
 
 
 def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules."""
     owners = _Owners(trace)
     whole = _in_blocks(owners.of, len(trace.ops))
-    unlaunched = np.flatnonzero(whole.call == NONE)
     phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return Attribution(
         ranges=owners.ranges,
@@ -77,12 +88,27 @@ def attribute(trace: Trace) -> Attribution:
         step=whole.step,
         how=whole.how,
         replay=whole.replay,
-        unlaunched=len(unlaunched),
-        unlaunched_ns=int(
-            (trace.ops["end_ns"].to_numpy()[unlaunched] - trace.ops["start_ns"].to_numpy()[unlaunched]).sum()
-        ),
-        uncreated=int(np.count_nonzero(whole.uncreated)),
+        unjoined=_unjoined(trace, whole.call, int(np.count_nonzero(whole.uncreated))),
     )
+
+
+def unjoined(trace: Trace, call: Integers) -> Unjoined:
+    """The operations without a counterpart, without attributing any.
+
+    Args:
+        trace: The capture.
+        call: The call that launched each operation, or `NONE`.
+    """
+    pid, node = trace.ops["pid"].to_numpy(), trace.ops["graph_node"].to_numpy()
+    replayed = np.flatnonzero(node >= 0)
+    created = Creations(trace).of(pid[replayed], node[replayed])
+    return _unjoined(trace, call, int(np.count_nonzero(created == NONE)))
+
+
+def _unjoined(trace: Trace, call: Integers, uncreated: int) -> Unjoined:
+    rows = np.flatnonzero(call == NONE)
+    spent = trace.ops["end_ns"].to_numpy()[rows] - trace.ops["start_ns"].to_numpy()[rows]
+    return Unjoined(len(call), len(rows), int(spent.sum()), uncreated)
 
 
 class _Block(NamedTuple):

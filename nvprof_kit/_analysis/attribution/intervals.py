@@ -11,6 +11,9 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.lanes import Line, union
 from nvprof_kit._analysis.attribution.nesting import Int64Array, Integers
 
+_DENSE = 4
+"""Sums are looked up by key if there are at most this many possible keys per row."""
+
 _BLOCK = 1 << 18
 """Intervals processed at a time, to limit memory."""
 
@@ -66,6 +69,12 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
         values: Integers, shape ``(n,)`` each.
     """
     code = joined(keys)
+    many = 0 if code is None else int(code.max(initial=-1)) + 1
+    if code is not None and many <= _DENSE * len(code):  # without a sort, which takes several times as long
+        there = np.flatnonzero(np.bincount(code, minlength=many))
+        row = np.empty(many, dtype=np.int64)
+        row[code] = np.arange(len(code))
+        return [key[row[there]] for key in keys], [exact_sums(code, value, many)[there] for value in values]
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
     sorted_keys = [key[order] for key in (keys if code is None else [code])]
     fresh = np.ones(len(order), dtype=bool)

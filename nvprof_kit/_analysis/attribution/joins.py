@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Unjoined
 from nvprof_kit._analysis.attribution.nesting import Int64Array, nest
+from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.schema import Trace
 
 
-def join_warnings(trace: Trace, attribution: Attribution) -> tuple[str, ...]:
+def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[str, ...]:
     """All warnings of this kind about a capture."""
-    return (*_launches(attribution), *_nodes(attribution), *_open(trace), *_crossing(trace, attribution))
+    return (*_launches(unjoined), *_nodes(unjoined), *_open(trace), *_crossing(trace, ranges))
 
 
-def _launches(attribution: Attribution) -> list[str]:
-    if not attribution.unlaunched:
+def _launches(unjoined: Unjoined) -> list[str]:
+    if not unjoined.unlaunched:
         return []
     return [
-        f"{attribution.unlaunched} of {len(attribution.how)} operations were launched by calls that are not in the "
-        f"capture (before its window, or dropped), so {attribution.unlaunched_ns / 1e6:.3f} ms of their time have no "
+        f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the "
+        f"capture (before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no "
         "layer; begin and end the window at a synchronize"
     ]
 
 
-def _nodes(attribution: Attribution) -> list[str]:
-    if not attribution.uncreated:
+def _nodes(unjoined: Unjoined) -> list[str]:
+    if not unjoined.uncreated:
         return []
     return [
-        f"{attribution.uncreated} operations replay CUDA graphs that were built outside the collected window, "
+        f"{unjoined.uncreated} operations replay CUDA graphs that were built outside the collected window, "
         "so they belong to what launched the replay; include the graph's capture in the window"
     ]
 
@@ -43,12 +44,12 @@ def _open(trace: Trace) -> list[str]:
     ]
 
 
-def _crossing(trace: Trace, attribution: Attribution) -> list[str]:
+def _crossing(trace: Trace, ranges: Ranges) -> list[str]:
     """Push/pop ranges of one domain cannot cross on their thread; those derived from operators can, and those of
     PyTorch traces do by rounding.
     """
     recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
-    if not (recorded and attribution.ranges.crossing):
+    if not (recorded and ranges.crossing):
         return []
     frame = trace.ranges[trace.ranges["nested"].to_numpy()]
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))

@@ -192,7 +192,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         warnings=(
             *trace.info.warnings,
             *classes.warnings(total),
-            *join_warnings(trace, attribution),
+            *join_warnings(trace, attribution.ranges, attribution.unjoined),
             *_warnings(trace, steps),
             *first_collective(trace, classes, counted),
         ),

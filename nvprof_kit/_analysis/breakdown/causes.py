@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from nvprof_kit._analysis.attribution.intervals import touches
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack
+from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack, Timeline
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 
 if TYPE_CHECKING:
@@ -118,17 +119,15 @@ class Doing:
     on_cpu: IntervalUnion | None
     watched: tuple[int, int]
 
-    @property
-    def of_threads(self) -> list[Changes]:
-        """The times at which the activity of a thread changes."""
+    @cached_property
+    def of_threads(self) -> Timeline:
+        """The innermost call (a position in `rows`) and range of each thread over time, cut also where loading or its
+        presence on a CPU changes.
+        """
         nesting = self.ranges.nesting
-        found = [self.stack.changes, self.loading.changes]
-        found.append(Changes(nesting.threads, nesting.line, nesting.change))
-        return [*found, self.on_cpu.changes] if self.on_cpu is not None else found
-
-    def at(self, tid: Int64Array, moment: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The innermost call (a position in `rows`) and range on threads at given times; `NONE` if there is none."""
-        return self.stack.innermost(tid, moment), self.ranges.nesting.innermost(tid, moment)
+        ranges = Changes(nesting.threads, nesting.line, nesting.change)
+        others = [self.loading.changes, *([self.on_cpu.changes] if self.on_cpu is not None else [])]
+        return Timeline.of([(self.stack.changes, self.stack.owner), (ranges, nesting.owner)], others)
 
     def off_cpu(self, tid: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""

@@ -6,7 +6,7 @@ thread begins or ends a call, an operator or a range; each piece belongs to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,18 +102,36 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
     Raises:
         AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
-    start, end = active.gap_start, active.gap_end
     splitter = _Splitter(trace, attribution, windows, active, host)
-    blocks = [slice(low, low + _BLOCK) for low in range(0, max(len(start), 1), _BLOCK)]
-    if len(blocks) == 1:
-        parts = _grown(map(splitter.parts, blocks))
-    else:
-        with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-            parts = _grown(pool.map(splitter.parts, blocks))
+    parts = _over_blocks(splitter.parts, len(active.gap_start), _grown)
     splitter.done()
-    if not np.array_equal(np.add.reduceat(parts.idle_ns, _firsts(parts)) if len(start) else end, end - start):
-        raise AssertionError("the causes of idle time do not add up to it: please report this")
     return splitter.named(parts)
+
+
+def largest_parts(
+    trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls
+) -> pd.DataFrame:
+    """The columns window, start_ns, idle_ns, cause, layer and phase of `Idle.gaps`, without all else of `idle`: most
+    gaps have several parts, and to keep them takes as long as to find them.
+
+    Raises:
+        AssertionError: The parts of a gap do not add up to it: a bug in this package.
+    """
+    splitter = _Splitter(trace, attribution, windows, active, host)
+    return splitter.named_gaps(_over_blocks(splitter.largest, len(active.gap_start), _joined))
+
+
+def _over_blocks(split: Callable[[slice], _Parts], count: int, join: Callable[[Iterable[_Parts]], _Parts]) -> _Parts:
+    """Split all gaps, a block at a time."""
+    blocks = [slice(low, low + _BLOCK) for low in range(0, max(count, 1), _BLOCK)]
+    if len(blocks) == 1:
+        return join(map(split, blocks))
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        return join(pool.map(split, blocks))
+
+
+def _joined(blocks: Iterable[_Parts]) -> _Parts:
+    return _Parts(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
 
 
 def _grown(blocks: Iterable[_Parts]) -> _Parts:
@@ -150,6 +168,7 @@ class _Splitter:
         stretches = (active.gap_start[late], np.minimum(launched, active.gap_end)[late])
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
         self._event = np.append(self._doing.rows, NONE)
+        self._doing.of_threads  # noqa: B018  # now, so that two threads do not find it at once
         self._callers = Callers(host, self._doing)
         self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
@@ -159,8 +178,18 @@ class _Splitter:
         self._is_wait = host.is_a(WAITS)
         self._waited: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
 
+    def largest(self, block: slice) -> _Parts:
+        """The largest part of each of some gaps, and the first of equals."""
+        parts = self.parts(block)
+        rows = _largest(parts, block.start)
+        return _Parts._make([column[rows] for column in parts])
+
     def parts(self, block: slice) -> _Parts:
-        """The parts of some gaps, by gap."""
+        """The parts of some gaps, by gap.
+
+        Raises:
+            AssertionError: They do not add up to a gap: a bug in this package.
+        """
         start, end = self._active.gap_start[block], self._active.gap_end[block]
         first = block.start
         call, graph = self._following.call[block], self._following.graph[block]
@@ -191,7 +220,10 @@ class _Splitter:
             np.concatenate((pieces.wait.end - pieces.wait.start, end[rest] - until[rest])),
             np.concatenate((pieces.wait.start, until[rest])),
         )
-        return _summed(_Parts(*columns), self._narrow)
+        parts = _summed(_Parts(*columns), self._narrow)
+        if not np.array_equal(np.add.reduceat(parts.idle_ns, _firsts(parts)) if len(start) else end, end - start):
+            raise AssertionError("the causes of idle time do not add up to it: please report this")
+        return parts
 
     def _waits_of(
         self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
@@ -242,6 +274,29 @@ class _Splitter:
         self._gap_waits = _Waits(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
         del self._doing, self._event, self._callers, self._following, self._waited
 
+    def named_gaps(self, largest: _Parts) -> pd.DataFrame:
+        """The gaps as a table, from the largest part of each."""
+        import pandas as pd
+
+        active = self._active
+        columns = {
+            "window": active.gap_window,
+            "start_ns": active.gap_start,
+            "idle_ns": active.gap_end - active.gap_start,
+            **self._places(largest),
+        }
+        made: pd.DataFrame = pd.DataFrame(columns, copy=False)
+        return made
+
+    def _places(self, parts: _Parts) -> dict[str, Any]:
+        import pandas as pd
+
+        return {
+            "cause": pd.Categorical.from_codes(parts.cause, categories=pd.Index(NAMES, dtype=object)),
+            "layer": pd.Categorical.from_codes(parts.layer, dtype=self._layers.dtype),
+            "phase": pd.Categorical.from_codes(parts.phase, dtype=self._phases.dtype),
+        }
+
     def named(self, parts: _Parts) -> Idle:
         """The parts and gaps as tables."""
         import pandas as pd
@@ -249,9 +304,7 @@ class _Splitter:
         names = self._host.names
         columns = {
             "gap": parts.gap,
-            "cause": pd.Categorical.from_codes(parts.cause, categories=pd.Index(NAMES, dtype=object)),
-            "layer": pd.Categorical.from_codes(parts.layer, dtype=self._layers.dtype),
-            "phase": pd.Categorical.from_codes(parts.phase, dtype=self._phases.dtype),
+            **self._places(parts),
             "operator": labels(parts.operator, names),
             "call": labels(parts.call, names),
             "idle_ns": parts.idle_ns,
@@ -259,7 +312,7 @@ class _Splitter:
         }
         table = pd.DataFrame(columns, copy=False)
         start, end = self._active.gap_start, self._active.gap_end
-        largest = _largest(parts, len(start))
+        largest = _largest(parts)
         gaps = pd.DataFrame({"window": self._active.gap_window, "start_ns": start, "idle_ns": end - start}, copy=False)
         for name in ("cause", *PLACE):
             gaps[name] = table[name].array[largest]
@@ -324,10 +377,10 @@ def _summed(parts: _Parts, narrow: type[np.integer[Any]]) -> _Parts:
     return _Parts._make([*codes, spent, parts.start_ns[rows]])
 
 
-def _largest(parts: _Parts, gaps: int) -> Int64Array:
-    """The row of the largest part of each gap, the first of equals."""
-    if not gaps:
+def _largest(parts: _Parts, first: int = 0) -> Int64Array:
+    """The row of the largest part of each gap, the first of equals; the gaps are counted from `first`."""
+    if not len(parts.gap):
         return np.zeros(0, dtype=np.int64)
     most = np.maximum.reduceat(parts.idle_ns, _firsts(parts))
-    rows = np.flatnonzero(parts.idle_ns == most[parts.gap])
+    rows = np.flatnonzero(parts.idle_ns == most[parts.gap - first])
     return rows[np.concatenate(([True], parts.gap[rows][1:] != parts.gap[rows][:-1]))]

@@ -6,6 +6,7 @@ vectorized binary search.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,10 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.lanes import Line, union
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, peel
+from nvprof_kit._trace.frames import few
+
+Owners = npt.NDArray[np.integer[Any]]
+"""The innermost interval from each change on, or `NONE`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,61 @@ class Changes:
         return np.searchsorted(self.keys, self.key(lane, moment), side="right") - 1
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """The state of every thread over time: what is innermost at once in several lookups.
+
+    Attributes:
+        changes: The times at which anything changes.
+        states: For each lookup, the innermost from each of these times on, with an entry for `NONE` appended.
+    """
+
+    changes: Changes
+    states: tuple[Int64Array, ...]
+
+    @classmethod
+    def of(cls, lookups: Sequence[tuple[Changes, Owners]], others: Sequence[Changes]) -> Timeline:
+        """Merge changes.
+
+        Args:
+            lookups: Changes of what is innermost, and the innermost from each on.
+            others: Other changes.
+        """
+        every = [*(one for one, _ in lookups), *others]
+        lanes = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.lanes for one in every)]))
+        found = [one for one in every if len(one.keys)]
+        origin = min((one.line.origin for one in found), default=0)
+        line = Line(origin, max((one.line.origin + one.line.span for one in found), default=origin + 2) - origin)
+        parts = [_on_line(one, lanes, line) for one in every]
+        keys = np.sort(np.concatenate(parts), kind="stable")  # merges what is sorted
+        keys = keys[np.append(True, keys[1:] > keys[:-1])[: len(keys)]]
+        states = []
+        for part, (_, owner) in zip(parts, lookups, strict=False):
+            of_change = np.append(owner[: len(part)].astype(np.int64), NONE)
+            states.append(np.append(of_change[np.searchsorted(part, keys, side="right") - 1], NONE))
+        return cls(Changes(lanes, line, keys), tuple(states))
+
+    def pieces(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Cut intervals at the changes inside them: interval, start and state (an index into each of `states`) of each
+        piece, by interval and time.
+        """
+        changes = self.changes
+        first = np.searchsorted(changes.keys, changes.key(lane, start), side="right") - 1
+        many = np.maximum(np.searchsorted(changes.keys, changes.key(lane, end), side="left") - first, 1)
+        row = np.repeat(np.arange(len(lane)), many)
+        begin = np.cumsum(many) - many
+        state = np.arange(len(row)) + (first - begin)[row]
+        moment = changes.line.moment(changes.keys[state]) if len(changes.keys) else start.copy()
+        moment[begin] = start
+        return row, moment, state
+
+
+def _on_line(changes: Changes, lanes: Int64Array, line: Line) -> Int64Array:
+    """The times of changes on another line, with more lanes."""
+    place = np.searchsorted(lanes, changes.lanes)[changes.keys // changes.line.span]
+    return line.at(place, changes.line.moment(changes.keys))
+
+
 class IntervalUnion:
     """The union of intervals in each lane.
 
@@ -87,26 +147,30 @@ class Stack:
     """
 
     changes: Changes
-    owner: npt.NDArray[np.integer[Any]]
+    owner: Owners
 
     @classmethod
     def of(cls, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Stack, Int64Array, Int64Array]:
         """The stack; the innermost interval that encloses each, or `NONE`; and how many enclose it, shape ``(n,)``."""
         line = Line.over((start,), (end,), beyond=2)
-        lanes, place = np.unique(lane, return_inverse=True)
+        lanes = few(lane)
+        place = np.searchsorted(lanes, lane)
         begins, finishes = line.at(place, start), line.at(place, end)
-        order = np.lexsort((-finishes, begins))
+        order = _by_lane_and_time(place, begins, finishes)
         order = order[finishes[order] > begins[order]]
         found = peel(begins, finishes, order, shorten=True)
         assert found is not None, "what is shortened nests"
         parent, depth = found
         begin, finish = begins[order], finishes[order]
         del begins, finishes, place, found
+        owner = np.full(2 * len(order) + 1, NONE, dtype=np.int32 if len(lane) < 1 << 31 else np.int64)
+        keys = np.empty(2 * len(order), dtype=np.int64)
+        if not depth.any():  # most calls follow one another
+            keys[0::2], keys[1::2], owner[0:-1:2] = begin, finish, order
+            return cls(Changes(lanes, line, keys), owner), parent, depth
         # ties: ends from the inside out, then starts from the outside in
         ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
         finish = finish[ends]
-        keys = np.empty(2 * len(order), dtype=np.int64)
-        owner = np.full(2 * len(order) + 1, NONE, dtype=np.int32 if len(lane) < 1 << 31 else np.int64)
         of_start = np.arange(len(order)) + np.searchsorted(finish, begin, side="right")
         keys[of_start], owner[of_start] = begin, order
         del of_start
@@ -118,3 +182,12 @@ class Stack:
         """The innermost interval open on a lane at a time, or `NONE`, shape ``(n,)``."""
         found: Int64Array = self.owner[self.changes.before(lane, moment)].astype(np.int64)
         return found
+
+
+def _by_lane_and_time(place: Int64Array, begins: Int64Array, finishes: Int64Array) -> Int64Array:
+    """The order of intervals by lane and start, the longest of equals first."""
+    if len(place) and place.max() <= np.iinfo(np.int16).max:
+        order: Int64Array = np.argsort(place.astype(np.int16), kind="stable")  # by radix, in one pass
+        if (begins[order][1:] > begins[order][:-1]).all():  # calls of a thread are in the file by start
+            return order
+    return np.lexsort((-finishes, begins))

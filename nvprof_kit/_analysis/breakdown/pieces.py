@@ -78,7 +78,7 @@ class Callers:
         start = begins.keys
         cuts = [edges.inside(waits.pid, waits.start, waits.end) for edges in (begins, ends)]
         row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
-        parts = _cut(waits, (row, moment))
+        parts, _ = _cut(waits, (row, moment))
         before = np.searchsorted(start, parts.start, side="right") - 1
         latest = np.append(calls, NONE)[before]
         following = np.append(calls, NONE)[np.searchsorted(start, parts.end, side="left")]
@@ -129,27 +129,37 @@ def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
 
 
 def _of_threads(waits: Waits, done: Doing) -> Pieces:
-    cuts = [changes.inside(waits.tid, waits.start, waits.end) for changes in done.of_threads]
-    cuts.append(done.profiler.changes.inside(waits.pid, waits.start, waits.end))
-    limited = np.flatnonzero((waits.late_until > waits.start) & (waits.late_until < waits.end))
-    cuts.append((limited, waits.late_until[limited]))
-    row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
-    wait = _cut(waits, (row, moment))
-    return Pieces(wait, *done.at(wait.tid, wait.start))
+    timeline = done.of_threads
+    row, start, state = timeline.pieces(waits.tid, waits.start, waits.end)
+    wait = waits.of(row, start=start, end=_ends(row, start, waits.end))
+    cuts = [done.profiler.changes.inside(wait.pid, wait.start, wait.end)]
+    limited = np.flatnonzero((wait.late_until > wait.start) & (wait.late_until < wait.end))
+    cuts.append((limited, wait.late_until[limited]))
+    of, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
+    if len(of):
+        wait, within = _cut(wait, (of, moment))
+        state = state[within]
+    return Pieces(wait, *(one[state] for one in timeline.states))
 
 
-def _cut(waits: Waits, cuts: tuple[Int64Array, Int64Array]) -> Waits:
-    """Cut waits at times inside them."""
-    row, moment = cuts
-    length = waits.end - waits.start
-    base = np.cumsum(length) - length
-    keys = np.sort(np.concatenate((base, base[row] + (moment - waits.start[row]))))
-    keys = keys[np.concatenate(([True], keys[1:] > keys[:-1]))[: len(keys)]]
-    of = np.searchsorted(base, keys, side="right") - 1
-    start = waits.start[of] + (keys - base[of])
-    end = np.append(start[1:], 0)
+def _cut(waits: Waits, cuts: tuple[Int64Array, Int64Array]) -> tuple[Waits, Int64Array]:
+    """Cut waits at times inside them; also the wait that each part is of."""
+    order = np.lexsort(cuts[::-1])
+    row, moment = (column[order] for column in cuts)
+    fresh = np.ones(len(row), dtype=bool)
+    fresh[1:] = (row[1:] != row[:-1]) | (moment[1:] != moment[:-1])
+    row, moment = row[fresh], moment[fresh]
+    of = np.repeat(np.arange(len(waits.start)), np.bincount(row, minlength=len(waits.start)) + 1)
+    start = waits.start[of]
+    start[row + 1 + np.arange(len(row))] = moment
+    return waits.of(of, start=start, end=_ends(of, start, waits.end)), of
+
+
+def _ends(of: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
+    """The ends of parts of intervals: the start of the next part, or the end of the interval."""
+    following = np.append(start[1:], 0)[: len(of)]
     last = np.append(of[1:] != of[:-1], True)[: len(of)]
-    return waits.of(of, start=start, end=np.where(last, waits.end[of], end))
+    return np.where(last, end[of], following)
 
 
 def _joined(parts: list[Waits]) -> Waits:

@@ -36,7 +36,8 @@ COLUMNS = {
     "layer": "module path or `(none)`; '' for all layers",
     "phase": "phase of the layer or of the loop; '' for all phases",
     "kernel_class": "kernel class; '' for all classes",
-    "base_ns": "time per step in BASE: the geometric mean over steps, or the arithmetic mean if a step lacks the row",
+    "base_ns": "time per step in BASE: the geometric mean over the compared steps (not the median of `breakdown`), "
+    "or the arithmetic mean if a step lacks the row",
     "new_ns": "the same in NEW",
     "change_ns": "the difference",
     "change": "the difference divided by `base_ns`; missing if that is 0",
@@ -150,7 +151,7 @@ def diff(
     none = not all(len(sums.steps) for sums in (*before, *after))
     if reasons and (none or not options.anyway):
         raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
-    rows, widening = _rows(before, after, options)
+    rows, widening, stalled = _rows(before, after, options)
     kernels, launches = compared_kernels(before, after)
     limits = Limits(options.level, options.noise, options.allow_undecided)
     return DiffResult(
@@ -171,6 +172,7 @@ def diff(
                 for info, sums in zip((*infos[0], *infos[1]), (*before, *after), strict=True)
                 for excluded in sums.left_out
             ),
+            *_stalls((*infos[0], *infos[1]), (*before, *after), stalled),
             *_notes(before, after, rows, widening, options),
         ),
     )
@@ -249,13 +251,38 @@ def _samples(sums: StepSums, communication: bool) -> Samples:
     return made
 
 
-def _rows(before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOptions) -> tuple[pd.DataFrame, float]:
-    """The rows of all levels, and the factor by which the layers' error was widened."""
+_Stalled = dict[str, tuple[npt.NDArray[np.int64], ...]]
+"""`Effects.stalled` by level."""
+
+
+def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _Stalled) -> list[str]:
+    """A sentence for each step of a run that some rows leave out because they stalled in it."""
+    notes = []
+    for place, (info, sums) in enumerate(zip(infos, runs, strict=True)):
+        wall, layers = (stalled[level][place] if level in stalled else np.empty(0) for level in ("step", "layer"))
+        for step in sorted({*wall[wall >= 0].tolist(), *layers[layers >= 0].tolist()}):
+            count = int((layers == step).sum())
+            where = [
+                *(["the step time"] if (wall == step).any() else []),
+                *([f"{count} of {len(layers)} rows of layers"] if count else []),
+            ]
+            notes.append(
+                f"{info.path}: step {sums.steps[step]} took much longer than the other steps; "
+                f"{' and '.join(where)} leave it out."
+            )
+    return notes
+
+
+def _rows(
+    before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOptions
+) -> tuple[pd.DataFrame, float, _Stalled]:
+    """The rows of all levels, the factor by which the layers' error was widened, and where rows stalled."""
     import pandas as pd
 
     sides = [[_samples(sums, options.communication) for sums in side] for side in (before, after)]
     present = list(dict.fromkeys(key for side in sides for run in side for key in run))
     parts, widening = [], 1.0
+    stalled: _Stalled = {}
     for level in LEVELS:
         keys = [key for key in present if key[0] == level]
         if keys:
@@ -268,8 +295,9 @@ def _rows(before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOp
             )
             parts.append(_level(keys, found, options))
             widening = found.widening if level == "layer" else widening
+            stalled[level] = found.stalled
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return rows, widening
+    return rows, widening, stalled
 
 
 HOST_NOISE = 0.25

@@ -28,6 +28,12 @@ TRIM = 0.1
 MOST_WIDENING = 3.0
 """The largest factor: beyond it, equal layers disagree because some of them changed, not because of noise."""
 
+STALL, STALL_RATIO, STALL_STEPS = 0.05, 3.0, 4
+"""A row stalled in a step that is more than 5 % above the row's median, and more than three times as far from it as any
+other step. That step is not counted: one of four would leave every row undecided. Needs four steps; trimmed means need
+no such rule.
+"""
+
 _EQUALS, _RESIDUALS, _MODERATED = 4, 8, 10
 _FLOOR_DF = 4
 _KNOWN = 1e6
@@ -48,6 +54,7 @@ class Effects:
         error: Standard error of the change, in the same relative unit; NaN as `change` is.
         df: Its degrees of freedom.
         widening: The factor by which the error was widened because equal layers disagree; 1.0 if they do not.
+        stalled: For each run, BASE's first, the step in which each row stalled and which is not counted, or -1.
     """
 
     base: Floats
@@ -60,15 +67,19 @@ class Effects:
     error: Floats
     df: Floats
     widening: float
+    stalled: tuple[npt.NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run's level by row, the variance of that level estimated from its steps, and its degrees of freedom."""
+    """A run's level by row, the variance of that level estimated from its steps, its degrees of freedom, and the step
+    that is not counted, or -1.
+    """
 
     level: Floats
     variance: Floats
-    df: int
+    df: Floats
+    stalled: npt.NDArray[np.int64]
 
 
 def effects(
@@ -112,6 +123,7 @@ def effects(
         np.where(np.isfinite(error) & known, error, np.nan),
         df,
         widening,
+        tuple(run.stalled for run in (*before, *after)),
     )
 
 
@@ -125,10 +137,29 @@ def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int6
     count = times.shape[1]
     cut = int(TRIM * count)
     level, variance = _mean(times, 0)
+    stalled = np.full(len(times), -1, dtype=np.int64)
     if logs.any():
-        level[logs], variance[logs] = _mean(np.log(times[logs]), cut)
+        values = np.log(times[logs])
+        stalled[logs] = _stalls(values) if not cut else -1
+        level[logs], variance[logs] = _mean(values, cut)
+        rows = np.flatnonzero(stalled >= 0)
+        if len(rows):
+            kept = np.arange(count) != stalled[rows, None]
+            level[rows], variance[rows] = _mean(np.log(times[rows][kept].reshape(len(rows), count - 1)), 0)
         variance[logs] = np.maximum(variance[logs], _typical(variance[logs], equals[logs]))
-    return _Run(level, variance, max(count - 2 * cut - 1, 1))
+    return _Run(level, variance, np.maximum(count - 2 * cut - 1.0 - (stalled >= 0), 1), stalled)
+
+
+def _stalls(values: Floats) -> npt.NDArray[np.int64]:
+    """The one step in which each row stalled, or -1."""
+    count = values.shape[1]
+    if count < STALL_STEPS:
+        return np.full(len(values), -1, dtype=np.int64)
+    off = values - np.median(values, axis=1, keepdims=True)
+    worst = off.argmax(axis=1)
+    others = np.sort(np.abs(off), axis=1)[:, -2]
+    most = off.max(axis=1)
+    return np.where((most > STALL) & (most > STALL_RATIO * others), worst, -1)
 
 
 def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:

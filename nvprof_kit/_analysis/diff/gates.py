@@ -106,7 +106,8 @@ class Limits:
 def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
     """Whether a gate holds. It fails if a row became slower by the limit or more, beyond the noise; only the rows that
     the gate names are tested, so p is corrected for their number. It also fails if the captures cannot rule out such a
-    slowdown: the upper bound (95 %) of a row reaches the limit.
+    slowdown: the upper bound (95 %) of a row reaches the limit, or a row is gone while NEW has others that may be the
+    same work under another name.
 
     Args:
         gate: The gate.
@@ -127,6 +128,12 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
         reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
         if len(undecided) > 1:
             reason += f" ({len(undecided)} of {len(mine)} rows)"
+        return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
+    gone = mine[mine["verdict"] == "gone"]
+    renamed = rows[(rows["level"] == gate.level) & (rows["verdict"] == "new")]
+    if len(gone) and len(renamed):
+        reason = f"undecided: {named(gone.iloc[0])} is gone, and {named(renamed.iloc[0])} is new and not in the gate"
+        reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(mine)} rows are gone)"
         return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
     row = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
     bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""

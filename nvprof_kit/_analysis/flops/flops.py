@@ -178,7 +178,7 @@ def flops(
         info=trace.info,
         warnings=(
             *trace.info.warnings,
-            *join_warnings(trace, operations.attribution),
+            *join_warnings(trace, operations.attribution.ranges, operations.attribution.unjoined),
             *above,
             *left_out_warnings(choice),
             *_warnings(counted, times, named),

@@ -17,7 +17,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, total_ns: int) -> tup
     """All warnings about the owners of a capture's operations."""
     return (
         *_layers(attribution, total_ns),
-        *join_warnings(trace, attribution),
+        *join_warnings(trace, attribution.ranges, attribution.unjoined),
         *_lost(trace, attribution),
         *_graphs(trace, attribution),
         *_steps(trace, attribution),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.attribution import unjoined
+from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.lanes import Line
-from nvprof_kit._analysis.attribution.launches import Launches
+from nvprof_kit._analysis.attribution.launches import Correlations
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
@@ -25,7 +27,7 @@ from nvprof_kit._trace.schema import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_BLOCK = 1 << 16
+_SIDES = ("cpu", "gpu")
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
@@ -116,10 +118,27 @@ class Facts(Operations):
         """The activity of the host threads."""
         return HostCalls(self.trace)
 
+    @property
+    def launches_alone(self) -> bool:
+        """Whether only the launching calls were read, with their durations."""
+        return self.trace.calls is None and "duration_ns" in self.trace.api
+
+    @cached_property
+    def _launching(self) -> Int64Array:
+        """The row of `Trace.api` that launched each operation, or `NONE`."""
+        calls = Correlations(*(self.trace.api[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
+        return calls.that_launched(*(self.trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
+
+    def join_warnings(self) -> tuple[str, ...]:
+        """The warnings about what does not fit together; for launches alone without attributing each operation."""
+        if self.launches_alone:
+            return join_warnings(self.trace, understand(self.trace), unjoined(self.trace, self._launching))
+        return join_warnings(self.trace, self.attribution.ranges, self.attribution.unjoined)
+
     def launch_ns(self, ops: Int64Array) -> Int64Array:
         """Duration of the launching call of each given operation, in ns; 0 if the capture lacks it."""
-        if self.trace.calls is None and "duration_ns" in self.trace.api:
-            return _launch_durations(self.trace, ops)
+        if self.launches_alone:
+            return np.append(self.trace.api["duration_ns"].to_numpy(), 0)[self._launching[ops]]
         call = self.host.of_op[ops]
         found: Int64Array = np.where(call >= 0, self.host.end[call] - self.host.start[call], 0)
         return found
@@ -191,12 +210,25 @@ class Facts(Operations):
         """
         keys = [*self.step_columns, *by]
         group: Int64Array = frame.groupby(keys, observed=True, sort=False, dropna=False).ngroup().to_numpy()
+        first = _first_rows(group)
+        table = frame[keys].iloc[first].astype({name: str for name in by})
+        return self.statistics_of(table, group, {side: frame[side].to_numpy(dtype=np.int64) for side in _SIDES}, whole)
+
+    def statistics_of(
+        self, table: pd.DataFrame, group: Int64Array, spent: Mapping[str, Int64Array], whole: int
+    ) -> pd.DataFrame:
+        """Add the same columns to a table with one row per group.
+
+        Args:
+            table: What the groups are; of groups with the same GPU time, the first row comes first.
+            group: The row of each item in the table.
+            spent: ``cpu`` and ``gpu`` time of each item in ns.
+            whole: As in `statistics`.
+        """
         calls = np.bincount(group)
-        first = np.empty(len(calls), dtype=np.int64)
-        first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # reversed: the first row of a group is written last
-        table = frame[keys].iloc[first].astype({name: str for name in by}).assign(calls=calls)
-        for side in ("cpu", "gpu"):
-            found = _of_groups(group, frame[side].to_numpy(dtype=np.int64), calls)
+        table = table.assign(calls=calls)
+        for side, values in spent.items():
+            found = _of_groups(group, values, calls)
             table = table.assign(**{f"{side}_{name}_ns": values for name, values in found.items()})
             total = max(int(found["total"].sum()), 1) if side == "cpu" else max(whole, 1)
             table[f"{side}_ratio"] = table[f"{side}_total_ns"] / total
@@ -222,28 +254,22 @@ class Facts(Operations):
         return made
 
 
-def _launch_durations(trace: Trace, ops: Int64Array) -> Int64Array:
-    """Durations of the operations' launching calls, from the table of launches alone; in blocks, because that table is
-    the largest of a capture.
+def by_appearance(group: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
+    """Number groups from 0 in the order of their first rows, as pandas `groupby` without sorting; returns the new
+    numbers and the first row of each group. Every number up to the largest must occur.
     """
-    found = np.zeros(len(ops), dtype=np.int64)
-    known = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
-    took, ids, pid = (trace.api[name].to_numpy() for name in ("duration_ns", "correlation", "pid"))
-    blocks = [slice(start, start + _BLOCK) for start in range(0, len(ops) if len(ids) else 0, _BLOCK)]
-    order = np.argsort(ids)
-    ids = ids[order]
-    if len(ids) and (ids[1:] > ids[:-1]).all() and pid.min() == pid.max():  # ids are sorted and unique
-        took = took[order]
-        for block in blocks:
-            wanted = known["correlation"][ops[block]]
-            place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-            there = (ids[place] == wanted) & (known["pid"][ops[block]] == pid[0])
-            found[block] = np.where(there, took[place], 0)
-        return found
-    launches, took = Launches(trace), np.append(took, 0)
-    for block in blocks:
-        found[block] = took[launches.that_launched(*(known[name][ops[block]] for name in known))]
-    return found
+    first = _first_rows(group)
+    order = np.argsort(first)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    return number[group], first[order]
+
+
+def _first_rows(group: npt.NDArray[np.integer[Any]]) -> Int64Array:
+    """The first row of each group."""
+    first = np.empty(int(group.max(initial=-1)) + 1, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # reversed: the first row of a group is written last
+    return first
 
 
 def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict[str, Int64Array]:

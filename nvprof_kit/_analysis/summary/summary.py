@@ -15,7 +15,6 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import union_lengths
-from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -103,7 +102,7 @@ def summary(trace: Trace, options: SummaryOptions | None = None, known: Operatio
         warnings=(
             *trace.info.warnings,
             *facts.classes.warnings(facts.gpu_ns),
-            *join_warnings(trace, facts.attribution),
+            *facts.join_warnings(),
         ),
         info=trace.info,
     )

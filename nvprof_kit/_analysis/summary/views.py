@@ -10,7 +10,8 @@ from nvprof_kit._analysis.attribution.instances import whole_calls
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
-from nvprof_kit._analysis.summary.facts import Facts
+from nvprof_kit._analysis.summary.facts import Facts, by_appearance
+from nvprof_kit._trace.frames import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import PHASE_CATEGORIES, Category
 
@@ -111,27 +112,29 @@ def _until(stretches: _Stretches, moment: Int64Array) -> Int64Array:
 
 def kernel_view(facts: Facts) -> pd.DataFrame:
     """Kernels by name: class, family, calls, CPU time of the launching call, GPU time."""
+    import pandas as pd
+
     kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
     copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
     rows = np.flatnonzero(~copies & facts.counted)
     rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
     families = facts.classes.families
     # group by name and family as one number: a name determines the family, except for whole graphs
-    both = name.codes.to_numpy()[rows].astype(np.int64) * max(len(families), 1) + facts.classes.family[rows]
-    table = facts.statistics(_ops(facts, rows).assign(gpu=spent, both=both), ["both"], facts.gpu_ns)
-    of_name, of_family = np.divmod(table["both"].to_numpy(dtype=np.int64), max(len(families), 1))
+    both = name.codes.to_numpy().astype(np.int64)[rows] * max(len(families), 1) + facts.classes.family[rows]
+    keys = {"step": facts.step_of_op[rows]} if facts.by_step else {}
+    group, first = by_appearance((distinct_rows(keys["step"], both) if keys else distinct(both))[1])
+    of_name, of_family = np.divmod(both[first], max(len(families), 1))
+    del both  # as large as a column of the capture
     family_of_row = [families[one] for one in of_family.tolist()]
-    place = len(facts.step_columns)
-    table = table.drop(columns="both")
     columns = {
         "name": [str(name.categories[one]) for one in of_name.tolist()],
         "kernel_class": [family.kernel_class for family in family_of_row],
         "family": [family.name for family in family_of_row],
     }
-    for offset, (column, texts) in enumerate(columns.items()):
-        table.insert(place + offset, column, np.array(texts, dtype=object))
-    made: pd.DataFrame = table.astype({column: str for column in columns})
-    return made
+    texts = {column: np.array(values, dtype=object) for column, values in columns.items()}
+    table = pd.DataFrame({key: values[first] for key, values in keys.items()} | texts)
+    spent_by_side = {"cpu": facts.launch_ns(rows), "gpu": spent}
+    return facts.statistics_of(table.astype(dict.fromkeys(columns, str)), group, spent_by_side, facts.gpu_ns)
 
 
 def memory_view(facts: Facts) -> pd.DataFrame:

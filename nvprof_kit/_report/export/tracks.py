@@ -1,8 +1,9 @@
 """Content of an exported trace in any format: processes, tracks and slices.
 
-Each GPU is a process with tracks for idle gaps and, per stream, for steps and phases, layers, and operations. Each
-process of the program is a process with a track per thread for its ranges. Slices of a track nest and never partially
-overlap; of two that begin together, the outer one comes first.
+Each GPU is a process with tracks for idle gaps, for steps (as long as the step time in all tables) and, per stream, for
+the operations of steps and phases, layers, and operations. Each process of the program is a process with a track per
+thread for its ranges. Slices of a track nest and never partially overlap; of two that begin together, the outer one
+comes first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 _BLOCK = 1 << 16
+_STEPS, _LANES = 2, 100
+"""First track of the steps of a GPU, and of its streams."""
+
+_OF_STEP = "operations of a step"
+
 _CPU = 1000
 """First id of CPU processes; ids of GPUs start at 1."""
 
@@ -88,6 +94,8 @@ def tracks(shown: Timeline, info: CaptureInfo) -> Iterator[Process | Track]:
         yield Process(place + 1, place, name)
         if (shown.idle["device"] == device).any():
             yield Track(place + 1, 1, "idle")
+        for number in shown.steps["place"][shown.steps["device"] == device].unique().tolist():
+            yield Track(place + 1, _STEPS + number, f"steps, process {number}" if number else "steps")
     with_layers = set(shown.spans["lane"].tolist())
     for place, lane in enumerate(shown.lanes):
         pid = _devices(shown).index(lane.device) + 1
@@ -113,7 +121,7 @@ def _threads(shown: Timeline) -> list[tuple[int, int]]:
 
 def _lane_track(lane: Any) -> Any:
     """The first of the three tracks of one or many lanes."""
-    return 10 + 3 * lane
+    return _LANES + 3 * lane
 
 
 def _thread_track(place: int) -> int:
@@ -167,6 +175,7 @@ def _origin(shown: Timeline) -> int:
 def _kinds(shown: Timeline) -> Iterator[Slices]:
     """All slices of one kind at a time, with the capture's times."""
     yield _idle(shown)
+    yield _steps(shown)
     for runs, category in _runs(shown):
         yield _on_lane(shown, runs, _labels(runs["text"]), category, {"step": _numbers(runs["step"])})
     spans = shown.spans.sort_values(["lane", "start_ns", "level"])
@@ -192,19 +201,33 @@ def _idle(shown: Timeline) -> Slices:
     )  # fmt: skip
 
 
+def _steps(shown: Timeline) -> Slices:
+    """The steps of each GPU, as long as their step time."""
+    steps = shown.steps
+    device = np.searchsorted(_devices(shown), _numbers(steps["device"])) + 1
+    number = _numbers(steps["step"])
+    length = _numbers(steps["end_ns"]) - _numbers(steps["start_ns"])
+    return Slices(
+        "step", _labels("step " + steps["step"].astype(str)), device, _STEPS + _numbers(steps["place"]),
+        *_times(steps), {"step": number, "ns": length},
+    )  # fmt: skip
+
+
 def _runs(shown: Timeline) -> Iterator[tuple[pd.DataFrame, str]]:
-    """Steps as runs of operations on a lane, and phases as runs inside them: start_ns, end_ns, lane, text, step."""
+    """The operations of a step as runs on a lane, from the first to the last, and phases as runs inside them: start_ns,
+    end_ns, lane, text, step. Such a run is shorter than the step time, and a step can have several.
+    """
     ops = shown.ops
     lane, step, phase = (ops["lane"].to_numpy(), ops["instance"].to_numpy(), ops["phase"].cat.codes.to_numpy())
-    for category, keys in (("step", (lane, step)), ("phase", (lane, step, phase))):
+    for category, keys in ((_OF_STEP, (lane, step)), ("phase", (lane, step, phase))):
         changes = np.ones(len(ops), dtype=bool)
         changes[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
         first = np.flatnonzero(changes)
         last = np.append(first[1:], len(ops)) - 1
         frame = ops.iloc[first][["start_ns", "lane", "step", "phase"]].assign(end_ns=ops["end_ns"].to_numpy()[last])
-        if category == "step":
+        if category == _OF_STEP:
             frame = frame[frame["step"] >= 0]
-            yield frame.assign(text="step " + frame["step"].astype(str)), category
+            yield frame.assign(text="operations of step " + frame["step"].astype(str)), category
         else:
             yield frame.assign(text=frame["phase"]), category
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MS = Cells(1, 3)
 _MARKUP = re.compile(r"[\\|*`\[\]]")
+_UNIT = "Milliseconds per step: geometric means, not the median step"
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
@@ -57,7 +58,7 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
     return [
         *parts,
         "",
-        Text("Milliseconds per step, geometric means; GPU time, and wall time for the step.", "dim"),
+        Text(f"{_UNIT}; GPU time, and wall time for the step.", "dim"),
         *(Text(note, "dim") for note in _fold_notes(changed)),
         *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
@@ -84,7 +85,7 @@ def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str
     )
     lines += [
         "",
-        f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. Milliseconds per step, geometric means.",
+        f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. {_UNIT}.",
         *map(_escaped, (*_fold_notes(changed), *result.notes)),
     ]
     return "\n".join(lines) + "\n"

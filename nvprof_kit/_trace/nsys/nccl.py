@@ -8,8 +8,8 @@ with four 8-byte integers: domain, schema, payload size and blob size; the paylo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.nccl_operations import has_operations, read_operations
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import check_rows, strings_of
 
 Columns = dict[str, Any]
 
@@ -36,37 +36,65 @@ def read_collectives(db: Database) -> Columns:
     if has_operations(db):
         return read_operations(db)
     rows = _calls(db)
-    if any(not isinstance(number, int) for row in rows for number in row[:4]):
-        check_rows(db, ("NVTX_EVENTS",))
     if not rows:
-        return _columns([], np.empty((0, 3), dtype=np.int64))
-    payloads = _payloads(db, rows)
-    return _columns(rows, payloads)
+        nothing = np.empty(0, dtype=np.int64)
+        return _columns(_Calls(nothing, nothing, nothing, nothing, (), ()), np.empty((0, 3), dtype=np.int64))
+    *numbers, names, blobs = zip(*rows, strict=True)
+    columns = [np.array(column) for column in numbers]
+    if any(column.dtype != np.int64 for column in columns):
+        check_rows(db, ("NVTX_EVENTS",))
+        columns = [column.astype(np.int64) for column in columns]
+    start, end, tid, domain = columns
+    calls = _Calls(start, end, tid, domain, _texts(db, names), blobs)
+    return _columns(calls, _payloads(db, calls))
+
+
+class _Calls(NamedTuple):
+    """Start, end, thread, domain id, name and payload of all NCCL calls."""
+
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    domain: Int64Array
+    names: Sequence[str]
+    blobs: Sequence[Any]
 
 
 def _calls(db: Database) -> list[tuple[Any, ...]]:
-    """Start, end, thread, domain id, name and payload of all NCCL calls."""
+    """The rows of all NCCL calls, each with the id of its name, or the name if it has no id: the same text a hundred
+    thousand times would take longer to read than all else.
+    """
     if not db.has("NVTX_EVENTS", "domainId", "textId", "text"):
         return []
     payload = "n.binaryData" if db.has("NVTX_EVENTS", "binaryData") and _has_layouts(db) else "NULL"
-    label = "coalesce((SELECT value FROM StringIds WHERE id = {0}.textId), {0}.text)"
+    named = "coalesce((SELECT {1} FROM StringIds WHERE id = {0}.textId AND value IS NOT NULL), {0}.text)"
     return db.rows(
-        f'SELECT n.start, n."end", n.globalTid, n.domainId, {label.format("n")}, {payload} FROM NVTX_EVENTS AS n '
-        f"JOIN NVTX_EVENTS AS d ON d.eventType = 75 AND {label.format('d')} = '{_DOMAIN}' AND d.domainId = n.domainId "
-        f"AND (d.globalTid & {_PID_MASK}) = (n.globalTid & {_PID_MASK}) "
+        f'SELECT n.start, n."end", n.globalTid, n.domainId, {named.format("n", "id")}, {payload} FROM NVTX_EVENTS AS n '
+        f"JOIN NVTX_EVENTS AS d ON d.eventType = 75 AND {named.format('d', 'value')} = '{_DOMAIN}' "
+        f"AND d.domainId = n.domainId AND (d.globalTid & {_PID_MASK}) = (n.globalTid & {_PID_MASK}) "
         'WHERE n.eventType = 59 AND n."end" IS NOT NULL ORDER BY n.start'
     )
+
+
+def _texts(db: Database, names: Sequence[Any]) -> list[str]:
+    """The texts of names, of which some are ids."""
+    distinct = set(names)
+    texts = strings_of(db, np.array([one for one in distinct if isinstance(one, int)], dtype=np.int64))
+    text = {one: texts.get(one, "") if isinstance(one, int) else str(one) for one in distinct}
+    return [text[one] for one in names]
 
 
 def _has_layouts(db: Database) -> bool:
     return db.has("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "offset")
 
 
-def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
+def _payloads(db: Database, calls: _Calls) -> Int64Array:
     """Size, communicator and ranks from each call's payload; -1 if absent; shape ``(n, 3)``."""
-    values = np.full((len(rows), 3), -1, dtype=np.int64)
-    layouts = _layouts(db, {row[3] for row in rows})
-    blobs = [row[5] if isinstance(row[5], bytes) else b"" for row in rows]
+    values = np.full((len(calls.start), 3), -1, dtype=np.int64)
+    layouts = _layouts(db, np.unique(calls.domain).tolist())
+    if not layouts:
+        return values
+    blobs = [blob if isinstance(blob, bytes) else b"" for blob in calls.blobs]
     length = np.array([len(blob) for blob in blobs], dtype=np.int64)
     for size in np.unique(length[length >= _HEADER]).tolist():
         mine = np.flatnonzero(length == size)
@@ -80,7 +108,7 @@ def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
     return values
 
 
-def _layouts(db: Database, domains: set[int]) -> Mapping[int, Mapping[int, tuple[int, int]]]:
+def _layouts(db: Database, domains: Collection[int]) -> Mapping[int, Mapping[int, tuple[int, int]]]:
     """By schema: offset and width in bytes of size, communicator and ranks."""
     if not _has_layouts(db):
         return {}
@@ -104,26 +132,27 @@ def _number(block: npt.NDArray[np.uint8], offset: int, width: int) -> Int64Array
     return np.ascontiguousarray(block[:, offset : offset + width]).view(kind).ravel().astype(np.int64)
 
 
-def _columns(rows: list[tuple[Any, ...]], payloads: Int64Array) -> Columns:
-    start, end, tid = (np.array([row[place] for row in rows], dtype=np.int64) for place in range(3))
-    pid = tid & _PID_MASK
-    names, which = np.unique(np.array([str(row[4]) for row in rows], dtype=object), return_inverse=True)
-    per_rank = np.isin(np.array([str(name).removeprefix("nccl") for name in names]), _OF_ALL_RANKS)[which]
+def _columns(calls: _Calls, payloads: Int64Array) -> Columns:
+    pid = calls.tid & _PID_MASK
+    names = sorted(set(calls.names))
+    place = {name: code for code, name in enumerate(names)}
+    which = np.array([place[name] for name in calls.names], dtype=np.int64)
+    per_rank = np.isin(np.array([name.removeprefix("nccl") for name in names]), _OF_ALL_RANKS)[which]
     ranks = _ranks(pid, payloads)
     size = np.where(per_rank, np.where((ranks > 0) & (payloads[:, 0] >= 0), payloads[:, 0] * ranks, -1), payloads[:, 0])
     return {
-        "start_ns": start,
-        "end_ns": end,
+        "start_ns": calls.start,
+        "end_ns": calls.end,
         "pid": pid,
-        "tid": tid,
-        "correlation": np.full(len(rows), -1, dtype=np.int64),
-        "call": labels(which.astype(np.int64), [str(name) for name in names]),
+        "tid": calls.tid,
+        "correlation": np.full(len(pid), -1, dtype=np.int64),
+        "call": labels(which, names),
         "bytes": size,
         "ranks": ranks,
         "communicator": _communicators(payloads[:, 1]),
-        "description": labels(np.zeros(len(rows), dtype=np.int64), [""]),
-        "sequence": np.full(len(rows), -1, dtype=np.int64),
-        "peers": labels(np.zeros(len(rows), dtype=np.int64), [""]),
+        "description": labels(np.zeros(len(pid), dtype=np.int64), [""]),
+        "sequence": np.full(len(pid), -1, dtype=np.int64),
+        "peers": labels(np.zeros(len(pid), dtype=np.int64), [""]),
     }
 
 
@@ -140,6 +169,8 @@ def _ranks(pid: Int64Array, payloads: Int64Array) -> Int64Array:
     capture.
     """
     makes = payloads[:, 2] > 0
+    if not makes.any():
+        return np.full(len(pid), -1, dtype=np.int64)
     made = dict(zip(zip(pid[makes], payloads[makes, 1], strict=True), payloads[makes, 2].tolist(), strict=True))
     keys, which = np.unique(np.stack([pid, payloads[:, 1]], axis=1), axis=0, return_inverse=True)
     of_key = np.array([made.get(tuple(key), -1) for key in keys.tolist()], dtype=np.int64)

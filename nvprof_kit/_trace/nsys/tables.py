@@ -247,9 +247,8 @@ def read_launches(db: Database, timed: bool = False) -> Columns:
 def read_and_count_launches(db: Database, timed: bool, counted: Collection[int]) -> tuple[Columns, int]:
     """The same, and how many of these calls have one of the names `counted`: a query of its own takes longer."""
     where = f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}"
-    is_counted = f", CASE WHEN typeof(nameId) = 'integer' THEN nameId IN ({integer_list(counted)}) END AS counted"
-    api = _read_api(db, timed, where, is_counted)  # also without names, for it is missing where nameId is no number
-    return api, int((api.pop("counted") == 1).sum()) if "counted" in api else 0
+    api = _read_api(db, timed, where, ", nameId AS name")  # also if none is counted: a missing name is found here
+    return api, int(np.isin(api.pop("name"), [*counted]).sum()) if "name" in api else 0
 
 
 def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns:
@@ -275,7 +274,7 @@ def _read_api(db: Database, timed: bool, where: str, more: str = "") -> Columns:
     took = ', "end" - start AS duration_ns' if timed else ""
     read = db.columns(
         f"SELECT start, globalTid AS tid, correlationId AS correlation{took}{more} FROM {RUNTIME} WHERE {where}",
-        needed=("start", "tid", "correlation", "counted"),
+        needed=("start", "tid", "correlation", "name"),
         diagnose=lambda: check_rows(db, (RUNTIME,)),
     )
     return {
@@ -284,7 +283,7 @@ def _read_api(db: Database, timed: bool, where: str, more: str = "") -> Columns:
         "pid": process_of(read["tid"]),
         "correlation": read["correlation"],
         **({"duration_ns": _lengths(db, read["duration_ns"])} if timed else {}),
-        **({"counted": read["counted"]} if more else {}),
+        **({"name": read["name"]} if more else {}),
     }
 
 

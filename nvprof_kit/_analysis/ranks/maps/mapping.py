@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.idle import idle
+from nvprof_kit._analysis.breakdown.idle import largest_parts
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.ranks.maps.communication import communications
 from nvprof_kit._analysis.ranks.maps.hosts import collecting, host_times, loading_code, with_host_causes
@@ -107,44 +106,40 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     host = HostCalls(trace)
     parts = _parts(trace, attribution, windows, sort=active.sort, host=host, pid=pid)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
-    with ThreadPoolExecutor(max_workers=1) as pool:  # NumPy's sorts and searches do not hold the GIL
-        idling = pool.submit(idle, trace, attribution, windows, active, host)
-        found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
-        ready = _ready(parts, found.place, start, end, host)
-        gates = _gates(parts, found.place, start, end)
-        cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
-        cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-        lane = lane_of(start, end, parts.sort, cuts)
-        shown = choose_steps(trace, attribution).shown[parts.instances]
-        gaps = idling.result().gaps
+    # one after the other: in threads of their own, these take more CPU time for memory than the clock gains
+    found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
+    ready = _ready(parts, found.place, start, end, host)
+    gates = _gates(parts, found.place, start, end)
+    cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
+    cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
+    shown = choose_steps(trace, attribution).shown[parts.instances]
+    gaps = largest_parts(trace, attribution, windows, active, host)
     gaps = gaps[windows.device[gaps["window"].to_numpy()] == parts.device]
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
+    lane = lane_of(start, end, parts.sort, cuts)
     pieces = _pieces(parts, lane, gaps, place=found.place, cuts=cuts, start=start)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~shown
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        segments = pool.submit(_segments, pieces, rank)
-        layers = _layers(parts, pieces, start, end, rank)
-        collectives = found.table.assign(
-            rank=rank,
-            start_ns=start[found.place],
-            end_ns=end[found.place],
-            launch_ns=parts.launch[found.place],
-            alone_ns=_alone(pieces, len(found.place)),
-            ready_ns=ready,
-            ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
-            end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
-            gates=gates,
-            layer=np.asarray(parts.layer[found.place]),
-            phase=np.asarray(parts.phase[found.place]),
-        )
+    collectives = found.table.assign(
+        rank=rank,
+        start_ns=start[found.place],
+        end_ns=end[found.place],
+        launch_ns=parts.launch[found.place],
+        alone_ns=_alone(pieces, len(found.place)),
+        ready_ns=ready,
+        ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
+        end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
+        gates=gates,
+        layer=np.asarray(parts.layer[found.place]),
+        phase=np.asarray(parts.phase[found.place]),
+    )
     return RankMap(
         ranks=_one_row(rank, facts | _identification(found.table)),
         collectives=_ordered("collectives", collectives),
-        segments=segments.result(),
-        layers=layers,
+        segments=_segments(pieces, rank),
+        layers=_layers(parts, pieces, start, end, rank),
         steps=_ordered("steps", steps),
     )
 

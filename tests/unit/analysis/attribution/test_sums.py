@@ -16,10 +16,10 @@ from nvprof_kit._trace.schema import BUSY_CALLS
 DATA = Path(__file__).parents[3] / "data"
 
 
-@pytest.mark.parametrize("apart", [1, 1 << 40])
+@pytest.mark.parametrize("apart", [1, 100, 1 << 40])
 def test_sums_are_those_of_pandas(apart: int) -> None:
     random = np.random.default_rng(0)
-    # of keys 2**40 apart no single number can be made
+    # 6**3 possible keys are looked up, 501**3 are sorted, and of keys 2**40 apart no single number can be made
     keys = [random.integers(-2, 4, 500) * apart for _ in range(3)]
     values = [random.integers(0, 1 << 40, 500) for _ in range(2)]
     frame = pd.DataFrame(dict(enumerate([*keys, *values])))

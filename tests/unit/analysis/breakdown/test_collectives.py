@@ -120,6 +120,19 @@ def test_damaged_payloads_are_unknown(file: NsysFile) -> None:
     assert moved(analysed(file.write()))["AllReduce"][:2] == [5, None]
 
 
+def test_names_of_calls_may_be_ids_or_texts(file: NsysFile) -> None:
+    for place, name in enumerate(("ncclAllGather", "ncclAllReduce", "ncclAllGather", "ncclSend")):
+        file.nccl(name, 300 + 40 * place, 330 + 40 * place, "reduce", 77, 16_000, 0)
+        if place > 1:
+            row = file.rows["NVTX_EVENTS"][-1]
+            row["text"], row["textId"] = name, None
+    file.kernel(1_000, 2_000, launched=(210, 220), name=nccl("AllReduce_Sum_f32"))
+    trace = open_capture(file.write(), optional=("collectives",))
+    assert trace.collectives is not None
+    calls = trace.collectives[trace.collectives["start_ns"] >= 300]
+    assert calls["call"].tolist() == ["ncclAllGather", "ncclAllReduce", "ncclAllGather", "ncclSend"]
+
+
 def test_exports_without_payloads_say_so(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "old.sqlite", nsys="2024.2")
     file.range_("layers.0", 0, 50)

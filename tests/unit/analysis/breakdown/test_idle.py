@@ -20,7 +20,7 @@ from nvprof_kit._analysis.breakdown import idle as idle_module
 from nvprof_kit._analysis.breakdown.activity import activity
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.lookups import IntervalUnion, Stack
+from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack, Timeline
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._trace.open import open_capture
 
@@ -300,3 +300,48 @@ def test_blocks_that_threads_share_give_the_same_gaps(monkeypatch: pytest.Monkey
     parts = found()
     for name in ("gaps", "parts", "waits"):
         pd.testing.assert_frame_equal(getattr(parts, name), getattr(whole, name))
+
+
+def test_the_largest_parts_are_those_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = open_capture(DATA / "tensor.rank0-2024.2.sqlite.xz", optional=OPTIONAL)
+    attribution = attribute(trace)
+    windows = step_windows(trace, attribution)
+    active = activity(trace, classify(trace.ops), windows)
+    monkeypatch.setattr(idle_module, "_BLOCK", 500)
+    every, largest = (
+        of(trace, attribution, windows, active, HostCalls(trace))
+        for of in (idle_module.idle, idle_module.largest_parts)
+    )
+    assert len(largest) > 2_000
+    assert every.gaps[list(largest)].equals(largest)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_timeline_says_what_each_of_its_lookups_says(nested: bool) -> None:
+    random = np.random.default_rng(1)
+    # on threads 7 and 9, intervals of 5 ns every 10 ns, and others from another zero; in each the next may lie
+    start = np.tile(np.arange(0, 200, 10), 2)
+    lane = np.repeat([7, 9], 20)
+    inner = (start + 2, start + 4) if nested else (start[:0], start[:0])
+    stack, _, _ = Stack.of(
+        np.concatenate((lane, lane[: len(inner[0])])),
+        np.concatenate((start, inner[0])),
+        np.concatenate((start + 5, inner[1])),
+    )
+    other, _, _ = Stack.of(np.array([9, 9, 11]), np.array([-50, 33, 40]), np.array([30, 71, 90]))
+    cuts = IntervalUnion(np.array([7]), np.array([101]), np.array([103]))
+    nothing = Changes(np.zeros(0, dtype=np.int64), cuts.changes.line, np.zeros(0, dtype=np.int64))
+    timeline = Timeline.of([(stack.changes, stack.owner), (other.changes, other.owner)], [cuts.changes, nothing])
+    begin = random.integers(-80, 220, 300)
+    end, asked = begin + random.integers(1, 60, 300), random.choice([5, 7, 9, 11], 300)
+    row, moment, state = timeline.pieces(asked, begin, end)
+    assert row.tolist() == sorted(row.tolist())
+    for at, found in zip((stack, other), timeline.states, strict=True):
+        assert np.array_equal(found[state], at.innermost(asked[row], moment))
+    for one in range(300):
+        mine, thread_ = moment[row == one], np.full(end[one] - begin[one], asked[one])
+        every = np.arange(begin[one], end[one])
+        seen = [at.innermost(thread_, every) for at in (stack, other)] + [cuts.covers(thread_, every)]
+        changed = np.any([each[1:] != each[:-1] for each in seen], axis=0)
+        assert mine[0] == begin[one]
+        assert {*every[1:][changed].tolist()} <= {*mine.tolist()}, "a change is a cut"

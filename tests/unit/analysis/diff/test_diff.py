@@ -379,3 +379,43 @@ def test_markdown_for_a_pull_request(tmp_path: Path) -> None:
     assert text.startswith("**The step is slower by 16.7 %")
     assert "- ❌ FAILS: step:+5%" in text
     assert "nvjet_&lt;b>\\|\\*\\`\\[x\\](y)&amp;lt;" in text
+
+
+def _renamed(path: Path, name: str, length: int, stall: int = 0) -> Path:
+    """Six steps of 100 µs with a gemm of a layer and one of layers.9; in step 3 the first takes `stall` ns longer."""
+    file = NsysFile(path)
+    for number in range(6):
+        at = 100_000 * number
+        file.range_(f"step {number}", at, at + 90_000, category="step", payload=number)
+        for place, (layer, took) in enumerate(((name, length + (stall if number == 3 else 0)), ("layers.9", 5_000))):
+            file.range_(layer, at + 10 + 10 * place, at + 19 + 10 * place)
+            begin = at + 10_000 * (place + 1)
+            file.kernel(begin + number, begin + took, launched=(at + 11 + 10 * place, at + 12 + 10 * place), name="nv")
+    return file.write()
+
+
+def test_a_gate_on_a_layer_that_was_renamed_is_undecided(tmp_path: Path) -> None:
+    base, new = (
+        opened(_renamed(tmp_path / name, name, took)) for name, took in (("layers.0", 5_000), ("blocks.0", 9_000))
+    )
+    (outcome,) = diff(base, new, [parse_gate("layers.*:+5%")]).gates
+    assert not outcome.held and outcome.undecided
+    assert "layers.0 forward is gone, and blocks.0 forward is new" in outcome.reason
+    # a gate on both names sees the new one
+    (outcome,) = diff(base, new, [parse_gate("*.0:+5%")]).gates
+    assert not outcome.held and "blocks.0 forward is new" in outcome.reason
+    # a layer that is gone while none came is no loss
+    (outcome,) = diff(base, base, [parse_gate("layers.*:+5%")]).gates
+    assert outcome.held
+
+
+def test_a_stalled_step_is_left_out_and_named(tmp_path: Path) -> None:
+    base, new = (opened(_renamed(tmp_path / f"{took}.sqlite", "layers.0", 5_000, took)) for took in (0, 3_000))
+    result = diff(base, new, [parse_gate("layers.*:+10%")])
+    # layers.0 takes 5000 less the number of the step, 4998 in the middle; step 3 takes 7997 in NEW
+    assert row(result, level="layer", layer="layers.0")["verdict"] == "same"
+    assert row(result, level="layer", layer="layers.0")["new_ns"] == 4998
+    assert result.gates[0].held
+    assert any(
+        "3000.sqlite: step 3 took much longer" in note and "1 of 2 rows of layers" in note for note in result.notes
+    )

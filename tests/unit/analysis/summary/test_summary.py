@@ -224,8 +224,10 @@ def test_an_empty_view_says_which_switch_gives_it() -> None:
 
 @pytest.mark.parametrize("name", ["graph-2023.4.sqlite.xz", "hooks-ddp-2024.2.sqlite.xz", "profiler/video.json.xz"])
 def test_the_kernel_view_alone_reads_less_and_says_the_same(name: str) -> None:
-    among = nvprof_kit.open(DATA / name).summary("kernel", "memory").to_frame("kernel")
+    both = nvprof_kit.open(DATA / name).summary("kernel", "memory")
+    among = both.to_frame("kernel")
     alone, later = nvprof_kit.open(DATA / name), nvprof_kit.open(DATA / name)
+    assert alone.summary("kernel").warnings == both.warnings
     pd.testing.assert_frame_equal(alone.summary("kernel").to_frame(), among)
     assert alone._operations().trace.calls is None
     later.layers()
@@ -253,3 +255,19 @@ def test_the_verb(tmp_path: Path) -> None:
     assert csv.splitlines()[0].startswith("copy,memory,calls,cpu_total_ns")
     assert "name it with --view" in str(run(group, ["summary", path, "--format", "csv"]).exception)
     assert "no such column" in str(run(group, ["summary", path, "--sort", "x"]).exception)
+
+
+def test_the_kernel_view_alone_tells_what_was_not_launched_or_created(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 0, 5000)
+    file.kernel(150, 160, launched=(100, 110))
+    file.kernel(200, 230, correlation=77)  # no call has this id: 30 ns without a launch
+    file.graph_node(5, 50)
+    file.kernel(300, 310, launched=(250, 260), node=6)  # no creation of node 6
+    path = file.write()
+    capture = nvprof_kit.open(path)
+    alone = capture.summary("kernel").warnings
+    assert any("1 of 3 operations were launched by calls that are not in the capture" in one for one in alone)
+    assert any("1 operations replay CUDA graphs" in one for one in alone)
+    assert "attribution" not in vars(capture._operations())  # no operation was attributed
+    assert alone == nvprof_kit.open(path).summary("kernel", "memory").warnings

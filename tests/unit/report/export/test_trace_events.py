@@ -18,6 +18,8 @@ import pytest
 from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 from nvprof_kit._report.export.forms import TRACES
@@ -119,6 +121,7 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
     names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert list(names.values()) == [
         "idle",
+        "steps",
         *(f"GPU 0 · stream 7 · {what}" for what in ("phases", "layers", "operations")),
         *(f"GPU 0 · stream 9 · {what}" for what in ("phases", "operations")),
         *(f"GPU 0 · stream 9 · beside it, 2 · {what}" for what in ("phases", "operations")),
@@ -131,7 +134,20 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
     assert operation["args"] == {"layer": 'a"<', "phase": "forward", "step": 1, "ns": 2345}
     idle = found["idle", "idle"]
     assert (ns(idle["ts"]), ns(idle["dur"])) == (3350, 600)
-    assert ("GPU 0 · stream 7 · phases", "step 1") in found and ("GPU 0 · stream 7 · phases", "forward") in found
+    # the step begins with its range at 50 and ends with its last kernel at 5500; stream 7 works from 1000 to 3400
+    step, part = found["steps", "step 1"], found["GPU 0 · stream 7 · phases", "operations of step 1"]
+    assert (ns(step["ts"]), ns(step["dur"]), step["args"]) == (0, 5450, {"step": 1, "ns": 5450})
+    assert (ns(part["ts"]), ns(part["dur"]), part["cat"]) == (950, 2400, "operations of a step")
+    assert ("GPU 0 · stream 7 · phases", "forward") in found
+
+
+@pytest.mark.parametrize("capture", ["slow-2024.2", "ddp.rank0-2024.2", "generate-2024.2", "graph-2023.4"])
+def test_steps_are_as_long_as_in_breakdown(capture: str) -> None:
+    trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
+    found = database(exported(trace)).execute("SELECT step, dur FROM slice WHERE category = 'step' ORDER BY ts")
+    steps = breakdown(trace).steps
+    steps = steps[steps["step"].notna()]
+    assert found.fetchall() == [*zip(steps["step"].tolist(), steps["wall_ns"].tolist(), strict=True)]
 
 
 def test_one_step(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""GPU operations of several tables, processes, devices and graphs; columns with one value are not read row by row."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.nsys_file import PID, NsysFile, thread
+
+from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.nsys.ops import read_ops
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit.errors import CaptureError
+
+
+def _file(folder: Path, more: Callable[[NsysFile], object] = lambda _: None) -> Path:
+    file = NsysFile(folder / "run.sqlite")
+    file.range_("layers.0", 100, 900)
+    for start in (300, 400):
+        file.kernel(start, start + 10, launched=(start - 100, start - 90))
+    file.kernel(500, 520, launched=(450, 460), table="MEMCPY")
+    more(file)
+    return file.write()
+
+
+def test_columns_of_one_value_take_no_memory(tmp_path: Path) -> None:
+    ops = open_capture(_file(tmp_path), optional=("name",)).ops
+    expected = {"device": 0, "pid": thread(0, PID), "graph_node": -1}
+    assert {name: set(ops[name].tolist()) for name in expected} == {name: {value} for name, value in expected.items()}
+    assert [ops[name].to_numpy().strides for name in expected] == [(0,)] * 3
+    assert ops["kind"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "expected"),
+    [
+        ("KERNEL", {"device": 1}, {"device": [0, 0, 1, 0]}),
+        ("KERNEL", {"node": 5}, {"graph_node": [-1, -1, 5, -1]}),
+        ("KERNEL", {"pid": 8}, {"pid": [thread(0, 7), thread(0, 7), thread(0, 8), thread(0, 7)]}),
+        ("MEMCPY", {"device": 1}, {"device": [0, 0, 0, 1]}),
+        ("MEMSET", {"device": 2}, {"device": [0, 0, 0, 2]}),
+    ],
+)
+def test_one_row_of_another_value_is_read(
+    tmp_path: Path, table: str, what: dict[str, int], expected: dict[str, list[int]]
+) -> None:
+    # the added row is the last of its table: kernels come before copies, and these before memsets
+    path = _file(tmp_path, lambda file: file.kernel(600, 610, launched=(550, 560), table=table, **what))  # type: ignore[arg-type]
+    ops = open_capture(path).ops
+    assert {name: ops[name].tolist() for name in expected} == expected
+
+
+@pytest.mark.parametrize("value", ["'0'", "'x'", "NULL", "0.5", "x'00'"])
+@pytest.mark.parametrize("column", ["deviceId", "globalPid"])
+@pytest.mark.parametrize("which", ["1", "start = (SELECT max(start) FROM CUPTI_ACTIVITY_KIND_KERNEL)"])
+def test_a_wrong_value_is_refused_in_all_rows_and_in_one(tmp_path: Path, value: str, column: str, which: str) -> None:
+    path = _file(tmp_path)
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {column} = {value} WHERE {which}")
+    db.close()
+    if value == "NULL" and column == "globalPid" and which != "1":
+        assert any("globalPid is NULL in 1 of 2" in one for one in open_capture(path).info.warnings)
+        return
+    with pytest.raises(CaptureError, match=f"{column} is (not a whole number|NULL)"):
+        open_capture(path)
+
+
+def test_each_table_is_read_alone(tmp_path: Path) -> None:
+    path = _file(tmp_path)
+    db = Database(path)
+    asked = []
+    read = db.columns
+    db.columns = lambda sql, **how: asked.append(sql) or read(sql, **how)  # type: ignore[method-assign,func-returns-value,assignment]
+    read_ops(db, ("name",))
+    db.close()
+    assert len(asked) == 2
+    assert not any("UNION" in sql or "deviceId" in sql or "graphNodeId" in sql for sql in asked)
