@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.files.sqlite import Database, integer_list
+from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import OP_KINDS
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -129,6 +130,7 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
     """Profiler overhead during operations."""
     if not db.has("PROFILER_OVERHEAD", "start", "end"):
         return []
+    check_rows(db, ("PROFILER_OVERHEAD",))  # the comparisons below would leave out what is no number
     first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
     backwards, spent = db.rows(
         f'SELECT count(*) FILTER (WHERE "end" < start), coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD '

@@ -253,3 +253,13 @@ def test_an_exported_trace_warns_as_the_tables_do(capture: Path) -> None:
     opened = nvprof_kit.open(change(capture, *DESCRIPTIONS))
     assert "nsys warns: it broke" in opened.perfetto().warnings
     assert "nsys warns: it broke" in opened.pprof().warnings
+
+
+def test_overheads_whose_times_are_no_numbers_are_refused(capture: Path) -> None:
+    change(
+        capture,
+        "CREATE TABLE PROFILER_OVERHEAD (start, [end], globalTid, nameId)",
+        "INSERT INTO PROFILER_OVERHEAD SELECT start || '', [end], globalTid, nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME",
+    )
+    with pytest.raises(CaptureError, match=r"PROFILER_OVERHEAD\.start is not a whole number"):
+        open_capture(capture)
