@@ -112,6 +112,7 @@ def effects(
     change = _relative(effect, logs, known)
     low, high, at_most = (_relative(effect + by, logs, both) for by in (-half, half, one_sided))
     base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in middle)
+    at_most = _with_stalls(at_most, base, new, [run.stalled for run in after])
     return Effects(
         base_time,
         new_time,
@@ -125,6 +126,19 @@ def effects(
         widening,
         tuple(run.stalled for run in (*before, *after)),
     )
+
+
+def _with_stalls(
+    at_most: Floats, base: Sequence[Floats], new: Sequence[Floats], stalled: Sequence[npt.NDArray[np.int64]]
+) -> Floats:
+    """Raise the upper bound of rows that stalled in NEW to the change of their means over all steps: a stall that comes
+    back in each run is a slowdown, and few steps cannot tell.
+    """
+    rows = np.flatnonzero(np.logical_or.reduce([run >= 0 for run in stalled]))
+    before, after = (np.mean([run[rows].mean(axis=1) for run in side], axis=0) for side in (base, new))
+    found = at_most.copy()
+    found[rows] = np.fmax(at_most[rows], after / before - 1)
+    return found
 
 
 def _relative(value: Floats, logs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> Floats:

@@ -64,13 +64,20 @@ def test_a_step_that_stalled_is_left_out_where_there_are_four() -> None:
     assert [run.tolist() for run in found.stalled] == [[-1, -1], [2, 2]]
     # row 0: what is left is 0, 1 and 0 %, where BASE has 0, 1, -1 and 0 %
     assert found.change[0] == pytest.approx(np.expm1(0.01 / 3), rel=1e-9)
+    # but a stall that comes back in each run would be 0.4 / 4 more, so that no lower limit holds
+    assert found.at_most[0] == pytest.approx(new[0].mean() / base[0].mean() - 1) and found.at_most[0] > 0.098
     # a second step of that length is no single stall, and neither is one among three steps
     new[:, 3] *= 1.4
     assert [run.tolist() for run in effects([base], [new], np.arange(2), FLOOR).stalled] == [[-1, -1]] * 2
     assert effects([base[:, :3]], [new[:, :3]], np.arange(2), FLOOR).stalled[1].tolist() == [-1, -1]
 
 
-NEEDS_RUNS = ("one step of each run + 10 %", "drift of 6 % within each run")
+NEEDS_RUNS = (
+    "one step of each run + 10 %",
+    "one step of each fifth run + 30 %",
+    "a tenth of the rows + 30 % in one step",
+    "drift of 6 % within each run",
+)
 """Laws under which single runs of five steps stay undecided."""
 
 
