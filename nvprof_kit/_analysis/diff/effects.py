@@ -136,7 +136,7 @@ def _with_stalls(
     """
     rows = np.flatnonzero(np.logical_or.reduce([run >= 0 for run in stalled]))
     before, after = (np.mean([run[rows].mean(axis=1) for run in side], axis=0) for side in (base, new))
-    found = at_most.copy()
+    found: Floats = at_most.copy()
     found[rows] = np.fmax(at_most[rows], after / before - 1)
     return found
 
