@@ -98,6 +98,7 @@ class TestReading:
 
 
 class TestRecording:
+    @pytest.mark.slow
     def test_a_script_finds_the_world_as_without_the_recorder(self, tmp_path: Path) -> None:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "neighbour.py").write_text("")
@@ -117,6 +118,7 @@ class TestRecording:
         done = record(tmp_path, "train.py")
         assert f"{tmp_path}/train.py train.py" in done.stdout, done.stderr
 
+    @pytest.mark.slow
     def test_a_forked_process_ends_as_without_the_recorder(self, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(
             WORK + "import os, sys\nif os.fork() == 0:\n    print('child')\n    sys.exit(3)\nprint(os.wait()[1] >> 8)"
@@ -154,6 +156,7 @@ class TestRecording:
         assert "runner" not in done.stderr and "runpy" not in done.stderr
         assert (tmp_path / "run.json").exists()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_killed_it_still_writes_and_dies_of_the_signal(self, number: signal.Signals, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(WORK + "import time\nprint('ready', flush=True)\ntime.sleep(60)")

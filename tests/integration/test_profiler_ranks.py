@@ -98,6 +98,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]
     return folder, {title: printed for title, _, printed in parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks(run: tuple[Path, dict[str, str]], kind: str) -> None:
     place, said = run

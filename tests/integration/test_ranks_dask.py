@@ -15,6 +15,7 @@ from support.tiny_ranks import capture  # noqa: E402
 from nvprof_kit._api.job_maps import map_captures  # noqa: E402
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_with_a_worker(tmp_path: Path) -> None:
     files = [capture(tmp_path, rank) for rank in range(12)]
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.tiny_ranks import MS, capture
 
 from nvprof_kit import open_job
@@ -22,6 +23,7 @@ for one in "${started[@]}"; do wait "$one" || exit 1; done
 """
 
 
+@pytest.mark.slow
 def test_tasks_share_the_captures(tmp_path: Path) -> None:
     captures, maps = tmp_path / "captures", tmp_path / "maps"
     captures.mkdir()

@@ -207,6 +207,7 @@ def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) ->
     assert done.returncode == 5 and (tmp_path / "saved").exists(), done.stderr  # it was waited for
 
 
+@pytest.mark.slow
 @pytest.mark.nsys
 def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
     done = run("-t", "nvtx", "--step", "3", "--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)

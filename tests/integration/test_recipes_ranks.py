@@ -123,6 +123,7 @@ def marks(path: Path) -> list[tuple[str, int]]:
         ).fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.nsys
 @pytest.mark.parametrize("window", [(), ("--step", "1")])
 def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_program_that_crashes(nsys: str, ending: str, status: int, tmp_path: P
     assert not (tmp_path / ".run.partial").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "whom"),
     [(signal.SIGINT, "its group"), (signal.SIGTERM, "the script"), (signal.SIGHUP, "its group")],

@@ -54,6 +54,7 @@ assert len(imported) > 150, len(imported)
     assert changed_by(program) == "[]"
 
 
+@pytest.mark.slow
 def test_what_annotation_changes_is_taken_back() -> None:
     """With the last annotation, with the model, and while nobody listens; of decorations, while nobody listens."""
     program = f"""

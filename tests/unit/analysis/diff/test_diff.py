@@ -351,6 +351,7 @@ def test_a_gate_on_nothing_is_refused(tmp_path: Path) -> None:
         diff(base, base, [parse_gate("layers.0 backward:+5%")])
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     base = capture(tmp_path / "base.sqlite")
     slow = capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY))

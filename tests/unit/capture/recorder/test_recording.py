@@ -82,6 +82,7 @@ def test_a_schedule_that_never_came_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1 and not (tmp_path / "run.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "leaves", "status"), [("", "", 1), ("", "sys.exit(4)", 4), ("torch.ones(2)", "", 0)])
 def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path: Path, work: str, leaves: str, status: int) -> None:
     child = "import subprocess\nsubprocess.run([sys.executable, '-c', 'import torch; torch.ones(2)'], check=True)\n"
@@ -122,6 +123,7 @@ def test_a_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
     assert "nvprof_kit:step:step 1" in (steps := ours(tmp_path / "run.json", "step")) and len(steps) < 9
 
 
+@pytest.mark.slow
 def test_a_limit_of_time_ends_a_program_without_steps(tmp_path: Path) -> None:
     program = "import time, torch\nfor _ in range(150): torch.ones(2) + 1; time.sleep(0.01)\nprint('done')"
     done = recorded(tmp_path, program, "--limit", "0.3")
@@ -131,6 +133,7 @@ def test_a_limit_of_time_ends_a_program_without_steps(tmp_path: Path) -> None:
     assert 0 < names.count("aten::ones") < 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status"),
     [

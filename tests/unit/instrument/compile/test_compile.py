@@ -127,6 +127,7 @@ def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgr
     state.activate(sink)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [whole, blocks_in_place, *(rarely(way) for way in WAYS[1:3]), rarely(blocks_wrapped)])
 def test_inductor(way, sink) -> None:
     net = Net(2)
