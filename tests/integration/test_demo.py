@@ -26,6 +26,7 @@ def environment(tmp_path: Path) -> Path:
     return binaries.parent
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_demo(environment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"

@@ -53,6 +53,7 @@ def test_every_verb_has_help_and_a_page(verb: str) -> None:
     assert f"<!-- help-{verb}:begin -->" in text(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_generated_texts_are_fresh(page: Path, generate: ModuleType) -> None:
     assert text(page) == generate.filled(text(page)), "stale: run `make docs`"

@@ -84,6 +84,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_parts_and_several_models_of_a_class(tmp_path: Path) -> None:
     trace = tmp_path / "run.json.gz"
     done = run("-m", "nvprof_kit", "record", "-o", str(trace), "--", sys.executable, "-c", PARTS)
@@ -101,6 +102,7 @@ def test_parts_and_several_models_of_a_class(tmp_path: Path) -> None:
     assert names.count("nvprof_kit:forward:TinyTransformer2.layers.1") == 1
 
 
+@pytest.mark.slow
 def test_a_program_without_a_model_is_told_so_once() -> None:
     child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     done = run("-c", child)

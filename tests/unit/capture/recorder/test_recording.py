@@ -92,6 +92,7 @@ def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path: Path, work: str, 
     assert any("this process ran nothing of PyTorch" in line for line in told(done)) == (status == 1)
 
 
+@pytest.mark.slow
 def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("mine")
     done = recorded(tmp_path, STEPS)
@@ -114,6 +115,7 @@ for number in range(9):
 """
 
 
+@pytest.mark.slow
 def test_a_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
     done = recorded(tmp_path, GROWS + "print('done')", "--max-memory", "10")
     assert done.stdout == "done\n"
