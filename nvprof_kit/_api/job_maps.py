@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.memory import keep_freed_memory
 from nvprof_kit._trace.jobs.finding import (
     RankName,
     epoch_of,
@@ -17,6 +16,7 @@ from nvprof_kit._trace.jobs.finding import (
     rank_of_marks,
     rank_of_name,
 )
+from nvprof_kit._trace.jobs.malloc import keep_freed_memory
 from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit._trace.jobs.store import Fingerprint, kept, map_name, write_map
 from nvprof_kit._trace.jobs.unprofiled import read_unprofiled, source_of

@@ -6,10 +6,11 @@ terminal, and a spreadsheet would evaluate a CSV cell that begins with ``=``.
 
 from __future__ import annotations
 
+STEERING = (*range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Code points above those of text in ASCII that control a terminal, or turn the direction of the text."""
+
 _KEPT = "\t\n"
-_STEERING = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in _KEPT}
-_STEERING |= dict.fromkeys((0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
-_STEERING |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+_STEERING = {code: "\ufffd" for code in (*range(0x20), *STEERING, *range(0xD800, 0xE000)) if chr(code) not in _KEPT}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

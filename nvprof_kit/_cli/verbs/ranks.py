@@ -175,7 +175,7 @@ def map_(
     work: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
     from nvprof_kit._api.job_maps import map_captures
-    from nvprof_kit._trace.files.memory import keep_freed_memory
+    from nvprof_kit._trace.jobs.malloc import keep_freed_memory
 
     keep_freed_memory()
     with progress() as say:

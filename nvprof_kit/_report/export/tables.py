@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nvprof_kit._report.plain import csv_cell, plain
+from nvprof_kit._report.plain import STEERING, csv_cell, plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-_CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(f"[{''.join(map(chr, STEERING))}]")
 
 
 def encode(table: pd.DataFrame, data_format: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The memory of a process that only reads captures."""
+"""How the processes that map ranks use the memory of the C library."""
 
 from __future__ import annotations
 
