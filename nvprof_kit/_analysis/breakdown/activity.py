@@ -7,6 +7,7 @@ in exactly one state at any time, and the states of a time window add up to its 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,19 @@ IDLE, COMPUTE, COMM, COPY = range(4)
 
 _BITS = 20
 """Bits per counter of concurrent operations of one sort."""
+
+
+class Gaps(NamedTuple):
+    """The idle gaps of devices, by device and start, shape ``(g,)`` each.
+
+    Attributes:
+        window: Window of each.
+        start, end: In ns.
+    """
+
+    window: Int64Array
+    start: Int64Array
+    end: Int64Array
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,11 @@ class Activity:
     gap_window: Int64Array
     gap_start: Int64Array
     gap_end: Int64Array
+
+    @property
+    def gaps(self) -> Gaps:
+        """The idle gaps."""
+        return Gaps(self.gap_window, self.gap_start, self.gap_end)
 
 
 def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity:

@@ -20,7 +20,7 @@ from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
-from nvprof_kit._analysis.breakdown.activity import Activity
+from nvprof_kit._analysis.breakdown.activity import Activity, Gaps
 from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, UNKNOWN, Doing, doing
 from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Pieces, Waits, pieces_of
@@ -102,14 +102,14 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
     Raises:
         AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
-    splitter = _Splitter(trace, attribution, windows, active, host)
+    splitter = _Splitter(trace, attribution, windows, active.gaps, host)
     parts = _over_blocks(splitter.parts, len(active.gap_start), _grown)
     splitter.done()
     return splitter.named(parts)
 
 
 def largest_parts(
-    trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls
+    trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, host: HostCalls
 ) -> pd.DataFrame:
     """The columns window, start_ns, idle_ns, cause, layer and phase of `Idle.gaps`, without all else of `idle`: most
     gaps have several parts, and to keep them takes as long as to find them.
@@ -117,8 +117,8 @@ def largest_parts(
     Raises:
         AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
-    splitter = _Splitter(trace, attribution, windows, active, host)
-    return splitter.named_gaps(_over_blocks(splitter.largest, len(active.gap_start), _joined))
+    splitter = _Splitter(trace, attribution, windows, gaps, host)
+    return splitter.named_gaps(_over_blocks(splitter.largest, len(gaps.start), _joined))
 
 
 def _over_blocks(split: Callable[[slice], _Parts], count: int, join: Callable[[Iterable[_Parts]], _Parts]) -> _Parts:
@@ -157,15 +157,13 @@ def _firsts(parts: _Parts) -> Int64Array:
 class _Splitter:
     """Splits the gaps, a block at a time."""
 
-    def __init__(
-        self, trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls
-    ) -> None:
-        self._windows, self._active, self._host = windows, active, host
-        self._following = _following(trace, windows, active, host)
+    def __init__(self, trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, host: HostCalls) -> None:
+        self._windows, self._gaps, self._host = windows, gaps, host
+        self._following = _following(trace, windows, gaps, host)
         ranges = attribution.ranges
         launched = host.end[self._following.call]
-        late = np.flatnonzero((self._following.call != NONE) & (launched > active.gap_start))
-        stretches = (active.gap_start[late], np.minimum(launched, active.gap_end)[late])
+        late = np.flatnonzero((self._following.call != NONE) & (launched > gaps.start))
+        stretches = (gaps.start[late], np.minimum(launched, gaps.end)[late])
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
         self._event = np.append(self._doing.rows, NONE)
         self._doing.of_threads  # noqa: B018  # now, so that two threads do not find it at once
@@ -190,7 +188,7 @@ class _Splitter:
         Raises:
             AssertionError: They do not add up to a gap: a bug in this package.
         """
-        start, end = self._active.gap_start[block], self._active.gap_end[block]
+        start, end = self._gaps.start[block], self._gaps.end[block]
         first = block.start
         call, graph = self._following.call[block], self._following.graph[block]
         known = call != NONE
@@ -233,7 +231,7 @@ class _Splitter:
         at = self._open_call(tid, begin)
         waited = self._is_wait[at]
         late = np.where(waited, 2 * host.end[at] - host.start[at], np.iinfo(np.int64).min)
-        device = self._windows.device[self._active.gap_window[block][rows]]
+        device = self._windows.device[self._gaps.window[block][rows]]
         return Waits(rows, self._pids[device], tid, tid, begin, until[rows], late)
 
     def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
@@ -278,11 +276,11 @@ class _Splitter:
         """The gaps as a table, from the largest part of each."""
         import pandas as pd
 
-        active = self._active
+        gaps = self._gaps
         columns = {
-            "window": active.gap_window,
-            "start_ns": active.gap_start,
-            "idle_ns": active.gap_end - active.gap_start,
+            "window": gaps.window,
+            "start_ns": gaps.start,
+            "idle_ns": gaps.end - gaps.start,
             **self._places(largest),
         }
         made: pd.DataFrame = pd.DataFrame(columns, copy=False)
@@ -311,9 +309,9 @@ class _Splitter:
             "start_ns": parts.start_ns,
         }
         table = pd.DataFrame(columns, copy=False)
-        start, end = self._active.gap_start, self._active.gap_end
+        start, end = self._gaps.start, self._gaps.end
         largest = _largest(parts)
-        gaps = pd.DataFrame({"window": self._active.gap_window, "start_ns": start, "idle_ns": end - start}, copy=False)
+        gaps = pd.DataFrame({"window": self._gaps.window, "start_ns": start, "idle_ns": end - start}, copy=False)
         for name in ("cause", *PLACE):
             gaps[name] = table[name].array[largest]
         return Idle(gaps, table, self._named_waits())
@@ -333,10 +331,10 @@ class _Splitter:
         return made
 
 
-def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls) -> _Next:
+def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> _Next:
     call = np.append(host.of_op, NONE)  # first: finding it takes memory
     starts = trace.ops["start_ns"].to_numpy()
-    line = Line.over((starts, active.gap_start), (starts, active.gap_end))
+    line = Line.over((starts, gaps.start), (starts, gaps.end))
     key = line.at(windows.of_op, starts)
     order = np.argsort(key, kind="stable")
     key = key[order]
@@ -345,11 +343,11 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
     of_op = np.append(windows.of_op, NONE)
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     is_graph = np.append(is_graph, False)
-    found = _Next(np.empty(len(active.gap_end), dtype=np.int64), np.empty(len(active.gap_end), dtype=bool))
-    for low in range(0, len(active.gap_end), _BLOCK):
+    found = _Next(np.empty(len(gaps.end), dtype=np.int64), np.empty(len(gaps.end), dtype=bool))
+    for low in range(0, len(gaps.end), _BLOCK):
         block = slice(low, low + _BLOCK)
-        lane = windows.device[active.gap_window[block]]
-        place = np.searchsorted(key, line.at(lane, active.gap_end[block]))
+        lane = windows.device[gaps.window[block]]
+        place = np.searchsorted(key, line.at(lane, gaps.end[block]))
         before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))
         found.call[block] = call[op]
         found.graph[block] = is_graph[op] & is_graph[before] & (call[op] != call[before])

@@ -1,7 +1,12 @@
-"""Device activity over time as pieces, each with its state and its operation or gap."""
+"""Device activity over time as pieces, each with its state and its operation or gap.
+
+The time is processed in parts of some ten thousand operations, whose arrays stay in the CPU cache.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -10,45 +15,129 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE
 
+_BLOCK = 1 << 15
+"""Operations in a part, at least; a part ends at a cut."""
+
+THREADS = 2
+"""Threads that share the parts: NumPy's sorts and searches, which take most of the time, do not hold the GIL."""
+
 
 class Lane(NamedTuple):
-    """The device's time without gaps or overlaps, shape ``(p,)`` each.
+    """A device's time, or a part of it, without gaps or overlaps, shape ``(p,)`` each.
 
     Attributes:
         start, end: In ns.
         state: `COMPUTE`, else `COMM`, else `COPY`, else `IDLE`.
         op: The operation, an index into the input arrays; `NONE` if idle.
+        segment: The number of cuts at or before its start.
     """
 
     start: Int64Array
     end: Int64Array
     state: npt.NDArray[np.int8]
     op: Int64Array
+    segment: Int64Array
 
 
-def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts: Int64Array) -> Lane:
-    """Cut a device's time into pieces.
+class _Part(NamedTuple):
+    """A part of the time: its operations by start, the cuts from its first to its last moment, the number of cuts
+    before, and these moments.
+    """
+
+    rows: Int64Array
+    cuts: Int64Array
+    before: int
+    first: int
+    last: int
+
+
+def lanes_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts: Int64Array) -> list[Lane]:
+    """Cut a device's time into pieces, in parts by time.
 
     Args:
-        start: Starts of its operations in ns, shape ``(n,)``.
+        start: Starts of its operations in ns, shape ``(n,)``; not empty.
         end: Their ends.
         sort: `COMPUTE`, `COMM` or `COPY` of each.
-        cuts: Additional times at which to cut, within the time of the operations.
+        cuts: Additional times at which to cut, ascending, within the time of the operations.
     """
-    # np.unique is slower for millions; a stable sort merges what is nearly sorted already
-    moments = np.sort(np.concatenate((start, end, cuts)), kind="stable")
-    moments = moments[np.append(True, moments[1:] > moments[:-1])[: len(moments)]]
-    if len(moments) < 2:
-        nothing = np.zeros(0, dtype=np.int64)
-        return Lane(nothing, nothing, nothing.astype(np.int8), nothing)
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        return list(pool.map(lambda part: _lane(start, end, sort, part), _parts(start, end, cuts)))
+
+
+def _parts(start: Int64Array, end: Int64Array, cuts: Int64Array) -> list[_Part]:
+    """Divide the time at some of the cuts. An operation that runs in several parts belongs to each."""
+    order = np.argsort(start, kind="stable")
+    first, last = int(start[order[0]]), int(end.max())
+    at = np.searchsorted(cuts, start[order[_BLOCK::_BLOCK]], side="right") - 1
+    inner = np.unique(cuts[at[at >= 0]])
+    bounds = np.concatenate(([first], inner[(inner > first) & (inner < last)], [last]))
+    lows = np.searchsorted(start, bounds[:-1], sorter=order)
+    own = np.repeat(np.arange(len(lows)), np.diff(lows, append=len(order)))
+    crossing = np.flatnonzero(end[order] > bounds[1:][own])
+    beyond = np.searchsorted(bounds, end[order[crossing]]) - 1
+    parts = []
+    for number, (low, high) in enumerate(zip(lows.tolist(), [*lows[1:].tolist(), len(order)], strict=True)):
+        earlier = order[crossing[(own[crossing] < number) & (beyond >= number)]]
+        begin, finish = int(bounds[number]), int(bounds[number + 1])
+        before, behind = np.searchsorted(cuts, (begin, finish + 1)).tolist()
+        rows = np.concatenate((earlier, order[low:high]))
+        parts.append(_Part(rows, cuts[before:behind], before, begin, finish))
+    return parts
+
+
+def _lane(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], part: _Part) -> Lane:
+    """The pieces of a part."""
+    start, end, sort = start[part.rows], end[part.rows], sort[part.rows]
+    # a stable sort merges what is nearly sorted already; np.unique is slower
+    moments = np.sort(np.clip(np.concatenate((start, end, part.cuts)), part.first, part.last), kind="stable")
+    moments = moments[np.append(True, moments[1:] > moments[:-1])]
     begin = moments[:-1]
     state = np.full(len(begin), IDLE, dtype=np.int8)
     op = np.full(len(begin), NONE, dtype=np.int64)
     for kind in (COPY, COMM, COMPUTE):  # later ones take precedence
-        found = _running(start, end, np.flatnonzero(sort == kind), begin)
-        here = found != NONE
-        state[here], op[here] = kind, found[here]
-    return Lane(begin, moments[1:], state, op)
+        mine = np.flatnonzero(sort == kind)
+        if len(mine):
+            found = _running(start, end, mine, begin)
+            here = np.flatnonzero(found != NONE)
+            state[here], op[here] = kind, part.rows[found[here]]
+    return Lane(begin, moments[1:], state, op, latest(part.cuts, begin) + 1 + part.before)
+
+
+class IdleGaps(NamedTuple):
+    """The idle gaps of a device: their starts and ends, and for each part of its time the gap of each idle piece."""
+
+    start: Int64Array
+    end: Int64Array
+    of_pieces: list[Int64Array]
+
+
+def idle_gaps(lanes: Sequence[Lane], within: tuple[int, int], bounds: Int64Array) -> IdleGaps:
+    """The idle gaps, which are idle pieces that adjoin.
+
+    Args:
+        lanes: The parts of a device's time.
+        within: Its start and end.
+        bounds: Times at which a gap ends and the next begins, ascending. Those before the start and after the end of
+            the device's time bound gaps there.
+    """
+    starts, ends = [], []
+    for lane in lanes:
+        idle = lane.state == IDLE
+        starts.append(lane.start[idle])
+        ends.append(lane.end[idle])
+    before, after = np.append(bounds[bounds < within[0]], within[0]), np.append(within[1], bounds[bounds > within[1]])
+    start = np.concatenate((before[:-1], *starts, after[:-1]))
+    end = np.concatenate((before[1:], *ends, after[1:]))
+    fresh = np.append(True, start[1:] != end[:-1])[: len(start)]
+    place = np.searchsorted(start, bounds)
+    bounds, place = bounds[place < len(start)], place[place < len(start)]
+    fresh[place[start[place] == bounds]] = True
+    gap = np.cumsum(fresh) - 1
+    counts = np.cumsum([len(before) - 1, *map(len, starts)])
+    begins = np.flatnonzero(fresh)
+    return IdleGaps(
+        start[begins], end[np.append(begins[1:], len(start))[: len(begins)] - 1], np.split(gap, counts)[1:-1]
+    )
 
 
 def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:
@@ -62,11 +151,19 @@ def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:
 
 
 def _running(start: Int64Array, end: Int64Array, rows: Int64Array, moment: Int64Array) -> Int64Array:
-    """The operation that runs at each moment, the first to begin if there are several; else `NONE`."""
+    """The operation that runs at each moment, the first to begin if there are several; else `NONE`.
+
+    Args:
+        start: Starts of the operations, ascending.
+        end: Their ends.
+        rows: Those to look at, ascending.
+        moment: The moments, ascending.
+    """
     rows = rows[end[rows] > start[rows]]
     if not len(rows):
         return np.full(len(moment), NONE, dtype=np.int64)
-    rows = rows[np.lexsort((end[rows], start[rows]))]
+    if (start[rows[1:]] == start[rows[:-1]]).any():
+        rows = rows[np.lexsort((end[rows], start[rows]))]
     reach = np.maximum.accumulate(end[rows])
     # an operation that ends inside an earlier one is hidden by it
     before = np.concatenate((start[rows][:1], reach[:-1]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,23 +16,25 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
-from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, activity
+from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, Gaps, op_sorts
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import largest_parts
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.ranks.maps.communication import communications
 from nvprof_kit._analysis.ranks.maps.hosts import collecting, host_times, loading_code, with_host_causes
-from nvprof_kit._analysis.ranks.maps.lane import Lane, lane_of, latest
+from nvprof_kit._analysis.ranks.maps.lane import THREADS, IdleGaps, Lane, idle_gaps, lanes_of, latest
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OPTIONAL = ("name", "stream", "calls", BUSY_CALLS, "collectives", "marks", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
+
+_BLOCK = 1 << 16
+"""Operations summed at a time."""
 
 DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}
 
@@ -62,25 +65,46 @@ class _Parts:
 class _Named(NamedTuple):
     """A column of names as codes into the sorted distinct names."""
 
-    code: Int64Array
+    code: npt.NDArray[np.integer[Any]]
     names: npt.NDArray[Any]
 
-    def of(self, rows: Int64Array) -> _Named:
-        """Select rows."""
-        return _Named(self.code[rows], self.names)
+    @classmethod
+    def of(cls, names: Any, code: npt.NDArray[np.integer[Any]]) -> _Named:
+        """Codes into the categories of a column."""
+        return cls(code, np.asarray(names.categories))
 
 
-class _Pieces(NamedTuple):
-    """The pieces of a device's time, as columns of the table ``segments``; codes, because there are millions."""
+class _Names(NamedTuple):
+    """The sorted distinct names of operations (or states) and gaps, and the codes of both."""
 
-    segment: Int64Array
-    step: Int64Array
-    doing: _Named
-    layer: _Named
-    phase: _Named
+    names: npt.NDArray[Any]
+    of_op: npt.NDArray[np.int32]
+    of_gap: npt.NDArray[np.int32]
+
+    def codes(self, op: npt.NDArray[np.integer[Any]], rows: Int64Array, gap: Int64Array) -> npt.NDArray[np.int32]:
+        """The codes of pieces: of their operations `op`; for those in `rows` of their gaps `gap`."""
+        found: npt.NDArray[np.int32] = self.of_op[op]
+        found[rows] = self.of_gap[gap]
+        return found
+
+
+class _Naming(NamedTuple):
+    """What the names of pieces are found by; columns of operations have an entry for `NONE` appended.
+
+    Attributes:
+        doing: The names by state; those of gaps are their causes.
+        layer, phase: Of operations and gaps.
+        collective: The collective of each operation, or `NONE`.
+        start: The start of each operation.
+        windows: Start, end and step of the device's steps.
+    """
+
+    doing: _Names
+    layer: _Names
+    phase: _Names
     collective: Int64Array
-    ns: Int64Array
-    ops: Int64Array
+    start: Int64Array
+    windows: tuple[Int64Array, Int64Array, Int64Array]
 
 
 def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = None) -> RankMap:
@@ -101,10 +125,8 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
     numbers = _numbers(attribution.ranges.steps)
     windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
-    classes = classify(trace.ops)
-    active = activity(trace, classes, windows)
     host = HostCalls(trace)
-    parts = _parts(trace, attribution, windows, sort=active.sort, host=host, pid=pid)
+    parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classify(trace.ops)), host=host, pid=pid)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
     # one after the other: in threads of their own, these take more CPU time for memory than the clock gains
     found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
@@ -113,13 +135,16 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
     shown = choose_steps(trace, attribution).shown[parts.instances]
-    gaps = largest_parts(trace, attribution, windows, active, host)
-    gaps = gaps[windows.device[gaps["window"].to_numpy()] == parts.device]
+    lanes = lanes_of(start, end, parts.sort, cuts)
+    idle = _idle(parts, lanes, start, end)
+    own = np.flatnonzero(windows.device == parts.device)
+    window = own[np.searchsorted(windows.start[own], idle.start, side="right") - 1]
+    gaps = largest_parts(trace, attribution, windows, Gaps(window, idle.start, idle.end), host)
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
-    lane = lane_of(start, end, parts.sort, cuts)
-    pieces = _pieces(parts, lane, gaps, place=found.place, cuts=cuts, start=start)
+    naming = _naming(parts, gaps, found.place, start)
+    segments = _segments(naming, lanes, idle.of_pieces)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~shown
     collectives = found.table.assign(
@@ -127,7 +152,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         start_ns=start[found.place],
         end_ns=end[found.place],
         launch_ns=parts.launch[found.place],
-        alone_ns=_alone(pieces, len(found.place)),
+        alone_ns=_alone(segments, len(found.place)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
         end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
@@ -138,8 +163,8 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     return RankMap(
         ranks=_one_row(rank, facts | _identification(found.table)),
         collectives=_ordered("collectives", collectives),
-        segments=_segments(pieces, rank),
-        layers=_layers(parts, pieces, start, end, rank),
+        segments=_ordered("segments", segments.assign(rank=rank)),
+        layers=_layers(parts, segments, start, end, rank),
         steps=_ordered("steps", steps),
     )
 
@@ -198,90 +223,128 @@ def _gates(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array)
     return quiet
 
 
-def _pieces(
-    parts: _Parts, lane: Lane, gaps: pd.DataFrame, *, place: Int64Array, cuts: Int64Array, start: Int64Array
-) -> _Pieces:
-    """The device's pieces with their names."""
+def _idle(parts: _Parts, lanes: Sequence[Lane], start: Int64Array, end: Int64Array) -> IdleGaps:
+    """The idle gaps of the device, each in one of its windows."""
+    mine = parts.windows.device == parts.device
+    bounds = np.unique(np.concatenate((parts.windows.start[mine], parts.windows.end[mine], start[start == end])))
+    return idle_gaps(lanes, (int(start.min()), int(end.max())), bounds)
+
+
+def _naming(parts: _Parts, gaps: pd.DataFrame, place: Int64Array, start: Int64Array) -> _Naming:
     import pandas as pd
 
-    gaps = gaps.sort_values("start_ns", kind="stable")
-    idle = np.flatnonzero(lane.op == NONE)
-    gap = latest(gaps["start_ns"].to_numpy(), lane.start[idle])
-    owners = {
-        name: _named(of_op, gaps[name].cat, nothing, lane.op, (idle, gap))
-        for name, of_op, nothing in (("layer", parts.layer, NO_LAYER), ("phase", parts.phase, "other"))
-    }
-    doing = pd.Categorical.from_codes(np.array([-1, 0, 1, 2])[lane.state], categories=pd.Index(list(DOING.values())))
+    states = pd.Categorical.from_codes([-1, 0, 1, 2], categories=pd.Index(list(DOING.values())))
     collective = np.full(len(start) + 1, NONE, dtype=np.int64)
     collective[place] = np.arange(len(place))
     windows = parts.windows
     mine = np.flatnonzero((windows.device == parts.device) & windows.in_step)
-    inside = latest(windows.start[mine], lane.start)
-    within = lane.start < np.append(windows.end[mine], np.iinfo(np.int64).min)[inside]
-    return _Pieces(
-        segment=latest(cuts, lane.start) + 1,
-        step=np.where(within, np.append(windows.step[mine], NONE)[inside], NONE),
-        doing=_named(doing, gaps["cause"].cat, "other", np.arange(len(lane.op)), (idle, gap)),
-        **owners,
-        collective=np.where(lane.state == COMM, collective[lane.op], NONE),
-        ns=lane.end - lane.start,
-        ops=((lane.start == np.append(start, -1)[lane.op]) & (lane.op != NONE)).astype(np.int64),
+    return _Naming(
+        doing=_names(states, gaps["cause"].cat),
+        layer=_names(parts.layer, gaps["layer"].cat),
+        phase=_names(parts.phase, gaps["phase"].cat),
+        collective=collective,
+        start=np.append(start, NONE),
+        windows=(windows.start[mine], windows.end[mine], windows.step[mine]),
     )
 
 
-def _named(
-    of_op: pd.Categorical, of_gap: Any, nothing: str, op: Int64Array, idle: tuple[Int64Array, Int64Array]
-) -> _Named:
-    """The names of pieces: of their operations `op`, for idle pieces of their gaps, otherwise `nothing`."""
-    names = [*of_op.categories, *of_gap.categories, nothing]
+def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
+    names = [*of_op.categories, *of_gap.categories]
     distinct, place = np.unique(np.array(names, dtype=object), return_inverse=True)
-    codes = np.append(place[of_op.codes], NONE)[op]
-    rows, gap = idle
-    codes[rows] = np.append(place[len(of_op.categories) + of_gap.codes.to_numpy().astype(np.int64)], place[-1])[gap]
-    return _Named(codes, distinct)
+    place = np.append(place, NONE).astype(np.int32)
+    of_gaps = of_gap.codes.to_numpy().astype(np.int32) + np.int32(len(of_op.categories))
+    return _Names(distinct, np.append(place[of_op.codes], np.int32(NONE)), place[of_gaps])
 
 
-def _alone(pieces: _Pieces, count: int) -> Int64Array:
+def _segments(naming: _Naming, lanes: Sequence[Lane], idle: Sequence[Int64Array]) -> pd.DataFrame:
+    """The table ``segments``: sums over the pieces of each part of the time. No segment lies in two parts."""
+    import pandas as pd
+
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        sums = list(pool.map(lambda lane, gap: _segments_in(naming, lane, gap), lanes, idle))
+    columns: dict[str, Any] = {name: np.concatenate([one[name] for one in sums]) for name in sums[0]}
+    for name in ("doing", "layer", "phase"):
+        names: _Names = getattr(naming, name)
+        columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(names.names))
+    made: pd.DataFrame = pd.DataFrame(columns, copy=False)
+    return made
+
+
+def _segments_in(naming: _Naming, lane: Lane, gap: Int64Array) -> dict[str, npt.NDArray[Any]]:
+    """The sums of some pieces by segment, step, names and collective."""
+    rows = np.flatnonzero(lane.state == IDLE)
+    keys: dict[str, npt.NDArray[Any]] = {
+        "segment": lane.segment,
+        "step": _step_at(lane.start, *naming.windows),
+        "doing": naming.doing.codes(lane.state, rows, gap),
+        "layer": naming.layer.codes(lane.op, rows, gap),
+        "phase": naming.phase.codes(lane.op, rows, gap),
+        "collective": np.where(lane.state == COMM, naming.collective[lane.op], NONE),
+    }
+    begins = (lane.start == naming.start[lane.op]) & (lane.op != NONE)
+    found, sums = sums_by(list(keys.values()), [lane.end - lane.start, begins.astype(np.int64)])
+    return dict(zip((*keys, "ns", "ops"), (*found, *sums), strict=True))
+
+
+def _step_at(moment: Int64Array, start: Int64Array, end: Int64Array, step: Int64Array) -> Int64Array:
+    """The number of the step at each moment, `NONE` outside steps."""
+    inside = latest(start, moment)
+    within = moment < np.append(end, np.iinfo(np.int64).min)[inside]
+    return np.where(within, np.append(step, NONE)[inside], NONE)
+
+
+def _alone(segments: pd.DataFrame, count: int) -> Int64Array:
     """How long each collective ran while the device did nothing else."""
-    mine = pieces.collective >= 0
-    return exact_sums(pieces.collective[mine], pieces.ns[mine], count)
+    collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
+    mine = collective >= 0
+    return exact_sums(collective[mine], ns[mine], count)
 
 
-def _segments(pieces: _Pieces, rank: int) -> pd.DataFrame:
-    keys = {name: getattr(pieces, name) for name in ("segment", "step", "doing", "layer", "phase", "collective")}
-    return _ordered("segments", _summed(keys, {"ns": pieces.ns, "ops": pieces.ops}).assign(rank=rank))
-
-
-def _layers(parts: _Parts, pieces: _Pieces, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
+def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
     keys = ["step", "layer", "phase"]
-    own: dict[str, Int64Array | _Named] = {
-        "step": parts.step,
-        "layer": _Named(parts.layer.codes.astype(np.int64), np.asarray(parts.layer.categories)),
-        "phase": _Named(parts.phase.codes.astype(np.int64), np.asarray(parts.phase.categories)),
-    }
+    found = _by_owner(parts, end - start)
     sorts = {"compute_ns": COMPUTE, "comm_ns": COMM, "copy_ns": COPY}
-    spent = {name: np.where(parts.sort == sort, end - start, 0) for name, sort in sorts.items()}
-    table = _summed(own, {**spent, "ops": (parts.sort == COMPUTE).astype(np.int64)}).set_index(keys)
-    idle = np.flatnonzero(~np.isin(pieces.doing.names, list(DOING.values()))[pieces.doing.code])
-    of: dict[str, Int64Array | _Named] = {
-        "step": pieces.step[idle],
-        "layer": pieces.layer.of(idle),
-        "phase": pieces.phase.of(idle),
-    }
-    ns, loads = pieces.ns[idle], (pieces.doing.names == "dataloader")[pieces.doing.code[idle]]
-    idling = _summed(of, {"idle_ns": ns, "loading_ns": np.where(loads, ns, 0)}).set_index(keys)
+    spent = {name: np.where(found["sort"] == sort, found["ns"], 0) for name, sort in sorts.items()}
+    spent["ops"] = np.where(found["sort"] == COMPUTE, found["ops"], 0)
+    own = {"layer": _Named.of(parts.layer, found["layer"]), "phase": _Named.of(parts.phase, found["phase"])}
+    table = _summed({"step": found["step"], **own}, spent).set_index(keys)
+    busy = segments["doing"].isin(list(DOING.values())).to_numpy()
+    idle = segments[~busy]
+    names = {name: _Named.of(idle[name].array, idle[name].cat.codes.to_numpy()) for name in ("layer", "phase")}
+    ns, loads = idle["ns"].to_numpy(), (idle["doing"] == "dataloader").to_numpy()
+    sums = {"idle_ns": ns, "loading_ns": np.where(loads, ns, 0)}
+    idling = _summed({"step": idle["step"].to_numpy(), **names}, sums).set_index(keys)
     table = table.join(idling, how="outer").fillna(0).astype("int64").reset_index()
     return _ordered("layers", table.assign(rank=rank))
+
+
+def _by_owner(parts: _Parts, took: Int64Array) -> dict[str, npt.NDArray[Any]]:
+    """Time and number of the operations by step, layer, phase and sort, summed in blocks, which stay in the CPU cache:
+    a combination occurs once for each block that has it.
+    """
+    names = ("step", "layer", "phase", "sort")
+    keys: list[npt.NDArray[Any]] = [parts.step, parts.layer.codes, parts.phase.codes, parts.sort]
+    ones = np.ones(_BLOCK, dtype=np.int64)
+
+    def summed(low: int) -> tuple[npt.NDArray[Any], ...]:
+        block = slice(low, low + _BLOCK)
+        found, sums = sums_by([key[block] for key in keys], [took[block], ones[: len(took[block])]])
+        return (*found, *sums)
+
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+        columns = zip(*pool.map(summed, range(0, len(took), _BLOCK)), strict=True)
+        return dict(zip((*names, "ns", "ops"), map(np.concatenate, columns), strict=True))
 
 
 def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64Array]) -> pd.DataFrame:
     """Sums by several keys, sorted by key."""
     import pandas as pd
 
-    found, sums = sums_by([one.code if isinstance(one, _Named) else one for one in keys.values()], values.values())
+    codes: list[Any] = [one.code if isinstance(one, _Named) else one for one in keys.values()]
+    found, sums = sums_by(codes, values.values())
     columns: dict[str, Any] = {}
-    for (name, key), codes in zip(keys.items(), found, strict=True):
-        columns[name] = pd.Categorical.from_codes(codes, pd.Index(key.names)) if isinstance(key, _Named) else codes
+    for (name, key), code in zip(keys.items(), found, strict=True):
+        columns[name] = pd.Categorical.from_codes(code, pd.Index(key.names)) if isinstance(key, _Named) else code
     made: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
     return made
 

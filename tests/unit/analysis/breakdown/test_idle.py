@@ -309,8 +309,8 @@ def test_the_largest_parts_are_those_of_all_parts(monkeypatch: pytest.MonkeyPatc
     active = activity(trace, classify(trace.ops), windows)
     monkeypatch.setattr(idle_module, "_BLOCK", 500)
     every, largest = (
-        of(trace, attribution, windows, active, HostCalls(trace))
-        for of in (idle_module.idle, idle_module.largest_parts)
+        of(trace, attribution, windows, found, HostCalls(trace))
+        for of, found in ((idle_module.idle, active), (idle_module.largest_parts, active.gaps))
     )
     assert len(largest) > 2_000
     assert every.gaps[list(largest)].equals(largest)
