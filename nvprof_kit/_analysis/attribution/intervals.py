@@ -117,11 +117,12 @@ def touches(others: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64
         end: Its end.
     """
     begins, ends = union(*others)
+    begins = np.append(begins, np.iinfo(np.int64).max)
     touched = np.zeros(len(start), dtype=bool)
     for low in range(0, len(start), _BLOCK):
         block = slice(low, low + _BLOCK)
         after = np.searchsorted(ends, start[block], side="right")
-        touched[block] = np.searchsorted(begins, end[block], side="left") > after
+        touched[block] = begins[after] < end[block]
     return touched
 
 

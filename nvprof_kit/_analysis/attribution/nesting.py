@@ -174,6 +174,9 @@ def peel(
     while len(left):
         reach = np.maximum.accumulate(finishes[left])
         outermost = np.concatenate(([True], begins[left][1:] >= reach[:-1]))
+        if outermost.all():  # none encloses another
+            parent[left], depth[left] = above, level
+            break
         parent[left[outermost]], depth[left[outermost]] = above[outermost], level
         last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))]
         if shorten:

@@ -78,10 +78,12 @@ def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]
 
 def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
     """Layer and phase of each range, with those of range `NONE` appended."""
+    import pandas as pd
+
     layer = np.append(ranges.layer_range, NONE)
     phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
-    phases, code = np.unique(np.append(ranges.phase, NO_PHASE).astype(object), return_inverse=True)
-    return layer_column(ranges, layer), _categorical(code[phase], [one or NO_PHASE for one in phases.tolist()])
+    code, phases = pd.factorize(np.append(ranges.phase, NO_PHASE).astype(object))  # np.unique would sort each range's
+    return layer_column(ranges, layer), _categorical(code[phase], [str(one) or NO_PHASE for one in phases])
 
 
 def _categorical(codes: Any, names: Any) -> pd.Categorical:

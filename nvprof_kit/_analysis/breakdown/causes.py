@@ -194,7 +194,10 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
     name, length = host.name[rows], host.end[rows] - host.start[rows]
     long = (length >= LONG_NS) & (of_long[name] != NONE)
     launching = np.flatnonzero(long & launches[name])
-    long[launching] = (length[launching] >= LONG_LAUNCH_NS) & np.isin(rows[launching], host.first_launches)
+    long[launching] = False
+    launching = launching[length[launching] >= LONG_LAUNCH_NS]
+    if len(launching):  # few captures have one, and to find the first launches takes a while
+        long[launching] = np.isin(rows[launching], host.first_launches)
     found: npt.NDArray[np.int8] = np.where(long, of_long[name], of_name[name])
     return found
 

@@ -76,7 +76,7 @@ class _Next(NamedTuple):
 class _Parts(NamedTuple):
     """Time by gap, cause and place, the place as codes; shape ``(n,)`` each."""
 
-    gap: npt.NDArray[np.int32]
+    gap: npt.NDArray[np.integer[Any]]
     cause: npt.NDArray[np.int8]
     layer: npt.NDArray[np.integer[Any]]
     phase: npt.NDArray[np.integer[Any]]
@@ -148,9 +148,9 @@ def _grown(blocks: Iterable[_Parts]) -> _Parts:
     return _Parts(*grown)
 
 
-def _firsts(parts: _Parts) -> Int64Array:
+def _firsts(gap: npt.NDArray[np.integer[Any]]) -> Int64Array:
     """The first part of each gap; every gap has one, and its parts are adjacent."""
-    found: Int64Array = np.flatnonzero(np.concatenate(([True], parts.gap[1:] != parts.gap[:-1]))[: len(parts.gap)])
+    found: Int64Array = np.flatnonzero(np.concatenate(([True], gap[1:] != gap[:-1]))[: len(gap)])
     return found
 
 
@@ -178,16 +178,31 @@ class _Splitter:
 
     def largest(self, block: slice) -> _Parts:
         """The largest part of each of some gaps, and the first of equals."""
-        parts = self.parts(block)
-        rows = _largest(parts, block.start)
-        return _Parts._make([column[rows] for column in parts])
+        pieces = self._pieces(block)
+        rows, spent = self._merged(pieces, block)
+        chosen = _largest(pieces.gap[rows], spent, block.start)
+        return _selected(pieces, rows[chosen], spent[chosen], self._narrow)
 
     def parts(self, block: slice) -> _Parts:
-        """The parts of some gaps, by gap.
+        """The parts of some gaps, by gap."""
+        pieces = self._pieces(block)
+        return _selected(pieces, *self._merged(pieces, block), self._narrow)
+
+    def _merged(self, pieces: _Parts, block: slice) -> tuple[Int64Array, Int64Array]:
+        """The parts of some gaps: the first piece of each, and its time.
 
         Raises:
             AssertionError: They do not add up to a gap: a bug in this package.
         """
+        rows, spent = _summed(pieces)
+        took = self._gaps.end[block] - self._gaps.start[block]
+        whole = np.add.reduceat(spent, _firsts(pieces.gap[rows])) if len(rows) else spent
+        if not np.array_equal(whole, took):
+            raise AssertionError("the causes of idle time do not add up to it: please report this")
+        return rows, spent
+
+    def _pieces(self, block: slice) -> _Parts:
+        """The pieces of some gaps, those of one gap by start."""
         start, end = self._gaps.start[block], self._gaps.end[block]
         first = block.start
         call, graph = self._following.call[block], self._following.graph[block]
@@ -218,10 +233,7 @@ class _Splitter:
             np.concatenate((pieces.wait.end - pieces.wait.start, end[rest] - until[rest])),
             np.concatenate((pieces.wait.start, until[rest])),
         )
-        parts = _summed(_Parts(*columns), self._narrow)
-        if not np.array_equal(np.add.reduceat(parts.idle_ns, _firsts(parts)) if len(start) else end, end - start):
-            raise AssertionError("the causes of idle time do not add up to it: please report this")
-        return parts
+        return _Parts(*columns)
 
     def _waits_of(
         self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
@@ -310,7 +322,7 @@ class _Splitter:
         }
         table = pd.DataFrame(columns, copy=False)
         start, end = self._gaps.start, self._gaps.end
-        largest = _largest(parts)
+        largest = _largest(parts.gap, parts.idle_ns)
         gaps = pd.DataFrame({"window": self._gaps.window, "start_ns": start, "idle_ns": end - start}, copy=False)
         for name in ("cause", *PLACE):
             gaps[name] = table[name].array[largest]
@@ -354,12 +366,11 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> _
     return found
 
 
-def _summed(parts: _Parts, narrow: type[np.integer[Any]]) -> _Parts:
-    """Merge the parts of each gap with the same cause and place; sorted by gap and first start.
+def _summed(parts: _Parts) -> tuple[Int64Array, Int64Array]:
+    """Merge the parts of each gap with the same cause and place: the first row of each, by gap and place, and its time.
 
     Args:
         parts: The parts, those of one gap by start.
-        narrow: Type of the codes of the place.
     """
     keys: list[Any] = list(parts[:6])
     code = joined(keys)
@@ -369,16 +380,20 @@ def _summed(parts: _Parts, narrow: type[np.integer[Any]]) -> _Parts:
     fresh[1:] = np.any([column[1:] != column[:-1] for column in known], axis=0)
     first = np.flatnonzero(fresh)
     spent = np.add.reduceat(parts.idle_ns[order], first) if len(first) else parts.idle_ns
-    rows = order[first]
-    kinds = (np.int32, np.int8, narrow, narrow, narrow, narrow)
-    codes: list[Any] = [column[rows].astype(kind) for column, kind in zip(keys, kinds, strict=True)]
+    return order[first], spent
+
+
+def _selected(parts: _Parts, rows: Int64Array, spent: Int64Array, narrow: type[np.integer[Any]]) -> _Parts:
+    """Some rows with these times; the codes of the place become `narrow`."""
+    kinds: list[Any] = [np.int32, np.int8, narrow, narrow, narrow, narrow]
+    codes: list[Any] = [column[rows].astype(kind) for column, kind in zip(parts[:6], kinds, strict=True)]
     return _Parts._make([*codes, spent, parts.start_ns[rows]])
 
 
-def _largest(parts: _Parts, first: int = 0) -> Int64Array:
+def _largest(gap: npt.NDArray[np.integer[Any]], idle_ns: Int64Array, first: int = 0) -> Int64Array:
     """The row of the largest part of each gap, the first of equals; the gaps are counted from `first`."""
-    if not len(parts.gap):
+    if not len(gap):
         return np.zeros(0, dtype=np.int64)
-    most = np.maximum.reduceat(parts.idle_ns, _firsts(parts))
-    rows = np.flatnonzero(parts.idle_ns == most[parts.gap - first])
-    return rows[np.concatenate(([True], parts.gap[rows][1:] != parts.gap[rows][:-1]))]
+    most = np.maximum.reduceat(idle_ns, _firsts(gap))
+    rows = np.flatnonzero(idle_ns == most[gap - first])
+    return rows[np.concatenate(([True], gap[rows][1:] != gap[rows][:-1]))]

@@ -35,18 +35,25 @@ class Changes:
     line: Line
     keys: Int64Array
 
-    def key(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
-        """Keys of given times; `NONE`, which sorts before all keys, on a lane without changes."""
+    def key(self, lane: Int64Array, *moments: Int64Array) -> list[Int64Array]:
+        """Keys of times on lanes; `NONE`, which sorts before all keys, on a lane without changes."""
         if not len(self.lanes):
-            return np.full(len(lane), NONE, dtype=np.int64)
+            return [np.full(len(lane), NONE, dtype=np.int64) for _ in moments]
         place = np.minimum(np.searchsorted(self.lanes, lane), len(self.lanes) - 1)
-        found = self.line.at(place, self.line.within(moment, before=1))
-        return np.where(self.lanes[place] == lane, found, NONE)
+        unknown = np.flatnonzero(self.lanes[place] != lane)
+        keys = [self.line.at(place, self.line.within(moment, before=1)) for moment in moments]
+        for found in keys:
+            found[unknown] = NONE
+        return keys
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
         """The changes strictly inside intervals: index of the interval, and time of the change."""
-        low = np.searchsorted(self.keys, self.key(lane, start), side="right")
-        many = np.maximum(np.searchsorted(self.keys, self.key(lane, end), side="left") - low, 0)
+        if not self.near(start, end):
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing
+        begins, ends = self.key(lane, start, end)
+        low = np.searchsorted(self.keys, begins, side="right")
+        many = np.maximum(np.searchsorted(self.keys, ends, side="left") - low, 0)
         row = np.repeat(np.arange(len(lane)), many)
         first = np.concatenate(([0], np.cumsum(many)[:-1])) if len(many) else many
         keys = self.keys[np.arange(len(row)) + (low - first)[row]]
@@ -54,7 +61,15 @@ class Changes:
 
     def before(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
         """Index of the last change at or before each time, on any lane, or `NONE`."""
-        return np.searchsorted(self.keys, self.key(lane, moment), side="right") - 1
+        return np.searchsorted(self.keys, self.key(lane, moment)[0], side="right") - 1
+
+    def near(self, start: Int64Array, end: Int64Array) -> bool:
+        """Whether a change on any lane can lie between the first start and the last end. Where changes are rare, most
+        intervals need no search.
+        """
+        if not len(start) or not len(self.keys):
+            return False
+        return bool(start.min() <= self.line.origin + self.line.span and end.max() >= self.line.origin)
 
 
 @dataclass(frozen=True)
@@ -83,21 +98,25 @@ class Timeline:
         origin = min((one.line.origin for one in found), default=0)
         line = Line(origin, max((one.line.origin + one.line.span for one in found), default=origin + 2) - origin)
         parts = [_on_line(one, lanes, line) for one in every]
-        keys = np.sort(np.concatenate(parts), kind="stable")  # merges what is sorted
-        keys = keys[np.append(True, keys[1:] > keys[:-1])[: len(keys)]]
+        keys = np.concatenate(parts)
+        order = np.argsort(keys, kind="stable")  # merges what is sorted
+        keys = keys[order]
+        last = np.flatnonzero(np.append(keys[1:] > keys[:-1], True)[: len(keys)])  # of changes at the same time
+        part = np.repeat(np.arange(len(parts), dtype=np.int8), [len(one) for one in parts])[order]
         states = []
-        for part, (_, owner) in zip(parts, lookups, strict=False):
-            of_change = np.append(owner[: len(part)].astype(np.int64), NONE)
-            states.append(np.append(of_change[np.searchsorted(part, keys, side="right") - 1], NONE))
-        return cls(Changes(lanes, line, keys), tuple(states))
+        for number, (_, owner) in enumerate(lookups):
+            of_change = np.append(owner[: len(parts[number])].astype(np.int64), NONE)
+            states.append(np.append(of_change[np.cumsum(part == number)[last] - 1], NONE))
+        return cls(Changes(lanes, line, keys[last]), tuple(states))
 
     def pieces(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Cut intervals at the changes inside them: interval, start and state (an index into each of `states`) of each
         piece, by interval and time.
         """
         changes = self.changes
-        first = np.searchsorted(changes.keys, changes.key(lane, start), side="right") - 1
-        many = np.maximum(np.searchsorted(changes.keys, changes.key(lane, end), side="left") - first, 1)
+        begins, ends = changes.key(lane, start, end)
+        first = np.searchsorted(changes.keys, begins, side="right") - 1
+        many = np.maximum(np.searchsorted(changes.keys, ends, side="left") - first, 1)
         row = np.repeat(np.arange(len(lane)), many)
         begin = np.cumsum(many) - many
         state = np.arange(len(row)) + (first - begin)[row]
@@ -108,8 +127,11 @@ class Timeline:
 
 def _on_line(changes: Changes, lanes: Int64Array, line: Line) -> Int64Array:
     """The times of changes on another line, with more lanes."""
-    place = np.searchsorted(lanes, changes.lanes)[changes.keys // changes.line.span]
-    return line.at(place, changes.line.moment(changes.keys))
+    many = len(changes.lanes)
+    origins = changes.line.at(np.arange(many), np.full(many, changes.line.origin))
+    moved = line.at(np.searchsorted(lanes, changes.lanes), np.full(many, changes.line.origin)) - origins
+    counts = np.diff(np.searchsorted(changes.keys, origins), append=len(changes.keys))
+    return changes.keys + np.repeat(moved, counts)
 
 
 class IntervalUnion:
@@ -130,6 +152,8 @@ class IntervalUnion:
 
     def covers(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether an interval of the lane is open at a time, shape ``(n,)``."""
+        if not self.changes.near(moment, moment):
+            return np.zeros(len(moment), dtype=bool)
         covered: npt.NDArray[np.bool_] = self.changes.before(lane, moment) % 2 == 0
         return covered
 

@@ -34,7 +34,9 @@ class Waits(NamedTuple):
 
     def of(self, rows: Int64Array, **other: Int64Array) -> Waits:
         """Select waits, with other starts or ends."""
-        return Waits(**{**{name: values[rows] for name, values in self._asdict().items()}, **other})
+        return Waits(
+            **{name: other[name] if name in other else values[rows] for name, values in self._asdict().items()}
+        )
 
 
 class Pieces(NamedTuple):
@@ -68,9 +70,11 @@ class Callers:
         """Cut waits where a thread of their process begins or ends a call, and assign each part its thread."""
         found = [waits.of(np.flatnonzero(~np.isin(waits.pid, self._several)))]
         for pid in self._several:
-            mine = waits.of(np.flatnonzero(waits.pid == pid))
-            if len(mine.gap):
-                found.append(self._of_process(pid, mine))
+            mine = np.flatnonzero(waits.pid == pid)
+            if len(mine) == len(waits.pid):  # most captures are of one process
+                return self._of_process(pid, waits)
+            if len(mine):
+                found.append(self._of_process(pid, waits.of(mine)))
         return _joined(found)
 
     def _of_process(self, pid: int, waits: Waits) -> Waits:
@@ -80,16 +84,17 @@ class Callers:
         row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
         parts, _ = _cut(waits, (row, moment))
         before = np.searchsorted(start, parts.start, side="right") - 1
-        latest = np.append(calls, NONE)[before]
-        following = np.append(calls, NONE)[np.searchsorted(start, parts.end, side="left")]
+        latest = calls[before]
+        following = calls[np.searchsorted(start, parts.end, side="left")]
         call = np.where(host.end[latest] > parts.start, latest, following)
         return parts._replace(tid=np.where(call == NONE, parts.launcher, host.tid[call]))
 
     def _calls(self, pid: int) -> tuple[Int64Array, Changes, Changes]:
-        """The calls of a process by start, and the moments at which one begins and at which one ends."""
+        """The calls of a process by start, with `NONE` appended, and the moments at which one begins and ends."""
         if pid not in self._known:
             calls, host = self._host.of_process(pid, self._rows), self._host
-            self._known[pid] = (calls, _moments(pid, host.start[calls]), _moments(pid, np.sort(host.end[calls])))
+            edges = _moments(pid, host.start[calls]), _moments(pid, np.sort(host.end[calls], kind="stable"))
+            self._known[pid] = (np.append(calls, NONE), *edges)
         return self._known[pid]
 
 
@@ -118,13 +123,13 @@ def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
     launcher = others.wait.launcher
     own = done.ranges.nesting.innermost(launcher, others.wait.start)
     resolved = others.wait._replace(tid=np.where(lacking, launcher, others.wait.tid))
-    kept = np.flatnonzero(~empty)
-    wait = _joined([found.wait.of(kept), resolved])
-    order = np.lexsort((wait.start, wait.gap))
+    wait = _joined([found.wait, resolved])
+    chosen = np.flatnonzero(np.concatenate((~empty, np.ones(len(lacking), dtype=bool))))
+    chosen = chosen[np.lexsort((wait.start[chosen], wait.gap[chosen]))]
     return Pieces(
-        wait.of(order),
-        np.concatenate((found.done[kept], others.done))[order],
-        np.concatenate((found.range[kept], np.where(lacking, own, others.range)))[order],
+        wait.of(chosen),
+        np.concatenate((found.done, others.done))[chosen],
+        np.concatenate((found.range, np.where(lacking, own, others.range)))[chosen],
     )
 
 
