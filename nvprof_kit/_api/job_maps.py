@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.jobs.finding import (
     RankName,
     epoch_of,
@@ -125,8 +126,6 @@ def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
 
 def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     """The ranks of a capture by process id; the key is -1 if there is only one."""
-    import numpy as np
-
     marks = trace.marks
     named: dict[int, RankName] = {}
     if marks is not None and len(marks):
@@ -134,7 +133,7 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
             found = rank_of_marks(map(str, mine["text"].unique()))
             if found.rank >= 0:
                 named[int(str(pid))] = found
-    busy = np.unique(trace.ops["pid"].to_numpy()).tolist()
+    busy = few(trace.ops["pid"].to_numpy()).tolist()
     named = {pid: one for pid, one in named.items() if pid in busy}
     if len(named) > 1:
         return named

@@ -67,9 +67,8 @@ class HostCalls:
         )
         launching = (frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
         found = Correlations(*launching).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
-        there = found != NONE
-        found[there] = rows[found[there]]
-        return found
+        of_op: Int64Array = np.append(rows, NONE)[found]
+        return of_op
 
     @cached_property
     def first_launches(self) -> Int64Array:

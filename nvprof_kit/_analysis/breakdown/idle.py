@@ -166,9 +166,11 @@ class _Splitter:
         stretches = (gaps.start[late], np.minimum(launched, gaps.end)[late])
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
         self._event = np.append(self._doing.rows, NONE)
-        self._doing.of_threads  # noqa: B018  # now, so that two threads do not find it at once
-        self._callers = Callers(host, self._doing)
-        self._layers, self._phases = range_owners(ranges)
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            callers = beside.submit(Callers, host, self._doing)
+            self._doing.of_threads  # noqa: B018  # now, so that two threads do not find it at once
+            self._layers, self._phases = range_owners(ranges)
+            self._callers = callers.result()
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
         names = max(len(self._layers.categories), len(self._phases.categories), len(host.names))
         self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory

@@ -15,13 +15,15 @@ def keep_freed_memory() -> None:
 
     A map is made of a hundred columns of a few megabytes, of which few live at the same time. With glibc's defaults
     each one's pages are requested anew, which takes a tenth of the time. Threads share one arena, because those of
-    their own return every large block at once. NumPy, if not imported yet, asks for no huge pages: to clear them
-    takes longer than the faults that they save. The settings are of the whole process, so they are for processes of our
-    own only. Does nothing where the C library is not glibc.
+    their own return every large block at once. Libraries that are not imported yet take the same memory: Arrow has no
+    pool of its own, and NumPy asks for no huge pages, as to clear them takes longer than the faults that they save.
+    The settings are of the whole process, so they are for processes of our own only. Does nothing where the C library
+    is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -67,12 +67,10 @@ def communications(
     owner = kernels_of_calls(trace, ops)
     found_messages = messages(trace, ops, owner)
     calls = _calls(trace, ops, owner)
-    names = trace.ops["name"].iloc[ops].astype(str).to_numpy()
-    kinds = {name: kind_of(name) for name in set(names.tolist())}
-    kind = np.array([kinds[name] for name in names.tolist()], dtype=object)
+    kind = _kinds(trace, ops)
     kind = np.where((kind == "SendRecv") | (kind == ""), np.where(calls.kind != "", calls.kind, kind), kind)
     stream = _by_stream(trace, ops)
-    streams = np.array([f"stream {one}" for one in stream.tolist()], dtype=object)
+    streams = np.array([f"stream {one}" for one in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
     comm = np.where(calls.communicator != "", calls.communicator, streams)
     table = pd.DataFrame(
         {
@@ -90,6 +88,15 @@ def communications(
     )
     table["number"] = table.groupby(["comm", "step"]).cumcount()
     return Communications(place, table)
+
+
+def _kinds(trace: Trace, ops: Int64Array) -> npt.NDArray[Any]:
+    """The kind of each of some operations by its name."""
+    name = trace.ops["name"].cat
+    codes, which = np.unique(name.codes.to_numpy()[ops], return_inverse=True)
+    kinds = [kind_of(str(name.categories[code])) if code >= 0 else "" for code in codes.tolist()]
+    found: npt.NDArray[Any] = np.array(kinds, dtype=object)[which]
+    return found
 
 
 class _Calls(NamedTuple):
@@ -142,6 +149,8 @@ def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
     """The sequence numbers, but -1 in communicators with duplicates: there the numbers count something else."""
     import pandas as pd
 
+    if (sequence < 0).all():
+        return sequence
     table = pd.DataFrame({"comm": comm, "sequence": sequence})
     twice = table.duplicated() & (table["sequence"] >= 0)
     odd = table["comm"].isin(table["comm"][twice]).to_numpy()

@@ -119,14 +119,17 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     Raises:
         CaptureError: The rank ran no GPU operations.
     """
-    attribution = attribute(trace)
-    windows = step_windows(trace, attribution) if len(trace.ops) else None
-    if windows is None:
+    if not len(trace.ops):
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
+    host = HostCalls(trace)
+    with ThreadPoolExecutor(max_workers=1) as beside:  # what needs no attribution
+        launching, classes = beside.submit(lambda: host.of_op), beside.submit(classify, trace.ops)
+        attribution = attribute(trace)
+        launching.result()
+    windows = step_windows(trace, attribution)
     numbers = _numbers(attribution.ranges.steps)
     windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
-    host = HostCalls(trace)
-    parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classify(trace.ops)), host=host, pid=pid)
+    parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classes.result()), host=host, pid=pid)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
     # one after the other: in threads of their own, these take more CPU time for memory than the clock gains
     found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
