@@ -1,12 +1,13 @@
 """How long comparing the ranks of a large job takes, what mapping costs, and whether planted faults are found.
 
-    python tests/bench/bench_ranks.py [--ranks 1000 10000] [--ranks-per-file 100 1] [--jobs 200] [--keep FOLDER]
+    python tests/bench/bench_ranks.py [--ranks 1000 10000] [--ranks-per-file 100 1] [--copies 100 400] [--jobs 200]
+        [--keep FOLDER]
 
-First some captures, repeated along the time axis, are mapped, beside their table of layers. The jobs are synthetic
-(`support.synthetic_job`): 10 steps of 500 collectives for each rank, a layer of one rank planted slow, clocks up to
-10 s apart that drift by up to 50 ppm; with 100 ranks a file, and with one, as `ranks map` writes them. Each comparison
-is a process of its own; its peak memory is told. Then random small jobs, each with one fault or none: what is judged
-wrongly is printed.
+First some captures, repeated along the time axis to some 200,000 and a million operations, are mapped, beside their
+table of layers. The jobs are synthetic (`support.synthetic_job`): 10 steps of 500 collectives for each rank, a layer of
+one rank planted slow, clocks up to 10 s apart that drift by up to 50 ppm; with 100 ranks a file, and with one, as
+`ranks map` writes them. Each comparison is a process of its own; its peak memory is told. Then random small jobs, each
+with one fault or none: what is judged wrongly is printed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from support.synthetic_job import MS, Fault, SyntheticJob, misjudged, odd_job, r
 
 DATA = Path(__file__).parents[1] / "data"
 MAPPED = ("hooks-ddp-2024.2", "fsdp.rank0-2024.2", "tensor.rank0-2024.2")
-COPIES = 100
 COMPARE = """
 import resource, sys, time
 began = time.time()
@@ -47,10 +47,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first random job")
     parser.add_argument("--odd-jobs", type=int, default=0, help="jobs of odd worlds, with more collectives lost")
     parser.add_argument("--ranks-per-file", type=int, nargs="*", default=[100, 1])
+    parser.add_argument("--copies", type=int, nargs="*", default=[100, 400], help="how often a capture is repeated")
     parser.add_argument("--keep", type=Path, help="where the maps of large jobs are kept and found again")
     options = parser.parse_args()
-    for name in MAPPED:
-        mapping(name)
+    for copies in options.copies:
+        for name in MAPPED:
+            mapping(name, copies)
     for per_file in options.ranks_per_file:
         took = []
         for ranks in options.ranks:
@@ -75,13 +77,13 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def mapping(capture: str) -> None:
+def mapping(capture: str, copies: int) -> None:
     """The map of a capture beside its table of layers, each in a process of its own, medians of three."""
     from bench_layers import amplify
 
     with tempfile.TemporaryDirectory() as folder:
         large = Path(folder) / "run.rank0.sqlite"
-        rows = amplify(DATA / f"{capture}.sqlite.xz", large, COPIES)
+        rows = amplify(DATA / f"{capture}.sqlite.xz", large, copies)
         commands = {
             "layers": ["layers", str(large), "--format", "csv"],
             "ranks map": ["ranks", "map", str(large), "--workers", "1", "-o"],
@@ -98,7 +100,7 @@ def mapping(capture: str) -> None:
     for what, of in (("elapsed", seen), ("of processor", spent)):
         one, other = (sorted(times)[1] for times in of.values())
         print(
-            f"{capture} x {COPIES}, {sum(rows.values()):,} rows, {what}: "
+            f"{capture} x {copies}, {sum(rows.values()):,} rows, {what}: "
             f"layers {one:.2f} s, map {other:.2f} s, {other / one:.2f} times",
             flush=True,
         )
