@@ -19,10 +19,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not enter the answers
     sys.path[:] = pickle.load(tasks)
-    from nvprof_kit._api.job_maps import map_capture
     from nvprof_kit._trace.jobs.malloc import keep_freed_memory
 
-    keep_freed_memory()
+    keep_freed_memory()  # before NumPy is imported
+    from nvprof_kit._api.job_maps import map_capture
+
     answers.write(pickle.dumps([]))
     answers.flush()
     while True:
