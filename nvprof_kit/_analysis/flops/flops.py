@@ -168,7 +168,8 @@ def flops(
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
     times = {row.key: 1.0 if counts is None else _times(row, counted, steps) for row in rows}
     held = {row.key for row in rows if row.held}
-    records = _Records(counted.with_holders(held), times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
+    uncounted = uncounted_rows(operations, counted, rows)
+    records = _Records(counted.with_holders(held), times, peaks, uncounted, bool(options.peaks))
     together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
     table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))

@@ -58,9 +58,7 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
     column = 1 if len(choice.shown) else 0
     calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
-    rows = [
-        Row(sums.keys[index], int(calls[index]), int(busy[index]), sums.keys[index] in sums.held) for index in seen
-    ]
+    rows = [Row(sums.keys[index], int(calls[index]), int(busy[index]), sums.keys[index] in sums.held) for index in seen]
     loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
 
     def place(row: Row) -> tuple[int, int]:

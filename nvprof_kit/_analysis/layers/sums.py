@@ -218,8 +218,8 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
 
 
 def _without_ranges(keys: list[tuple[str, str]], parent: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the blocks
-    of a model, not the model, but the model's total in `recompute` includes theirs.
+    """The ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the
+    blocks of a model, not the model, but the model's total in `recompute` includes theirs.
     """
     known = set(keys)
     above = {

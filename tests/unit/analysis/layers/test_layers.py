@@ -118,7 +118,8 @@ def test_a_layer_has_a_row_for_each_phase_that_only_layers_inside_it_ran_in(file
             file.range_(f"model.layers.{block}", start + 10 + 20 * block, start + 20 + 20 * block)
             file.kernel(start + 400 + block, start + 401 + block, launched=(start + 11 + 20 * block,) * 2)
             if step:  # 4 and 8 ns, 2 of them beside each other
-                file.range_(f"model.layers.{block} recompute", start + 110, start + 120, category="recompute", tid=block)
+                name = f"model.layers.{block} recompute"
+                file.range_(name, start + 110, start + 120, category="recompute", tid=block)
                 begin = start + 500 + 2 * block
                 file.kernel(begin, begin + (8 if block else 4), launched=(start + 111,) * 2, tid=block, stream=block)
     columns = "calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"
