@@ -34,7 +34,7 @@ class Lines:
         """The first lines, and the number of the others; the arguments are those of `Grid.parts`."""
         shown = self.lines if most is None else self.lines[:most]
         hidden = len(self.lines) - len(shown) + self.beyond
-        return [*shown, *([Text(self.rest.format(f"{hidden:,}"), "dim")] if hidden else [])]
+        return [*shown, *([Text(self.rest.format(f"{hidden:,}"))] if hidden else [])]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render all lines."""
