@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ class Output:
         results = [replace(result, select=select) for result in results]
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
-            self.print(_apart(results), sources)
+            self.print([list(result.parts()) for result in results], sources)
         else:
             from nvprof_kit._results.base import Several
 
@@ -159,8 +160,8 @@ class Output:
         except OSError:  # stderr is closed; the output is complete, so keep the exit status
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
-    def print(self, parts: Iterable[RenderableType], inputs: Iterable[str | Path] = ()) -> None:
-        """Print a text result.
+    def print(self, results: Sequence[Sequence[RenderableType]], inputs: Iterable[str | Path] = ()) -> None:
+        """Print text results, separated by empty lines; on a terminal each fits its height, unless rows were asked for.
 
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
@@ -169,20 +170,26 @@ class Output:
 
         if self.path is None:
             with _stdout():
-                print_to(sys.stdout, parts)
+                for parts in _apart(results):
+                    print_to(sys.stdout, parts, fit=not _asked_for_rows())
                 sys.stdout.flush()
         else:
-            write_file(self.path, text_of(parts, kept=True), inputs=inputs)
+            write_file(self.path, text_of(chain(*_apart(results)), kept=True), inputs=inputs)
 
 
-def _apart(results: Sequence[Result]) -> Iterator[RenderableType]:
-    """The parts of results, separated by empty lines."""
+def _apart(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[RenderableType]]:
+    """The parts of each result, with an empty line between two."""
     last: RenderableType = ""
-    for number, result in enumerate(results):
-        if number and last != "":
-            yield ""
-        for last in result.parts():
-            yield last
+    for number, parts in enumerate(results):
+        yield ["", *parts] if number and last != "" else parts
+        last = parts[-1] if parts else last
+
+
+def _asked_for_rows() -> bool:
+    """Whether ``--top`` was given, which then decides instead of the terminal's height."""
+    context = click.get_current_context(silent=True)
+    given = ParameterSource.COMMANDLINE
+    return context is not None and any(context.get_parameter_source(name) is given for name in ("top", "most"))
 
 
 @contextmanager

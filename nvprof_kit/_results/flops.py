@@ -48,4 +48,4 @@ class Flops(Result, FlopsResult):
         rows = ByLayer(self.rows, self.blocks, self.select).read(
             self.depth, "gpu_busy_ns", lambda _path, _phase, rows: joined(rows)
         )
-        return flops_report(replace(self, rows=rows), self.select.top)
+        return flops_report(replace(self, rows=rows), self.select)

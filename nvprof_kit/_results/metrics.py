@@ -53,4 +53,4 @@ class Metrics(Result, MetricsResult):
         rows = ByLayer(self.rows, self.blocks, self.select).read(
             self.depth, "busy_ns", lambda _path, _phase, rows: self.joined(rows)
         )
-        return metrics_report(replace(self, rows=rows), self.select.top)
+        return metrics_report(replace(self, rows=rows), self.select)

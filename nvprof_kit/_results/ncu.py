@@ -64,7 +64,7 @@ class NcuPlan(Result, Plan):
         """The printed plan: its coverage, its rows, and the next command."""
         from nvprof_kit._report.text.ncu import plan_report
 
-        return plan_report(replace(self, rows=self.frame()), self.section_set, self.memory_gb, self.select.top)
+        return plan_report(replace(self, rows=self.frame()), self.section_set, self.memory_gb, self.select)
 
     def script(self, report: str = "plan") -> str:
         """A shell script that measures only these kernels; run it with ``bash FILE -- python train.py``.
@@ -129,7 +129,7 @@ class NcuLayers(Result, NcuLayersResult):
         from nvprof_kit._report.text.ncu import ncu_layers_report
 
         rows = ByLayer(self.rows, self.blocks, self.select).read(self.depth, "gpu_ns", self._joined)
-        return ncu_layers_report(replace(self, rows=rows), self.select.top)
+        return ncu_layers_report(replace(self, rows=rows), self.select)
 
     def _joined(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         together = self.folded(dict.fromkeys(rows["layer"], path))

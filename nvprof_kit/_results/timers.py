@@ -40,7 +40,7 @@ class Timers(Result, TimersResult):
         from nvprof_kit._report.text.timers import timers_report
 
         rows = self.select.of(self.rows)
-        return timers_report(replace(self, rows=rows), self.select.top)
+        return timers_report(replace(self, rows=rows), self.select)
 
     def figure(self) -> Figure:
         """Draw the stages over time, one row per rank."""

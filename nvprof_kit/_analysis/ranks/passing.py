@@ -27,8 +27,8 @@ TOGETHER_NS = 50_000
 MARGIN = 0.8
 """The runner-up may have at most this share of the winner's votes."""
 
-LEAST = 3
-"""Minimum number of votes for a pair."""
+LEAST, LEAST_SHARE = 3, 1 / 8
+"""Minimum number of votes for a pair, and minimum share of the messages of the rank with fewer messages."""
 
 COLUMNS = ["rank", "index", "label", "k"]
 
@@ -48,10 +48,14 @@ class Passing(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Two ranks with one clock offset: the rows of their messages that end together, one to one."""
+    """Two ranks with one clock offset: the rows of their messages that end together, one to one.
+
+    `needed` is the number of votes from which on they are partners.
+    """
 
     first: int
     second: int
+    needed: float
     votes: int
     rival: int
     rows: Ints
@@ -129,6 +133,7 @@ def _close(one: tuple[int, int], other: tuple[int, int]) -> bool:
 def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
     """Find the clock offset with which the most messages of two ranks end together."""
     one, other = (rows[rows["rank"] == rank] for rank in (first, second))
+    needed = max(LEAST, LEAST_SHARE * min(len(one), len(other)))
     keys = ["row", "kind", "step", "bytes", "end_ns"]
     both = one.assign(row=one.index)[keys].merge(other.assign(row=other.index)[keys], on="step", suffixes=("", "_o"))
     fits = (both["kind"] != both["kind_o"]) | (both["kind"] == "SendRecv")
@@ -140,13 +145,14 @@ def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
     until = np.searchsorted(apart, apart + TOGETHER_NS, side="right")
     count = until - np.arange(len(apart))
     if not len(apart):
-        return _Pair(first, second, 0, 0, mine, others)
+        return _Pair(first, second, needed, 0, 0, mine, others)
     best = int(count.argmax())
     elsewhere = (apart > apart[until[best] - 1]) | (apart < apart[best] - TOGETHER_NS)
     rival = int(count[elsewhere].max()) if elsewhere.any() else 0
     chosen = slice(best, int(until[best]))
     unlike = np.isin(mine[chosen], _twice(mine[chosen])) | np.isin(others[chosen], _twice(others[chosen]))
-    return _Pair(first, second, int((~unlike).sum()), rival, mine[chosen][~unlike], others[chosen][~unlike])
+    mine, others = mine[chosen][~unlike], others[chosen][~unlike]
+    return _Pair(first, second, needed, len(mine), rival, mine, others)
 
 
 def _twice(values: Ints) -> Ints:
@@ -157,7 +163,7 @@ def _twice(values: Ints) -> Ints:
 
 def _partners(pairs: list[_Pair]) -> list[_Pair]:
     """The pairs with an unambiguous offset and without a competing pair for the same messages."""
-    clear = [one for one in pairs if one.votes >= LEAST and one.rival <= MARGIN * one.votes]
+    clear = [one for one in pairs if one.votes >= one.needed and one.rival <= MARGIN * one.votes]
     claims: dict[int, list[int]] = {}
     for place, one in enumerate(pairs):
         for row in (*one.rows.tolist(), *one.partners.tolist()):

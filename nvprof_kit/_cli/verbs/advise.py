@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Find what could be made faster, with evidence and fixes.")
 @reading()
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Findings to print.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Findings to print; without it, a terminal shows those that fit.",
+)
 @selecting()
 @steps_options
 @rules_option

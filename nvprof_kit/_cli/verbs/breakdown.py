@@ -22,7 +22,13 @@ VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "criti
 @click.command(short_help="Split the time of each step: compute, communication, copies, idle and its causes.")
 @reading()
 @click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, json, md and parquet default to steps.")
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print per table.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Rows to print per table; without it, a terminal shows those that fit.",
+)
 @selecting(fold=True)
 @steps_options
 @rules_option

@@ -67,7 +67,13 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 @click.option(
     "--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table to write to csv, json and parquet."
 )
-@click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Rows to print per table.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=15,
+    show_default=True,
+    help="Rows to print per table; without it, a terminal shows those that fit.",
+)
 @click.option("--anyway", is_flag=True, help="Compare captures that would be refused, with a warning.")
 @selecting(sort=False, fold=True)
 @domain_option

@@ -58,7 +58,13 @@ _workers = click.option(
 @ranks.command()
 @_captures
 @click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, md and parquet default to waits.")
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print per table.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Rows to print per table; without it, a terminal shows those that fit.",
+)
 @click.option("--maps", metavar="MAPS", help="Folder in which to keep maps, and reuse those of unchanged captures.")
 @_ranks
 @_workers

@@ -26,7 +26,13 @@ VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "me
 @click.option("--view", "views", multiple=True, type=click.Choice(VIEWS), help="A view. Repeatable. [default: all]")
 @click.option("--by", type=click.Choice(["step"]), help="One set of rows per step.")
 @click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, named as in csv: gpu_p95_ns, calls, ...")
-@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows to print per view.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=12,
+    show_default=True,
+    help="Rows to print per view; without it, a terminal shows those that fit.",
+)
 @selecting(where=False, sort=False)
 @steps_options
 @rules_option

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
-_DURATION, _COMMENT, _DEFAULT = 10, 13, 14
+_DURATION, _PERIOD_TYPE, _PERIOD, _COMMENT, _DEFAULT = 10, 11, 12, 13, 14
 _VALUES = (("gpu_time", "nanoseconds"), ("gpu_ops", "count"))
 
 
@@ -100,6 +100,9 @@ def pprof(rows: pd.DataFrame, info: CaptureInfo, length_ns: int) -> bytes:
             ),
         )
     profile.add(_DURATION, length_ns)
+    kind, unit = _VALUES[0]  # each nanosecond counts: Pyroscope opens no file without a period
+    profile.add(_PERIOD_TYPE, wire.number(1, profile.string(kind)) + wire.number(2, profile.string(unit)))
+    profile.add(_PERIOD, 1)
     for comment in (f"{info.tool}: {info.path}", *info.warnings):
         profile.add(_COMMENT, profile.string(comment))
     profile.add(_DEFAULT, profile.string(_VALUES[0][0]))

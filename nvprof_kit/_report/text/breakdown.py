@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from rich.text import Text
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.selection import EVERYTHING, Selection
+from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
+from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
 
@@ -92,12 +94,8 @@ def breakdown_report(
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             shown = _queue(rows) if name == "queue" else rows
-            parts += [
-                Text(heading, "bold"),
-                _plain(_nonempty(shown.head(top))),
-                *_rest(len(shown) - top),
-                "",
-            ]
+            made = [Text(heading, "bold"), _plain(_nonempty(shown.head(top)), len(shown) - top), ""]
+            parts += made if view else section(made, name)
     notes = ranked_notes(tables.values())
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
     return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings)]
@@ -139,7 +137,10 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
         shown = in_order[in_order.index.isin(inside.index)].head(top)
     gpu = [""] if several else []
     for row in shown.to_dict("records"):
-        made.add_row(_step_name(row), *([f"{row['process']}:{row['device']}"] if several else []), *_parts(row))
+        cells = [f"{row['process']}:{row['device']}"] if several else []
+        made.add_row(_step_name(row), *cells, *_parts(row), cost=float(row["wall_ns"]))
+    made.in_order = in_order is not None
+    made.rest = "… and {} more; --top N shows them, csv has them all"
     made.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
@@ -194,7 +195,8 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     spent = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
     whole = int(spent.sum())
     lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in spent.items() if ns]
-    return ["", Text("Idle:", "bold"), *lines] if lines else []
+    more = "  … and {} more; --view idle has all"
+    return ["", Text("Idle:", "bold"), Lines(lines, rest=more, least=1)] if lines else []
 
 
 def _nonempty(rows: pd.DataFrame) -> pd.DataFrame:
@@ -227,9 +229,10 @@ def _heights(shares: npt.NDArray[np.float64]) -> str:
     return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
 
 
-def _plain(rows: pd.DataFrame) -> RenderableType:
-    """A table of the analysis with times in milliseconds."""
+def _plain(rows: pd.DataFrame, more: int) -> RenderableType:
+    """A table of the analysis with times in milliseconds, and the number of rows that it does not hold."""
     made = table([(_heading(name), _kind(name, rows)) for name in rows.columns], _RANKS)
+    made.beyond, made.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
     for row in rows.to_dict("records"):
         made.add_row(*(_cell(name, value) for name, value in row.items()))
     return made
@@ -254,7 +257,3 @@ def _cell(name: Any, value: Any) -> str:
     if str(name).endswith("_ns"):
         return _MS(int(value))
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _rest(more: int) -> Sequence[RenderableType]:
-    return [Text(f"… and {more} more; --top shows them, csv has them all", "dim")] if more > 0 else []

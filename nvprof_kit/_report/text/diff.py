@@ -12,6 +12,8 @@ from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
 from nvprof_kit._report.plain import title
+from nvprof_kit._report.text.table.fit import section
+from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _MS = Cells(1, 3)
 _MARKUP = re.compile(r"[\\|*`\[\]]")
 _UNIT = "Milliseconds per step: geometric means, not the median step"
+_NOTES = "… and {} more notes of this kind; -o FILE.txt has them"
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
@@ -40,8 +43,9 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
     kinds = {0: "path", 5: "words"}
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
     made = table([(name, kinds.get(place, "right")) for place, name in enumerate(_HEAD)], ranks)
-    for cells in rows:
-        made.add_row(*cells)
+    for row in rows:
+        made.add_row(*_cells(row), cost=None if row["level"] == "step" else abs(row["change_ns"]))
+    made.way = "--top N or -o FILE.csv shows them"
     parts: list[RenderableType] = [
         *_captures("base", result.base_runs or (result.base,), result.base_steps),
         *_captures("new ", result.new_runs or (result.new,), result.new_steps),
@@ -52,7 +56,9 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
         *([Text(unshown, "dim")] if (unshown := _unshown(result, len(changed) - len(rows))) else []),
     ]
     if len(result.kernels):
-        parts += ["", Text(_kernel_head(result), "bold"), *(Text(line) for line in _kernel_lines(result, top))]
+        lines, more = _kernel_lines(result, top)
+        shown: list[RenderableType] = [Text(_kernel_head(result), "bold"), Lines([*map(Text, lines)], more)]
+        parts += ["", *section(shown, "kernels", "", "--top N shows them")]
     if result.gates:
         parts += ["", *(Text(line, "" if held else "bold red") for held, line in _gate_lines(result))]
     return [
@@ -60,7 +66,7 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
         "",
         Text(f"{_UNIT}; GPU time, and wall time for the step.", "dim"),
         *(Text(note, "dim") for note in _fold_notes(changed)),
-        *(Text(note, "dim") for note in result.notes),
+        *([Lines([Text(note, "dim") for note in result.notes], rest=_NOTES, least=1)] if result.notes else []),
         *warning_lines(result.warnings),
     ]
 
@@ -73,10 +79,11 @@ def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str
     lines += [f"- {'✅' if held else '❌'} {_escaped(line)}" for held, line in _gate_lines(result)]
     lines += [""] if result.gates else []
     lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
-    lines += [f"| {' | '.join(map(_escaped, cells))} |" for cells in rows]
+    lines += [f"| {' | '.join(map(_escaped, _cells(row)))} |" for row in rows]
     if len(result.kernels):
         lines += ["", f"<details><summary>{_kernel_head(result)}</summary>", ""]
-        lines += [f"- {_escaped(line)}" for line in _kernel_lines(result, top)]
+        kernels, more = _kernel_lines(result, top)
+        lines += [f"- {_escaped(line)}" for line in (*kernels, *([f"… and {more} more"] if more else []))]
         lines += ["", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
@@ -144,10 +151,10 @@ def _fold_notes(changed: pd.DataFrame) -> list[str]:
     return [f"{note}. --no-fold prints one line per block."]
 
 
-def _shown(rows: pd.DataFrame, top: int) -> list[tuple[str, ...]]:
+def _shown(rows: pd.DataFrame, top: int) -> list[dict[Any, Any]]:
     """The step, then the changed phases, classes and layers, the largest change first."""
     parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
-    return [_cells(row) for part in parts for row in part]
+    return [row for part in parts for row in part]
 
 
 def _unshown(result: DiffResult, more: int) -> str:
@@ -186,14 +193,15 @@ def _kernel_head(result: DiffResult) -> str:
     return f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per step"
 
 
-def _kernel_lines(result: DiffResult, top: int) -> list[str]:
+def _kernel_lines(result: DiffResult, top: int) -> tuple[list[str], int]:
+    """The kernels, and how many are left out."""
     lines = []
     for row in result.kernels.head(top).to_dict("records"):
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
         spent = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
         lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per step, {spent} ms)")
-    return lines + ([f"… and {len(result.kernels) - top} more"] if len(result.kernels) > top else [])
+    return lines, max(len(result.kernels) - top, 0)
 
 
 def _gate_lines(result: DiffResult) -> list[tuple[bool, str]]:

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step
@@ -20,7 +21,7 @@ _TERA = 1e12
 _RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "type": 2, "": 2, "calls": 3}
 
 
-def flops_report(result: FlopsResult, most: int | None = None) -> list[RenderableType]:
+def flops_report(result: FlopsResult, select: Selection = EVERYTHING) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
     again = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
@@ -30,7 +31,7 @@ def flops_report(result: FlopsResult, most: int | None = None) -> list[Renderabl
     names += ["type", *fold_columns(lines), ""]
     kinds = {"layer": "path", "phase": "left", "type": "left", **KINDS}
     made = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
-    made.most, made.way = most, "--top N or -o FILE.csv shows them"
+    made.choose(select)
     for cells in lines:
         made.add_row(*(cells.get(name, "") for name in names), cost=float(cells["cost"]))
     return [

@@ -141,7 +141,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
     longest = max((line.share for line in lines), default=0.0) or 1.0
     kinds = {"layer": "path", "": "bar", **KINDS}
     made = table([(name, kinds.get(name, "right")) for name in columns], _RANKS | _split_ranks(result))
-    made.most, made.way = view.select.top, "--top N or -o FILE.csv shows them"
+    made.choose(view.select)
     for outside in (False, True):
         for line in lines:
             if line.outside == outside:

@@ -36,7 +36,7 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
     number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
     heads = (name if name == OUTSIDE else f"step {number[name]}" for name in columns)
     made = table([("layer", "path"), *((head, "right") for head in heads)])
-    made.most, made.way = view.select.top, "--top N or -o FILE.csv shows them"
+    made.choose(view.select)
     ms = Cells.for_total(int(times.to_numpy()[-1].max(initial=0)))
     by_row = times[columns].iloc[:-1].reset_index(drop=True).set_axis(result.tree.index)
     for row in view.tree(result, by_row.rename(columns={name: f"in {name}" for name in columns})).to_dict("records"):

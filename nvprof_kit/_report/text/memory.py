@@ -12,6 +12,7 @@ from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.plain import title
 from nvprof_kit._report.selection import EVERYTHING, Selection
+from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
@@ -70,14 +71,13 @@ def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selectio
         name: fold_ranked(one, COSTS[name], select.fold, ALIKE[name]) if name in COSTS else one
         for name, one in tables.items()
     }
+    parts.append("")
     for name, rows in select.each(tables).items():
         if len(rows):
-            parts += ["", Text(VIEWS[name], "bold"), _table(rows, most)]
-            if len(rows) > most:
-                more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv has all"
-                parts.append(Text(more, "dim"))
+            made = [Text(VIEWS[name], "bold"), _table(rows, most, name), ""]
+            parts += section(made, name, "--by") if len(views) > 1 else made
     notes = [Text("MiB of 1,048,576 bytes.", "dim"), *ranked_notes(tables.values())]
-    return [*parts, "", *notes, *warning_lines(result.warnings)]
+    return [*parts, *notes, *warning_lines(result.warnings)]
 
 
 def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
@@ -114,7 +114,8 @@ def header(result: MemoryResult) -> list[str]:
     ]
 
 
-def _table(rows: pd.DataFrame, most: int) -> RenderableType:
+def _table(rows: pd.DataFrame, most: int, name: str) -> RenderableType:
+    more = max(len(rows) - most, 0)
     rows = rows.loc[:, rows.notna().any() & (rows.astype(str) != "").any()]
     names, cells = _plain(rows.head(most))
     share = "share" in rows
@@ -122,6 +123,7 @@ def _table(rows: pd.DataFrame, most: int) -> RenderableType:
     kinds = {"layer": "path", **dict.fromkeys(text, "left"), **KINDS}
     columns = [(name, kinds.get(name, "right")) for name in names]
     made = table([*columns, ("", "bar")] if share else columns, _RANKS)
+    made.beyond, made.rest = more, f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
     longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
     for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):
         made.add_row(*row, *([Bar(shares / longest)] if share else []))

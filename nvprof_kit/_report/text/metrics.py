@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds
@@ -31,7 +32,7 @@ TOO_FEW = "too few"
 _RANKS = {"phase": 0, "busy ms": 0, "SM active": 0, "samples": 3}
 
 
-def metrics_report(result: MetricsResult, most: int | None = None) -> list[RenderableType]:
+def metrics_report(result: MetricsResult, select: Selection = EVERYTHING) -> list[RenderableType]:
     """The report: what was sampled, the table, and warnings."""
     columns = [name for name in _TITLES if not math.isnan(result.whole[name])]
     ms = _milliseconds(result)
@@ -41,7 +42,7 @@ def metrics_report(result: MetricsResult, most: int | None = None) -> list[Rende
     made = table([("layer", "path"), ("phase", "left"), ("busy ms", "right"), ("samples", "right")]
                  + [(_TITLES[name], "right") for name in columns]
                  + [(name, KINDS.get(name, "right")) for name in more], _RANKS | RANKS)  # fmt: skip
-    made.most, made.way = most, "--top N or -o FILE.csv shows them"
+    made.choose(select)
     for row, cells, fold in zip(rows, metrics_lines(result, columns), folds, strict=True):
         made.add_row(*cells, *(fold.get(name, "") for name in more), cost=float(row["busy_ns"]))
     every = f"{result.interval_ns / 1000:g} µs"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.ncu.plan import predicted_seconds
 from nvprof_kit._report.plain import title
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
@@ -50,7 +51,7 @@ class Line:
     cost: float = field(default=0.0, compare=False)
 
 
-def ncu_layers_report(result: NcuLayersResult, most: int | None = None) -> list[RenderableType]:
+def ncu_layers_report(result: NcuLayersResult, select: Selection = EVERYTHING) -> list[RenderableType]:
     """The report: what was measured and its coverage, the table, and warnings."""
     lines = ncu_layers_lines(result)
     columns = [name for name in lines[0].cells if any(line.cells.get(name) for line in lines)] if lines else []
@@ -59,7 +60,7 @@ def ncu_layers_report(result: NcuLayersResult, most: int | None = None) -> list[
     made = table(
         [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS | RANKS
     )
-    made.most, made.way = most, "--top N or -o FILE.csv shows them"
+    made.choose(select)
     for line in lines:
         made.add_row(line.label, line.phase, *(line.cells.get(name, "") for name in columns), cost=line.cost)
     notes = [*_notes(), *fold_notes(columns, "those of all of them", "ms of one of them")]
@@ -124,11 +125,11 @@ def _notes() -> list[RenderableType]:
     return [Text(what, "dim")]
 
 
-def plan_report(plan: Plan, section_set: str, memory_gb: float, most: int | None = None) -> list[RenderableType]:
+def plan_report(plan: Plan, section_set: str, memory_gb: float, select: Selection = EVERYTHING) -> list[RenderableType]:
     """The report: the plan's coverage, its rows, and the next command."""
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Cells.for_total(plan.gpu_ns)
-    made.most, made.way = most, "--top N or -o FILE.csv shows them"
+    made.choose(select)
     for row in plan.rows.to_dict("records"):
         made.add_row(
             short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),

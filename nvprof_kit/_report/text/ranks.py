@@ -9,6 +9,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
 from nvprof_kit._analysis.ranks.words import many, of_job
+from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, percent
@@ -22,6 +23,7 @@ FOLD = 8
 """Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""
 
 _MS = Cells(1, 3)
+_WAY = "--top N shows them"
 
 
 def ranks_report(found: RanksAnswer, top: int = 10, fold: bool | None = None) -> list[RenderableType]:
@@ -37,14 +39,17 @@ def ranks_report(found: RanksAnswer, top: int = 10, fold: bool | None = None) ->
     facts = " · ".join(of_job(len(found.clocks), found.steps, found.collectives))
     parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
     parts += _charges(found.charges, found.steps, found.total_wait_ns, top, fold)
-    parts += _who_waits(found.matrix, top)
-    parts += _unlike(found.layers, top, fold)
-    parts += _groups(found.groups, top)
-    parts += _bubbles(found.bubbles)
-    parts += _clocks(found.clocks)
+    tables = {
+        "waits": _who_waits(found.matrix, top),
+        "layers": _unlike(found.layers, top, fold),
+        "groups": _groups(found.groups, top),
+        "bubbles": _bubbles(found.bubbles),
+        "clocks": _clocks(found.clocks),
+    }
     if len(found.critical_path):
-        parts += _path(found.critical_path, top, fold)
-        parts += _what_if(found.what_if, found.replay_error or 0.0)
+        tables["critical-path"] = _path(found.critical_path, top, fold)
+        tables["what-if"] = _what_if(found.what_if, found.replay_error or 0.0)
+    parts += [part for name, made in tables.items() if made for part in section(made, name)]
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, Text(note, "dim"), *warning_lines(found.warnings)]
 
@@ -66,7 +71,9 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
         ]
     )
     for (rank, cause, layer, phase), ns in sums.head(top).items():
-        made.add_row(str(rank), cause, layer, phase, _MS(int(ns)), percent(ns / total) if total else "")
+        cells = (str(rank), cause, layer, phase, _MS(int(ns)), percent(ns / total) if total else "")
+        made.add_row(*cells, cost=float(ns))
+    made.way = _WAY
     rest = sums.iloc[top:]
     if len(rest):
         made.add_row(
@@ -95,7 +102,9 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
     late = matrix.groupby("late_rank")["wait_ns"].agg(["sum", "size", "max"]).sort_values("sum", ascending=False)
     made = table([("late rank", "right"), ("waiting", "right"), ("ranks that waited", "right"), ("longest", "right")])
     for rank, row in late.head(top).iterrows():
-        made.add_row(str(rank), _MS(int(row["sum"])), f"{int(row['size']):,}", _MS(int(row["max"])))
+        cells = (str(rank), _MS(int(row["sum"])), f"{int(row['size']):,}", _MS(int(row["max"])))
+        made.add_row(*cells, cost=float(row["sum"]))
+    made.way = _WAY
     rest = late.iloc[top:]
     if len(rest):
         made.add_row(f"{len(rest)} more", _MS(int(rest["sum"].sum())), "", _MS(int(rest["max"].max())))
@@ -130,6 +139,7 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> list[Renderabl
             row = wide.loc[key]
             cells = ("" if row[rank] != row[rank] else _MS(int(row[rank])) for rank in ranks)
             made.add_row(*key, *cells, str(row.idxmax()), _MS(int(gap[key])))
+        made.way = _WAY
         return [Text("Layers whose ranks differ most: computing, median over steps", "bold"), made, ""]
     odd = layers[layers["unlike"]].sort_values("excess_ns", ascending=False)
     if not len(odd):
@@ -154,8 +164,8 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> list[Renderabl
             _MS(row["excess_ns"]),
         )
     title = f"Ranks unlike their equals: {odd['rank'].nunique()} of {len(ranks)}"
-    more = [Text(f"… and {len(odd) - top} more; csv and json have them all", "dim")] if len(odd) > top else []
-    return [Text(title, "bold"), made, *more, ""]
+    made.beyond, made.rest = max(len(odd) - top, 0), "… and {} more; csv and json have them all"
+    return [Text(title, "bold"), made, ""]
 
 
 def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:
@@ -241,7 +251,9 @@ def _path(path: pd.DataFrame, top: int, fold: bool | None) -> list[RenderableTyp
         ]
     )
     for key, ns in sums.head(top).items():
-        made.add_row(*map(str, key if isinstance(key, tuple) else (key,)), _MS(int(ns)), percent(ns / total))
+        cells = (*map(str, key if isinstance(key, tuple) else (key,)), _MS(int(ns)), percent(ns / total))
+        made.add_row(*cells, cost=float(ns))
+    made.way = _WAY
     rest = int(sums.iloc[top:].sum())
     if rest:
         made.add_row("", f"{len(sums) - top} more", "", "", _MS(rest), percent(rest / total))
@@ -261,8 +273,9 @@ def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
 
 def rank_table(frame: pd.DataFrame, top: int) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
-    rest = len(frame) - top
-    return [table_of(frame.head(top)), *([Text(f"… and {rest:,} more", "dim")] if rest > 0 else [])]
+    made = table_of(frame.head(top))
+    made.beyond, made.rest = max(len(frame) - top, 0), "… and {} more; --top N shows them"
+    return [made]
 
 
 def table_of(frame: pd.DataFrame) -> Grid:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell, short_kernel
 
@@ -28,12 +29,9 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
     """
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
     for name, rows in result.views.items():
-        parts.append(Text(name.capitalize(), "bold"))
-        if len(rows):
-            parts.append(_table(_readable(rows.head(top))))
-        if len(rows) > top:
-            parts.append(Text(f"… and {len(rows) - top} more; --top shows them, csv has them all", "dim"))
-        parts += [Text(result.notes[name], "dim"), ""]
+        table = [_table(_readable(rows.head(top)), len(rows) - top)] if len(rows) else []
+        view = [Text(name.capitalize(), "bold"), *table, Text(result.notes[name], "dim"), ""]
+        parts += section(view, name) if len(result.views) > 1 else view
     return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings)]
 
 
@@ -49,10 +47,11 @@ def _readable(rows: pd.DataFrame) -> pd.DataFrame:
     return made
 
 
-def _table(rows: pd.DataFrame) -> RenderableType:
+def _table(rows: pd.DataFrame, more: int) -> RenderableType:
     shown = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
     kinds = [(_heading(name), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown]
     made = table(kinds, {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3})
+    made.beyond, made.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
     for row in rows[shown].to_dict("records"):
         made.add_row(*(_cell(str(name), value) for name, value in row.items()))
     return made

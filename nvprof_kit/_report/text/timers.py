@@ -12,6 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._report.plain import title
 from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
 
@@ -24,7 +25,7 @@ MOST_BARS = 20_000
 """Maximum number of calls in the timeline; the first are drawn, and the title says so."""
 
 
-def timers_report(result: TimersResult, most: int | None = None) -> list[RenderableType]:
+def timers_report(result: TimersResult, select: Selection = EVERYTHING) -> list[RenderableType]:
     """The report: what was read, the table, the verdict, and warnings."""
     rows = result.rows.to_dict("records")
     by_rank = result.rows["rank"].notna().any()
@@ -36,7 +37,7 @@ def timers_report(result: TimersResult, most: int | None = None) -> list[Rendera
     made = table(
         [(name, kinds.get(name, "right")) for name in names], {"mean": 0, "rank": 0, "max": 0, "CPU": 2, "min": 2}
     )
-    made.most, made.way = most, "--top N or -o FILE.csv shows them"
+    made.choose(select)
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:
         cells = _cells(row, clock, write) | {"": Bar(int(row[f"{clock}_total_ns"]) / longest)}

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.cells import cell_len
 from rich.text import Text
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
+from nvprof_kit._cli import group
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import print_to
 from nvprof_kit._report.warnings import in_order
@@ -110,7 +112,8 @@ def test_every_figure_that_is_shown_is_whole(
         whole = numbers(printed(grid, 2000, monkeypatch))
         narrow = printed(grid, width, monkeypatch)
         notes = [line for line in narrow.splitlines() if line.startswith("Too wide for ")]
-        table = "\n".join(line for line in narrow.splitlines() if line not in notes)
+        rest = [line for line in narrow.splitlines() if " more; --top " in line]  # a pipe gets it in one line
+        table = "\n".join(line for line in narrow.splitlines() if line not in (*notes, *rest))
         assert not numbers(table) - whole, f"cut at {width}"
         assert max(map(cell_len, table.splitlines())) <= width
         heads = {column.name for column in grid.columns if column.name}
@@ -181,6 +184,38 @@ def test_the_text_around_a_table_is_counted_as_it_is_wrapped(width: int, monkeyp
     print_to(terminal := Terminal(), result.parts())
     lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
     assert len(lines) < 34 and any("more rows" in line for line in lines)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 30), (200, 24)])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_answer_fits_a_terminal_and_keeps_its_warnings(
+    name: str, width: int, height: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", str(height))
+    print_to(terminal := Terminal(), answers[name].parts())
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    above = 3 if (name, width) == ("breakdown", 80) else 0  # two warnings of 4 lines, and 3 rows of sums
+    assert len(lines) < height + above  # the prompt takes a line too
+    text = " ".join(" ".join(lines).split())
+    assert all(" ".join(one.split()) in text for one in answers[name].warnings)
+    print_to(whole := Terminal(), answers[name].parts(), fit=False)
+    print_to(pipe := io.StringIO(), answers[name].parts())
+    printed = re.sub(r"\x1b\[[\d;]*m", "", whole.getvalue())
+    assert numbers(printed) == numbers(pipe.getvalue())
+
+
+@pytest.mark.parametrize(("words", "fit"), [((), True), (("--top", "3"), False)])
+def test_rows_that_were_asked_for_are_printed_whatever_the_height(
+    words: tuple[str, ...], fit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvprof_kit._report.text.table import terminal
+
+    told: list[bool] = []
+    monkeypatch.setattr(terminal, "print_to", lambda *_, fit: told.append(fit))
+    for verb in ("layers", "breakdown"):
+        assert CliRunner().invoke(group, [verb, str(DATA / "eager-2024.2.sqlite.xz"), *words]).exit_code == 0
+    assert told == [fit, fit]
 
 
 def test_the_table_adds_up_folded_or_not() -> None:

@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.plain import plain
+from nvprof_kit._report.selection import Selection
 from nvprof_kit._report.text.table.bar import BAR_WIDTH, Bar
 
 _GAP = 2
 _SHORT, _SHORT_LABEL = 12, 24
 """Minimum widths of shortened texts: other columns, and the first column."""
-_LEAST_ROWS = 8
 _LABEL = re.compile(r"(\s*)(.*?)((?: x\d+)?)", re.DOTALL)
 """A line's label: indentation, path, and number of folded blocks."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -73,12 +73,20 @@ class Grid:
         rows: The rows.
         most: Maximum number of shown rows; None for as many as fit.
         way: How to show omitted rows and columns, other than a file.
+        in_order: Whether the first rows are kept if not all are shown, and not the costliest.
+        beyond: Number of rows that were omitted before; the line about omitted rows counts them.
+        rest: The line about omitted rows, if it has words of its own; ``{}`` is their number.
+        least: Minimum number of rows on a terminal; 0 for that of all tables.
     """
 
     columns: list[Column]
     rows: list[Row] = field(default_factory=list)
     most: int | None = None
     way: str = ""
+    in_order: bool = False
+    beyond: int = 0
+    rest: str = ""
+    least: int = 0
 
     def add_row(self, *cells: RenderableType, style: str = "", cost: float | None = None) -> None:
         """Add a row.
@@ -96,15 +104,30 @@ class Grid:
         """Add a rule after the current rows."""
         self.rows.append(Row(section=True))
 
-    def parts(self, width: int, height: int | None = None, grow: bool = False) -> list[RenderableType]:
+    def choose(self, select: Selection) -> None:
+        """Print as many rows as selected: the costliest, or the first if they are sorted."""
+        self.most, self.in_order, self.way = select.top, bool(select.sort), "--top N or -o FILE.csv shows them"
+
+    def dense(self) -> Grid:
+        """The table without rules, if they are not what tells which rows may be omitted."""
+        bare = [row for row in self.rows if not row.section]
+        return replace(self, rows=bare) if any(row.cost is not None for row in bare) else self
+
+    @property
+    def count(self) -> int:
+        """Number of rows that may be omitted."""
+        return len(self._body())
+
+    def parts(self, width: int, most: int | None = None, grow: bool = False) -> list[RenderableType]:
         """The table as it fits, and a line about what is omitted.
 
         Args:
             width: Width of a line in cells.
-            height: Height of the terminal in lines; None for all rows.
+            most: Maximum number of rows that fit; None for all.
             grow: Shorten texts except the first column, and exceed `width` if the numbers need it.
         """
-        rows, hidden = self._fitting_rows(height)
+        rows, hidden = self._fitting_rows(most)
+        hidden += self.beyond
         shown = replace(self, rows=rows)
         places, widths, lacking = shown._fitting_columns(width, grow)
         gone = [one.name for place, one in enumerate(self.columns) if place not in places and one.name]
@@ -114,7 +137,8 @@ class Grid:
         else:
             parts = [shown._table(places, widths)]
         if hidden:
-            parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {self._way()}", "dim"))
+            rest = self.rest or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self._way()}"
+            parts.append(Text(rest.format(f"{hidden:,}"), "dim"))
         if gone:
             parts.append(Text(f"Too wide for {width} columns: {', '.join(gone)}; -o FILE.csv has them", "dim"))
         return parts
@@ -132,16 +156,14 @@ class Grid:
     def _way(self) -> str:
         return self.way or "-o FILE.csv has them all"
 
-    def _fitting_rows(self, height: int | None) -> tuple[list[Row], int]:
+    def _fitting_rows(self, fitting: int | None) -> tuple[list[Row], int]:
         """The shown rows, and the number of omitted rows."""
         body = self._body()
-        fixed = sum(not row.section for row in self.rows) - len(body)
-        most = self.most
-        if most is None and height is not None:
-            most = max(height - fixed - 1, _LEAST_ROWS)
-        if most is None or len(body) <= most:
+        most = min((one for one in (self.most, fitting) if one is not None), default=len(body))
+        if len(body) <= most:
             return self.rows, 0
-        hidden = {id(row) for row in sorted(body, key=lambda row: -(row.cost or 0.0))[most:]}
+        ranked = body if self.in_order else sorted(body, key=lambda row: -(row.cost or 0.0))
+        hidden = {id(row) for row in ranked[most:]}
         return [row for row in self.rows if id(row) not in hidden], len(hidden)
 
     def _body(self) -> list[Row]:

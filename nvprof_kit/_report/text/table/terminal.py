@@ -14,7 +14,9 @@ from rich.text import Text
 
 from nvprof_kit._report.plain import plain, title
 from nvprof_kit._report.text.table.bar import Bar
+from nvprof_kit._report.text.table.fit import fitted
 from nvprof_kit._report.text.table.grid import WIDE, Column, Grid
+from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.units import counted
 from nvprof_kit._report.warnings import in_order
 from nvprof_kit._trace.schema import CaptureInfo
@@ -23,10 +25,6 @@ __all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table
 
 _ANY = 1_000_000
 """A width that no table exceeds."""
-_AROUND = 8
-"""Terminal lines reserved for the text around a table, at least."""
-_BESIDE_ROWS = 4
-"""Lines of a table beside its rows, its rules and the line about omitted rows: header, omitted columns, the prompt."""
 
 
 class _PlainConsole(Console):
@@ -38,17 +36,16 @@ class _PlainConsole(Console):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
-def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
+def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False, fit: bool = True) -> None:
     """Print the parts of a report.
 
-    On a terminal, output has colors and the terminal's width. Elsewhere it is plain and ``COLUMNS`` wide. If
-    ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and numbers of a table need
-    it.
+    On a terminal, output has colors and the terminal's width, and, with ``fit``, its height. Elsewhere it is plain and
+    ``COLUMNS`` wide. If ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and
+    numbers of a table need it.
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
-        shown = list(parts)
-        _print(console, shown, height=console.height - _around(console, shown), wrap=True)
+        _print(console, fitted(console, list(parts), console.height - 1) if fit else parts, wrap=True)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
@@ -60,27 +57,16 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
 
 
-def _around(console: Console, parts: list[RenderableType]) -> int:
-    """Terminal lines to reserve around a table: those of the text, if there is one table."""
-    grids = [part for part in parts if isinstance(part, Grid)]
-    if len(grids) != 1:
-        return _AROUND
-    rules = sum(row.section for row in grids[0].rows)
-    texts = (console.render_lines(part, pad=False) for part in parts if part is not grids[0])
-    return max(_AROUND, _BESIDE_ROWS + rules + sum(map(len, texts)))
-
-
 def _print(
     console: Console,
     parts: Iterable[RenderableType],
     grow: bool = False,
-    height: int | None = None,
     wrap: bool = False,
 ) -> None:
     """Tables keep to the width; a line of text is wrapped on a terminal and written as is to a pipe."""
     width = console.width
     for part in parts:
-        for one in part.parts(width, height, grow) if isinstance(part, Grid) else (part,):
+        for one in part.parts(width, grow=grow) if isinstance(part, (Grid, Lines)) else (part,):
             if isinstance(one, Table) and grow:
                 console.width = max(width, console.measure(one, options=console.options.update(width=_ANY)).maximum)
             console.print(one, soft_wrap=isinstance(one, (str, Text)) and not wrap)

@@ -61,6 +61,14 @@ def test_stacks_values_and_labels(capture: nvprof_kit.Capture) -> None:
     assert copy[0][0] == "(none)" and copy[0][2] == "memcpy HtoD" and copy[1] == (40, 2) and copy[2]["class"] == "copy"
 
 
+def test_a_period_is_given(capture: nvprof_kit.Capture) -> None:
+    """Pyroscope opens no file without one ("PeriodType is nil"): each unit of the values is one nanosecond."""
+    profile = fields(gzip.decompress(capture.pprof().data))
+    strings = [one.decode() for one in profile[6]]
+    kind = fields(profile[11][0])
+    assert [strings[kind[key][0]] for key in (1, 2)] == ["gpu_time", "nanoseconds"] and profile[12] == [1]
+
+
 def test_one_step(capture: nvprof_kit.Capture) -> None:
     assert [values for _, values, _ in samples(capture.pprof(step=1).data)] == [(210, 2), (20, 1)]
     with pytest.raises(nvprof_kit.UsageError, match="no step 5"):
