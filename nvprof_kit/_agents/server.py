@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._agents.captures import Captures
 from nvprof_kit._agents.skill import skill_text
-from nvprof_kit._report.plain import plain
+from nvprof_kit._api.printable import printable
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
 
 if TYPE_CHECKING:
@@ -161,23 +161,14 @@ def _refusing(question: Callable[..., Answer], refusal: type[Exception]) -> Call
     @functools.wraps(question)
     def asked(*args: Any, **kwargs: Any) -> Answer:
         try:
-            answer: Answer = _plain(question(*args, **kwargs))
+            answer: Answer = printable(question(*args, **kwargs))
             return answer
         except (NvprofKitError, KeyError) as error:
-            raise refusal(plain(str(error))) from None
+            raise refusal(printable(str(error))) from None
         except Exception as error:  # the library would hide it from the client
-            raise refusal(plain(f"{type(error).__name__}: {error}")) from error
+            raise refusal(printable(f"{type(error).__name__}: {error}")) from error
 
     return asked
-
-
-def _plain(value: Any) -> Any:
-    """An answer without control characters: clients print it, and some of them to a terminal."""
-    if isinstance(value, dict):
-        return {_plain(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return plain(value) if isinstance(value, str) else value
 
 
 TOOLS = ("captures", "layers", "breakdown", "summary", "advise", "flops", "diff", "ranks", "query")

@@ -36,7 +36,7 @@ def innermost(optimizer: Any) -> list[Any]:
             )
         if not hasattr(optimizer, "__dict__"):
             raise UsageError(
-                f"{type(optimizer).__name__} has __slots__, so its step cannot be observed; pass the optimizer inside it"
+                f"{type(optimizer).__name__} has __slots__, so its step cannot be observed; pass the one inside it"
             )
         return [optimizer]
     return innermost(inner)

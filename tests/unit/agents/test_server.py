@@ -170,10 +170,10 @@ def test_no_answer_has_control_characters(tmp_path: Path) -> None:
     answers = [
         _refusing(questions.layers, UsageError)("run.sqlite"),
         _refusing(questions.summary, UsageError)("run.sqlite"),
-        _refusing(questions.query, UsageError)("run.sqlite", "SELECT [name] AS \"a\x1b\" FROM operations"),
+        _refusing(questions.query, UsageError)("run.sqlite", 'SELECT [name] AS "a\x1b" FROM operations'),
     ]
     with pytest.raises(UsageError) as caught:
-        _refusing(questions.query, UsageError)("run.sqlite", "SELECT \"no\x1bsuch\"")
+        _refusing(questions.query, UsageError)("run.sqlite", 'SELECT "no\x1bsuch"')
     text = json.dumps(answers, ensure_ascii=False) + str(caught.value)
     assert "red\ufffd[31m\ufffd31m\ufffd" in text and "k\ufffd]0;title\ufffd" in text
     assert not {"\x1b", "\x9b", "\u202e", "\x07"} & {*text} and "\\u001b" not in text
