@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._api.map_workers import map_in_processes
 from nvprof_kit._trace.jobs.finding import (
     RankName,
     epoch_of,
@@ -16,7 +17,6 @@ from nvprof_kit._trace.jobs.finding import (
     rank_of_marks,
     rank_of_name,
 )
-from nvprof_kit._trace.jobs.malloc import keep_freed_memory
 from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit._trace.jobs.store import Fingerprint, kept, map_name, write_map
 from nvprof_kit._trace.jobs.unprofiled import read_unprofiled, source_of
@@ -159,19 +159,15 @@ def map_all(tasks: Sequence[MapTask], workers: int = 1, done: Callable[[str], No
         Names of all maps' files.
     """
     names: list[str] = []
-    if workers <= 1 or len(tasks) <= 1:
+    count = min(workers, len(tasks))
+    if count <= 1:
         for task in tasks:
             done(task.capture)
             names += map_capture(task)
         return names
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    count = min(workers, len(tasks))
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=keep_freed_memory) as pool:
-        for task, made in zip(tasks, pool.map(map_capture, tasks), strict=True):
-            done(task.capture)
-            names += made
+    for task, made in zip(tasks, map_in_processes(tasks, count), strict=True):
+        done(task.capture)
+        names += made
     return names
 
 

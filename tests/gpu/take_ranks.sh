@@ -6,6 +6,8 @@
 # Leaves in FOLDER/nsys, FOLDER/kineto, FOLDER/flight and FOLDER/inspector what a run of ranks.sh, of the embedded recorder, of
 # the Flight Recorder and of the NCCL inspector wrote, packed. INSPECTOR names the inspector's library, else it is left out.
 # Nothing is scrubbed here: see nvprof-kit scrub.
+# RANKS is the number of ranks (2). They share the GPUs that there are, which takes NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1 and CUDA's
+# Multi-Process Service (nvidia-cuda-mps-control -d).
 # FAULTS names other faults, by blanks; those of rank_faults.py are also written down as they happen, in FOLDER/truth:
 #   FAULTS="optimizer copy gc rotating none" tests/gpu/take_ranks.sh FOLDER ddp
 #   xz -dk FOLDER/nsys/*.xz && python3 tests/gpu/programs/rank_truth.py FOLDER/nsys FOLDER/truth
@@ -19,7 +21,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"/{nsys,kineto,flight,inspector,truth} "$work"/{nsys,kineto,inspector}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-torchrun=(python3 -m torch.distributed.run --nproc-per-node 2 --max-restarts 0)
+torchrun=(python3 -m torch.distributed.run --nproc-per-node "${RANKS:-2}" --max-restarts 0)
 window=(-x --capture-range=cudaProfilerApi -x "--capture-range-end=repeat:${#faults[@]}")
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { window=() && faults=(layer); }
 all=$(IFS=,; echo "${faults[*]}")

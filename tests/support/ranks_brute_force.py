@@ -70,13 +70,20 @@ def late(first: Path, second: Path) -> list[Pair]:
 
 def late_in_traces(first: Path, second: Path) -> list[Pair]:
     """The same of PyTorch's traces of two ranks of one host, on its clock."""
-    both = []
-    for path in (first, second):
-        events = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
-        mine = [one for one in events if one.get("cat") == "kernel" and one["name"].startswith("ncclDevKernel")]
-        times = [(round(1000 * one["ts"]), round(1000 * (one["ts"] + one["dur"]))) for one in mine]
-        both.append(sorted(times))
-    return _late(*both, shift=0)
+    return _late(traced(first), traced(second), shift=0)
+
+
+def late_in_both(first: Path, second: Path) -> list[Pair]:
+    """The same of a capture by nsys and a PyTorch trace of one run, which have no clock in common."""
+    a, b = (kernels(path) if path.suffix == ".sqlite" else traced(path) for path in (first, second))
+    return _late(a, b, offset(a, b))
+
+
+def traced(path: Path) -> list[tuple[int, int]]:
+    """Start and end of NCCL's kernels in a packed PyTorch trace, in order."""
+    events = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
+    mine = [one for one in events if one.get("cat") == "kernel" and one["name"].startswith("ncclDevKernel")]
+    return sorted((round(1000 * one["ts"]), round(1000 * (one["ts"] + one["dur"]))) for one in mine)
 
 
 def _late(a: list[tuple[int, int]], b: list[tuple[int, int]], shift: int) -> list[Pair]:

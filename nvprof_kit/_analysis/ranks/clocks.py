@@ -37,6 +37,11 @@ WAITED_TIMES = 3
 ENOUGH = 12
 """Minimum number of samples to estimate drift."""
 
+FASTEST = 1e-3
+"""Maximum drift of two clocks, as a ratio; clocks of computers drift by less than a tenth of it. If the ends of
+collectives seem to drift faster, they are not those of the same collectives.
+"""
+
 
 class Line(NamedTuple):
     """A clock's correction at time ``x``: ``offset + drift * (x - at)``, times in ns."""
@@ -199,7 +204,7 @@ def _fit(own: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
     rest = apart - slope * moment
     start = float(np.median(rest))
     sloped = _deviation(rest - start)
-    if sloped < 0.7 * spread:
+    if sloped < 0.7 * spread and abs(slope) <= FASTEST:
         return _Fit(Line(at, start, slope), sloped, len(own))
     return _Fit(Line(at, level, 0.0), spread, len(own))
 

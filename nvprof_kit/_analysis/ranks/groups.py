@@ -25,6 +25,14 @@ TIMES = 8
 MOST_OF_THEM = 0.75
 """Ranks of different groups can end together most of the time, because they wait for the same ranks in other groups."""
 
+NEARLY_ALL = 0.9
+"""A group is taken for several of equal size if in this share of the collectives, its ranks move"""
+
+APART_NS, APART_TIMES = 200_000, 4
+"""by more than this relative to those of the others, and by this multiple of what they move within their own. On a GPU
+that ranks share, the ends of one collective move by 0.1 ms.
+"""
+
 MOST_SAMPLES = 300
 """Maximum number of collectives to compare."""
 
@@ -47,10 +55,13 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
         ranks = [int(str(rank)) for rank in wide.columns]
         if len(ranks) < 3:
             continue
-        moved = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
+        moved, rarely = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
         limit = max(LEAST_NS, TIMES * float(moved.min()))
         size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
-        rows += [(str(comm), rank, which) for rank, which in zip(ranks, _joined(moved, limit, size), strict=True)]
+        parts = _joined(moved, limit, size)
+        if (size <= 0).all():
+            parts = _divided(rarely, parts)
+        rows += [(str(comm), rank, which) for rank, which in zip(ranks, parts, strict=True)]
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
     made: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
     return made
@@ -71,9 +82,42 @@ def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.i
     return part
 
 
-def _moved(ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """How far the ends of two ranks move relative to each other from one collective to the next; infinite below the
-    diagonal, and where they share too few. Neither offset nor drift of the clocks matters.
+def _divided(moved: npt.NDArray[np.float64], part: list[int]) -> list[int]:
+    """The parts; one that consists of groups of equal size, far from each other, is divided into these."""
+    made = list(part)
+    for which in sorted(set(part)):
+        mine = [rank for rank, of in enumerate(part) if of == which]
+        if len(mine) < 4:
+            continue
+        among = moved[np.ix_(mine, mine)]
+        for rank, first in zip(mine, _equal_groups(among), strict=True):
+            made[rank] = mine[first]
+    return made
+
+
+def _equal_groups(moved: npt.NDArray[np.float64]) -> list[int]:
+    """The first rank of each rank's group; 0 for all if they are not clearly several groups of equal size."""
+    part = np.arange(len(moved))
+    known = np.triu(np.ones_like(moved, dtype=bool), 1)
+    one, other = np.nonzero(known & np.isfinite(moved))
+    for index in np.argsort(moved[one, other], kind="stable").tolist():
+        a, b = part[one[index]], part[other[index]]
+        if a == b:
+            continue
+        sizes = np.unique(part, return_counts=True)[1]
+        if sizes.min() > 1 and sizes.min() == sizes.max():
+            inside = part[:, None] == part[None, :]
+            apart = max(APART_NS, APART_TIMES * float(moved[known & inside].max()))
+            if float(moved[known & ~inside].min()) >= apart:
+                return [int(first) for first in part]
+        part[part == b] = a
+    return [0] * len(part)
+
+
+def _moved(ends: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """How far the ends of two ranks move relative to each other from one collective to the next: in `MOST_OF_THEM`, and
+    in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few. Neither offset nor drift of the clocks
+    matters.
 
     Args:
         ends: By collective and rank, NaN where there is none.
@@ -81,11 +125,11 @@ def _moved(ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     ranks = ends.shape[1]
     steps = np.diff(ends, axis=0)
     steps = steps[:: max(len(steps) // MOST_SAMPLES, 1)]
-    moved = np.full((ranks, ranks), np.inf)
+    moved, rarely = (np.full((ranks, ranks), np.inf) for _ in range(2))
     for one in range(ranks - 1):
         apart = np.abs(steps[:, one + 1 :] - steps[:, one, None])
         enough = np.count_nonzero(~np.isnan(apart), axis=0) > 2
         if enough.any():
-            found = np.nanquantile(apart[:, enough], MOST_OF_THEM, axis=0)
-            moved[one, one + 1 + np.flatnonzero(enough)] = found
-    return moved
+            found = np.nanquantile(apart[:, enough], (MOST_OF_THEM, NEARLY_ALL), axis=0)
+            moved[one, one + 1 + np.flatnonzero(enough)], rarely[one, one + 1 + np.flatnonzero(enough)] = found
+    return moved, rarely

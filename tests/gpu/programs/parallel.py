@@ -53,6 +53,12 @@ def wrap(kind: str, model: nn.Module) -> nn.Module:
         return fully_shard(model, mesh=mesh, reshard_after_forward=kind == "fsdp")
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+    grid = None
+    if kind == "grid":
+        grid = dist.device_mesh.init_device_mesh(
+            device.type, (2, dist.get_world_size() // 2), mesh_dim_names=("data", "tensor")
+        )
+        mesh = grid["tensor"]
     for block in model.model.layers:
         plan = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"} | {"self_attn.o_proj": RowwiseParallel()}
         plan |= {
@@ -61,6 +67,12 @@ def wrap(kind: str, model: nn.Module) -> nn.Module:
             "mlp.down_proj": RowwiseParallel(),
         }
         parallelize_module(block, mesh, plan)
+    if grid is not None:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.model.layers:
+            fully_shard(block, mesh=grid["data"])
+        fully_shard(model, mesh=grid["data"])
     return model
 
 

@@ -1,7 +1,9 @@
 """A Llama-shaped model trained over several ranks, a fault planted on the last one; one process a rank, for torchrun.
 
-    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|pipeline [--faults layer,host,loader,none]
+    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|grid|pipeline [--faults layer,host,loader,none]
         [--record FOLDER] [--truth FOLDER]
+
+``grid`` is tensor parallel over half of the ranks, and FSDP2 over two such halves.
 
 Each fault is a window of its own of six steps, in the order asked for:
 
@@ -129,7 +131,9 @@ def data_parallel(kind: str, device: torch.device, faults: Faults) -> Callable[[
     wrapped = wrap(kind, model)
     nvprof_kit.annotate_model(wrapped)
     # a foreach step does not take sharded and plain parameters together
-    optimizer = slow_optimizer(torch.optim.AdamW, faults)(wrapped.parameters(), lr=1e-4, foreach=kind != "tensor")
+    optimizer = slow_optimizer(torch.optim.AdamW, faults)(
+        wrapped.parameters(), lr=1e-4, foreach=kind not in ("tensor", "grid")
+    )
     nvprof_kit.annotate_optimizer(optimizer)
 
     def step(tokens: torch.Tensor) -> None:
@@ -182,13 +186,15 @@ def dump_flight_recorder(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "pipeline"))
+    parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "grid", "pipeline"))
     parser.add_argument("--faults", default="layer,host,loader,none")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--truth", type=Path)
     asked = parser.parse_args()
 
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
+    # several ranks may share a GPU: NCCL 2.30 allows it with NCCL_MULTI_RANK_GPU_ENABLE=1
+    number = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count() if CUDA else 0
+    device = torch.device("cuda", number) if CUDA else torch.device("cpu")
     if CUDA:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if CUDA else "gloo", device_id=device if CUDA else None)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from nvprof_kit import RankTable, open_job
+from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.parallel import named_parallel, used_parallel
 from nvprof_kit._analysis.ranks.stages import stages_of, with_equals
 from nvprof_kit._api.job import Job
@@ -120,3 +121,34 @@ def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
     assert set(answer.only("bubbles").columns) == set(answer.to_frame("bubbles").columns)
     assert "Bubbles of the pipeline's stages" in str(pipeline) and "rank 1" in pipeline._repr_html_()
     assert answer.save(tmp_path / "all.json").read_text().startswith('{\n "schema": "nvprof-kit/ranks"')
+
+
+def test_a_real_job_of_two_dimensions(tmp_path: Path) -> None:
+    """Tensor parallel over two ranks and FSDP2 over two such pairs, by nsys 2024.2: no communicator is named. The four
+    ranks share a GPU, so the ends of one all-reduce move by 0.1 ms, and those of the two groups by 0.4 ms.
+    """
+    files = sorted((RANKS / "grid").glob("grid-layer.rank*.xz"))
+    job = open_job(files, workers=1)
+    groups = job.groups().to_frame()
+    assert set(groups["ranks"][groups["parallel"] == "tensor"]) == {"0, 1", "2, 3"}
+    assert set(groups["ranks"][groups["parallel"] == "data"]) == {"0, 2", "1, 3"}
+    assert len(job.waits().to_frame()) == groups["collectives"].sum() // 2 == 336
+    assert (job.clocks().to_frame()["drift_ppm"] == 0).all()
+    verdict = job.verdict
+    assert (verdict.rank, verdict.layer, verdict.cause) == (3, "model.layers.2.mlp", "more_work")
+
+
+def test_a_drift_that_no_clock_has_is_not_believed() -> None:
+    """Ends that run apart by 0.3 % are not those of the same collectives."""
+
+    def drift(ns: int) -> float:
+        rows = [
+            (0, 0, place, rank, 1_000_000 * place + rank * ns * place, 1_000, True)
+            for place in range(30)
+            for rank in (0, 1)
+        ]
+        ends = pd.DataFrame(rows, columns=["c", "s", "k", "rank", "end_ns", "took_ns", "symmetric"])
+        return float(align(ends, [0, 1])["drift_ppm"][1])
+
+    assert drift(3_000) == 0
+    assert drift(50) == pytest.approx(-50, abs=0.1)

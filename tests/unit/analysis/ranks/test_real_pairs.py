@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.ranks_brute_force import Pair, late, late_in_traces
+from support.ranks_brute_force import Pair, late, late_in_both, late_in_traces
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job import Job
@@ -94,6 +94,31 @@ def test_who_came_last_by_the_host_s_clock(name: str) -> None:
     job = open_job(traces, workers=1)
     assert abs(job.clocks().to_frame()["offset_ns"]).max() < 20_000
     compare(job, late_in_traces(*traces), tolerance=50_000)
+
+
+@pytest.mark.parametrize(
+    ("files", "planted"),
+    [
+        (("ddp-sleep.rank0-2024.2.sqlite", "ddp-sleep.rank1.json.xz"), (0, "model.layers.3.mlp")),
+        (("fsdp-host.rank0.json.xz", "fsdp-host.rank1-2024.2.sqlite"), (1, "model.layers.2.self_attn")),
+    ],
+)
+def test_one_rank_under_nsys_and_the_other_recorded(
+    tmp_path: Path, files: tuple[str, str], planted: tuple[int, str]
+) -> None:
+    """Two profilers in one run: nsys's times begin with its session, PyTorch's are of the host's clock."""
+    paths = [DATA / "ranks" / "mixed" / name for name in files]
+    for number, path in enumerate(paths):
+        if path.suffix == ".sqlite":
+            paths[number] = tmp_path / path.name
+            paths[number].write_bytes(lzma.decompress(path.with_suffix(".sqlite.xz").read_bytes()))
+    job = open_job(paths, workers=1)
+    assert {tool.split()[0] for tool in job.ranks["tool"]} == {"PyTorch", "nsys"}
+    compare(job, late_in_both(*paths), tolerance=20_000)
+    verdict = job.verdict
+    assert (verdict.rank, verdict.layer, verdict.phase, verdict.cause) == (*planted, "forward", "slow_host")
+    error = job.answer().replay_error
+    assert error is not None and error <= 0.02
 
 
 @pytest.mark.parametrize("name", PAIRS)
