@@ -227,11 +227,11 @@ class BruteForce:
             own = rows[((op["step"],) if by_step else ()) + layers[0]]
             own["gpu_ops"] += 1
             own["gpu_self_ns"] += op["ns"]
-            for key in held_by(layers[0], parent or {}, ran):
+            for key in held_by(layers[0], parent or {}):
                 row = rows[((op["step"],) if by_step else ()) + key]
                 row["gpu_total_ns"] += op["ns"]
                 row["busy"].append(((op["pid"], op["device"]), op["start"], op["end"]))
-                if op["replay"] and op["layers"]:
+                if op["replay"] and op["layers"] and key in ran:
                     row["replays"].add(op["replay"])
         self._add_ranges(rows, by_step)
         total = sum(op["ns"] for op in operations) or 1
@@ -307,12 +307,12 @@ class BruteForce:
             rows[((self.instances[step] if step else None,) if by_step else ()) + key]["cpu_ns"] += end - begin
 
 
-def held_by(own: tuple[str, str], parent: Mapping[str, str], ran: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """The rows that hold a layer's phase: its own, and those of the layers outwards that ran in this phase."""
+def held_by(own: tuple[str, str], parent: Mapping[str, str]) -> set[tuple[str, str]]:
+    """The rows that hold a layer's phase: its own, and those of the layers outwards, whether they ran in it or not."""
     layer, phase = own
     found = {own}
     while layer := parent.get(layer, ""):
-        found |= {(layer, phase)} & ran
+        found |= {(layer, phase)}
     return found
 
 

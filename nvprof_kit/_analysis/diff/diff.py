@@ -267,8 +267,8 @@ def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _St
                 *([f"{count} of {len(layers)} rows of layers"] if count else []),
             ]
             notes.append(
-                f"{info.path}: step {sums.steps[step]} took much longer than the other steps; "
-                f"{' and '.join(where)} leave it out."
+                f"{info.path}: step {sums.steps[step]} is left out for {' and '.join(where)}, which took much longer "
+                "in it than in the other steps."
             )
     return notes
 

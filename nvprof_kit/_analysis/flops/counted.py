@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nvprof_kit._analysis.layers.order import parents_of, with_ancestors
@@ -27,7 +28,7 @@ class Counted:
 
     Attributes:
         steps: Steps that were counted; 0 where there were none.
-        calls: How often each (layer, phase) ran.
+        calls: How often each (layer, phase) ran; 0 for one that only layers inside it ran in.
         work: Every operation once, by the ranges that it ran in.
         unknown: Names of operators whose work is not known, the same way.
         attention: The ranges that fused attention was counted in.
@@ -52,6 +53,10 @@ class Counted:
         )
         return parents_of(dict.fromkeys(layer for chain in self.chains for layer, _ in chain), enclosed)
 
+    def with_holders(self, keys: Iterable[Key]) -> Counted:
+        """The same, with rows that may have no call of their own and hold what ran in the layers inside them."""
+        return replace(self, calls={**dict.fromkeys(keys, 0), **self.calls})
+
     def rows_of(self, chain: Chain) -> list[Key]:
         """The rows that include the work in these ranges: its layer's row, and in the same phase those of the layers
         that contain it in the model, as for time (`nvprof_kit._analysis.layers.sums`).
@@ -62,16 +67,21 @@ class Counted:
         holders = with_ancestors(layer, self._parent)
         return [(one, phase) for one in holders if one == layer or (one, phase) in self.calls]
 
-    def nested(self, *, model: bool = False) -> dict[Key, Work]:
+    def nested(self, *, model: bool = False, times: Mapping[Key, float] | None = None) -> dict[Key, Work]:
         """Operations of each (layer, phase) with those of the layers it holds; see `rows_of`.
 
         Args:
             model: Without what ran in a recompute.
+            times: How often what each (layer, phase) did happened; once by default.
         """
         sums: dict[Key, Work] = {}
-        for chain, work in self.work.items():
+        for chain in dict.fromkeys((*self.work, *self.chains)):
+            often = 1.0 if times is None else times.get(chain[0], math.nan)
+            if math.isnan(often):
+                continue
+            left_out = model and computed_again(chain) is not None
             for key in self.rows_of(chain):
-                add(sums.setdefault(key, {}), {} if model and computed_again(chain) is not None else work)
+                add(sums.setdefault(key, {}), {} if left_out else self.work.get(chain, {}), often)
         return sums
 
     def nested_unknown(self) -> dict[Key, set[str]]:

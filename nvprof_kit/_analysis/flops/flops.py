@@ -64,7 +64,8 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
 COLUMNS = {
     "layer": "module path, including nested layers; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
-    "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
+    "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
+    "layers inside it ran in the phase",
     "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
     "dtype": "data types of at least 1 % of its operations, the most frequent first: `bf16`, `bf16+fp32`",
     "flops": "floating point operations in that time: the count per call, times the calls",
@@ -166,7 +167,9 @@ def flops(
     steps = choice.count
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
     times = {row.key: 1.0 if counts is None else _times(row, counted, steps) for row in rows}
-    records = _Records(counted, times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
+    held = {row.key for row in rows if row.held}
+    uncounted = uncounted_rows(operations, counted, rows)
+    records = _Records(counted.with_holders(held), times, peaks, uncounted, bool(options.peaks))
     together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
     table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
@@ -191,7 +194,11 @@ def flops(
 
 
 def _times(row: Row, counted: Counted, steps: int) -> float:
-    """How often the counted work of a row ran in the capture; NaN if that cannot be known."""
+    """How often the counted work of a row ran in the capture; NaN if that cannot be known, or if only layers inside it
+    ran.
+    """
+    if row.held:
+        return math.nan
     if row.key[0] == NO_LAYER and steps and counted.steps:
         return steps / counted.steps
     calls = counted.calls.get(row.key, 0)
@@ -210,6 +217,7 @@ class _Records:
         own_peak: bool,
     ) -> None:
         self._work, self._model = counted.nested(), counted.nested(model=True)
+        self._inside, self._inside_model = (counted.nested(model=model, times=times) for model in (False, True))
         self._unknown, self._attention = counted.nested_unknown(), counted.nested_attention()
         self._own_peak = own_peak
         self._times, self._peaks, self._uncounted = times, peaks, uncounted
@@ -218,6 +226,8 @@ class _Records:
         """A row with the columns of `COLUMNS`."""
         times = self._times[row.key]
         work, model = self._work.get(row.key, {}), self._model.get(row.key, {})
+        if row.held and row.key in self._inside:
+            times, work, model = 1.0, self._inside[row.key], self._inside_model[row.key]
         flops = sum(work.values()) * times
         hfu, mfu = (utilisation(part, self._peaks, row.busy_ns, times) for part in (work, model))
         return {
@@ -232,12 +242,10 @@ class _Records:
             "hfu": hfu,
             "mfu": mfu,
             "unknown": "; ".join(sorted(self._unknown.get(row.key, ()))),
-            "note": NOTES_APART.join(self._notes(row, work, hfu)),
+            "note": NOTES_APART.join(["not in the count"] if math.isnan(times) else self._notes(row, work, hfu)),
         }
 
     def _notes(self, row: Row, work: Work, hfu: float) -> list[str]:
-        if math.isnan(self._times[row.key]):
-            return ["not in the count"]
         notes = []
         if self._peaks is not None and (missing := without_peak(work, self._peaks)):
             notes.append(f"no peak for {', '.join(missing)}")

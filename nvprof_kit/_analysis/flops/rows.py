@@ -36,11 +36,13 @@ class Row(NamedTuple):
         calls: Times it ran.
         busy_ns: Length of the union of its operations' intervals, and of those of the layers it holds in this phase,
             summed over devices.
+        held: The layer did not run in this phase itself, only layers inside it did.
     """
 
     key: Key
     calls: int
     busy_ns: int
+    held: bool = False
 
 
 def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Row]:
@@ -56,7 +58,7 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
     column = 1 if len(choice.shown) else 0
     calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
-    rows = [Row(sums.keys[index], int(calls[index]), int(busy[index])) for index in seen]
+    rows = [Row(sums.keys[index], int(calls[index]), int(busy[index]), sums.keys[index] in sums.held) for index in seen]
     loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
 
     def place(row: Row) -> tuple[int, int]:
@@ -82,7 +84,7 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
     sums = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
-    own_work = counted.with_own_work({row.key for row in rows})
+    own_work = counted.with_own_work({row.key for row in rows if not row.held})
     return {
         (str(layer), str(phase)): matrix / total
         for (layer, phase), total, matrix in sums.itertuples()

@@ -42,8 +42,8 @@ COLUMNS = {
         "`data`, …) or `other`"
     ),
     "calls": (
-        "how often it ran: its ranges, plus one for each CUDA graph replay that contains it; for `(none)` the ranges "
-        "of the phase"
+        "how often it ran: its ranges, plus one for each CUDA graph replay that contains it; 0 if only layers inside "
+        "it ran in the phase; for `(none)` the ranges of the phase"
     ),
     "gpu_ops": (
         "its own GPU operations (kernels, copies, memsets, whole-graph replays): those whose innermost layer it is"

@@ -7,7 +7,7 @@ them together; column 0 is outside steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -31,7 +31,9 @@ class LayerSums:
     """The sums; arrays are int64 of shape ``(keys, columns)``.
 
     Attributes:
-        keys: The (layer, phase) pairs; those of `NO_LAYER` come last.
+        keys: The (layer, phase) pairs.
+        held: Those without a range of their own: the layer did not run in that phase, only layers inside it did. Their
+            totals are those of these layers, everything else is 0.
         parent: The parent of each layer in the model, '' at the top.
         loop_phases: Texts of the phase ranges, by first start.
         calls, ops, self_ns, compute_ns, comm_ns, copy_ns, total_ns, cpu_ns: The columns of the per-layer table.
@@ -39,6 +41,7 @@ class LayerSums:
     """
 
     keys: list[tuple[str, str]]
+    held: frozenset[tuple[str, str]]
     parent: dict[str, str]
     loop_phases: tuple[str, ...]
     calls: Int64Array
@@ -110,6 +113,8 @@ def sum_layers(
     keyed = _keyed(ranges, attribution)
     layers = list(dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
     parent = parents(ranges, layers)
+    held = _without_ranges(keyed.keys, parent)
+    keyed = replace(keyed, keys=[*keyed.keys, *held])
     width = columns.width
     cells, count = (len(keyed.keys), width), len(keyed.keys) * width
     start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -135,11 +140,14 @@ def sum_layers(
     calls, cpu_ns = _range_sums(ranges, keyed, columns)
     ran = np.flatnonzero((attribution.replay >= 0) & inside)
     calls += chain.replays(attribution.replay[ran], own_key[ran], column[ran])
+    calls = calls.reshape(cells)
+    calls[len(keyed.keys) - len(held) :] = 0  # a replay ran layers inside them, but not them
     return LayerSums(
         keys=keyed.keys,
+        held=frozenset(held),
         parent=parent,
         loop_phases=keyed.loop_phases,
-        calls=calls.reshape(cells),
+        calls=calls,
         ops=np.bincount(cell[begins(trace.ops)], minlength=count).reshape(cells),
         self_ns=self_ns.reshape(cells),
         compute_ns=parts["compute"].reshape(cells),
@@ -207,6 +215,20 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
         outside=outside,
         loop_phases=loop_phases,
     )
+
+
+def _without_ranges(keys: list[tuple[str, str]], parent: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the
+    blocks of a model, not the model, but the model's total in `recompute` includes theirs.
+    """
+    known = set(keys)
+    above = {
+        (holder, phase): None
+        for layer, phase in keys
+        if layer != NO_LAYER
+        for holder in with_ancestors(layer, parent)[:-1]
+    }
+    return [key for key in above if key not in known]
 
 
 def _codes(values: npt.NDArray[Any], codes: dict[str, int]) -> Int64Array:

@@ -30,6 +30,7 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._report.page.kernels import KernelTable, kernel_table
 from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
+from nvprof_kit._report.text.advise import NO_SAVING
 from nvprof_kit._report.text.layers import heading, time_name
 from nvprof_kit._report.text.table.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
@@ -239,8 +240,10 @@ class Change:
 
 
 def changes(compared: Sequence[LayersResult]) -> list[Change]:
-    """All rows of the trees of several captures: those of the first in its order, then those of later captures only."""
-    places: dict[str, tuple[str, int]] = {}
+    """All rows of the trees of several captures, as one tree. Each row has the parent that it has in the first capture
+    with it; below a parent, those of the first capture come in its order, then those of later captures only.
+    """
+    parents: dict[str, str] = {}
     by_sheet: list[dict[str, float]] = []
     for one in compared:
         steps = max(one.summary.steps, 1)
@@ -248,9 +251,18 @@ def changes(compared: Sequence[LayersResult]) -> list[Change]:
         names = row_names(rows)
         work = (rows["total_ns"] - rows["comm_ns"]).tolist()
         by_sheet.append({name: ns / steps for name, ns in zip(names, work, strict=True)})
-        for name, parent, depth in zip(names, rows["parent"].tolist(), rows["depth"].tolist(), strict=True):
-            places.setdefault(name, (parent, depth))
-    return [Change(name, *place, tuple(times.get(name) for times in by_sheet)) for name, place in places.items()]
+        for name, parent in zip(names, rows["parent"].tolist(), strict=True):
+            parents.setdefault(name, parent)
+    children: dict[str, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(name)
+    found = []
+    waiting = [(name, 0) for name in reversed(children.get("", []))]
+    while waiting:
+        name, depth = waiting.pop()
+        found.append(Change(name, parents[name], depth, tuple(times.get(name) for times in by_sheet)))
+        waiting += [(child, depth + 1) for child in reversed(children.get(name, []))]
+    return found
 
 
 def total_change(compared: Sequence[LayersResult]) -> Change:
@@ -386,7 +398,7 @@ def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> li
         made.append(
             Linked(
                 one,
-                saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}",
+                saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}" if one.saves_ns else NO_SAVING,
                 layer=layer if layer in rows else "",
                 window=(one.start_ns, one.end_ns) if seen else None,
             )

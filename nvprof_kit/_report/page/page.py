@@ -82,6 +82,7 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: S
         compared=[{"path": one.info.path, "short_path": _short_path(one.info.path)} for one in compared],
         changes=rows,
         changes_note=note,
+        without_comm=any(one.summary.comm_ns for one in compared),
         change_total=_change_cells(total_change(compared)),
         only_compared=[one.info.path for one in compared[len(sheets) :]],
         absent=list(left_out),

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.text.table.units import Cells, mib_cell, percent
+from nvprof_kit._report.text.table.units import Cells, mib_cell, percent, rate_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +124,9 @@ def short_text(text: str) -> str:
 
 
 def _head(name: str) -> str:
-    return name.removesuffix("_ns").replace("_", " ") if name != "bytes" else "MiB"
+    if name == "bytes" or name.endswith("_bytes"):
+        name = f"{name.removesuffix('bytes')}MiB"
+    return name.removesuffix("_ns").replace("gb_per_s", "GB/s").replace("_", " ")
 
 
 def _empty(values: pd.Series[Any]) -> bool:
@@ -154,6 +156,6 @@ def _number(name: str, value: Any, divisor: int) -> str:
         return Cells(divisor, 3)(int(value))
     if name == "bytes" or name.endswith("_bytes"):
         return mib_cell(int(value))
-    if name in _SHARES:
-        return percent(float(value))
+    if name in _SHARES or name.endswith("gb_per_s"):
+        return (percent if name in _SHARES else rate_cell)(float(value))
     return f"{value:,.1f}" if isinstance(value, float) and math.isfinite(value) else f"{value:,}"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import AdviseResult
     from nvprof_kit._findings import Finding
 
+NO_SAVING = "nothing to save on this rank"
+"""The saving of a finding that only says that this rank waits for others."""
+
 _MS = Milliseconds(1, 3)
 
 
@@ -39,7 +42,7 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
 def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:
     saves = f"at most {_MS(finding.saves_ns)} ms, {percent(finding.saves_ns / wall_ns)}"
     if not finding.saves_ns:
-        saves = "nothing to save on this rank"
+        saves = NO_SAVING
     place = " ".join(part for part in (finding.layer, finding.phase) if part)
     where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
     return [

@@ -15,7 +15,7 @@ from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, mb_cell, percent
+from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,7 +30,8 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "share": percent,
     "hidden": percent,
     "of_link": percent,
-    **dict.fromkeys(("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s", "queue_mean"), lambda value: f"{value:,.1f}"),
+    **dict.fromkeys(("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s"), rate_cell),
+    "queue_mean": lambda value: f"{value:,.1f}",
     **dict.fromkeys(("bytes", "exposed_bytes"), mb_cell),
     "launch_bound": lambda value: "yes" if value else "",
     "delay_ns": lambda value: f"{value / 1000:,.1f} µs",

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, short_kernel
+from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell, short_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +83,7 @@ def _cell(name: str, value: Any) -> str:
         text = mb_cell(value)
         return text if text.endswith("B") else f"{text} MB"
     if isinstance(value, float):
-        return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"
+        whole = f"{int(value):,}" if value == int(value) else f"{value:,.1f}"
+        return rate_cell(value) if name == "gb_per_s" and value != int(value) else whole
     text = f"{value:,}" if isinstance(value, int) else str(value)
     return text if len(text) <= _WIDE else text[: _WIDE - 1] + "…"

@@ -85,6 +85,15 @@ def mb_cell(count: float) -> str:
     return f"{count / 1000:.0f} kB" if abs(count) >= 1000 else f"{count:.0f} B"
 
 
+def rate_cell(gb_per_s: float) -> str:
+    """A rate in units of 10⁹ bytes per second for table cells: ``1,234.5``; small rates are in MB/s or kB/s."""
+    text = f"{gb_per_s:,.1f}"
+    if not gb_per_s or text.strip("-0."):
+        return text
+    each = gb_per_s * 1e6
+    return f"{each / 1000:.0f} MB/s" if each >= 1000 else f"{each:.0f} kB/s" if each >= 1 else "<1 kB/s"
+
+
 def percent(share: float) -> str:
     """A fraction as ``12.3 %``, or, if small, as ``0.03 %``."""
     if not 0 < share < 0.0005:

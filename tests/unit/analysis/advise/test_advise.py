@@ -252,6 +252,23 @@ def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_pat
     assert "nvprof_kit.phase('data')" in late.fix
 
 
+@pytest.mark.parametrize("stalls", [False, True])
+def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, tmp_path: Path) -> None:
+    """Each of four steps is late by 59 µs in a layer; the last may sleep for 33 µs more, in no call and no layer."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(4):
+        base = 100_000 * number
+        sleeps = stalls and number == 3
+        file.range_(f"step {number}", base, base + (96_000 if sleeps else 61_000), category="step", payload=number)
+        file.range_("layer", base, base + 60_500, category="forward")
+        for start, launch in ((1_000, 0), (60_000, 59_000), *([(95_000, 94_000)] if sleeps else [])):
+            file.kernel(base + start, base + start + 1_000, launched=(base + launch, base + start))
+    (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
+    assert late.title == "The GPU waits for the host to launch"
+    assert ("in stretches of a tenth of a step or more, which the fix does not save" in late.evidence) == stalls
+    assert late.saves_ns == 4 * 59_000 + (1_000 if stalls else 0)  # of the last gap only the launching call
+
+
 @pytest.mark.parametrize(("kind", "inside", "copies"), [(2, True, True), (1, True, False), (2, False, False)])
 def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
     kind: int, inside: bool, copies: bool, tmp_path: Path

@@ -108,6 +108,48 @@ def test_a_forward_inside_a_backward_is_a_recompute(file: NsysFile) -> None:
     )  # each once: they add up
 
 
+def test_a_layer_has_a_row_for_each_phase_that_only_layers_inside_it_ran_in(file: NsysFile) -> None:
+    """A checkpointed model: its blocks run again, the model does not. ``model.layers`` is a prefix, not a module."""
+    for step, start in enumerate((0, 1000)):
+        file.range_(f"step {step}", start, start + 1000, category="step", payload=step)
+        file.range_("model", start, start + 100)
+        file.range_("model backward", start + 100, start + 300, category="backward")
+        for block in (0, 1):
+            file.range_(f"model.layers.{block}", start + 10 + 20 * block, start + 20 + 20 * block)
+            file.kernel(start + 400 + block, start + 401 + block, launched=(start + 11 + 20 * block,) * 2)
+            if step:  # 4 and 8 ns, 2 of them beside each other
+                name = f"model.layers.{block} recompute"
+                file.range_(name, start + 110, start + 120, category="recompute", tid=block)
+                begin = start + 500 + 2 * block
+                file.kernel(begin, begin + (8 if block else 4), launched=(start + 111,) * 2, tid=block, stream=block)
+    columns = "calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"
+    found = numbers(table(file), *columns)
+    assert list(found) == [
+        ("model", "forward"),
+        ("model", "backward"),
+        ("model", "recompute"),
+        *((f"model.layers.{block}", phase) for block in (0, 1) for phase in ("forward", "recompute")),
+    ]
+    assert found["model", "recompute"] == (0, 0, 0, 12, 10, 0)
+    assert found["model", "forward"] == (2, 0, 0, 4, 4, 200)
+    by_step = numbers(table(file, by_step=True), *columns)
+    assert by_step[1, "model", "recompute"] == (0, 0, 0, 12, 10, 0)
+    assert (0, "model", "recompute") not in by_step
+
+
+def test_a_graph_replay_is_no_call_of_a_layer_that_only_layers_inside_it_ran_in(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.0.mlp recompute", 200, 300, category="recompute")
+    file.graph_node(1, 210)
+    launch = file.call("cudaGraphLaunch_v10000", 1010, 1020)
+    file.kernel(1100, 1110, correlation=launch, node=1)
+    assert numbers(table(file), "calls", "gpu_self_ns", "gpu_total_ns") == {
+        ("layers.0", "forward"): (1, 0, 0),
+        ("layers.0", "recompute"): (0, 0, 10),
+        ("layers.0.mlp", "recompute"): (2, 10, 10),  # its capture and a replay
+    }
+
+
 def test_autograd_threads_take_phase_and_step_from_the_one_other_thread_that_has_them(file: NsysFile) -> None:
     main, autograd = 1, 2
     file.range_("step 5", 0, 1000, category="step", payload=5, tid=main)

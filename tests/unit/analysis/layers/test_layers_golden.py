@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
-from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._trace.open import open_capture
 
 CAPTURES = sorted((Path(__file__).parents[3] / "data").glob("*.sqlite.xz"))
@@ -38,3 +38,16 @@ def test_all_of_forward_and_backward_is_in_a_layer_but_the_first_gradient(captur
         return
     assert outside.loc[outside["phase"] != "backward", "gpu_ops"].sum() == 0
     assert outside["gpu_ops"].sum() <= result.summary.all_steps
+
+
+FORMATS = [path for path in CAPTURES if path.name.startswith(("checkpoint", "graph-", "generate", "ddp-"))]
+
+
+@pytest.mark.parametrize("capture", FORMATS, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
+def test_the_totals_of_the_rows_add_up_to_the_printed_ones(capture: Path) -> None:
+    """Over the phases of each layer, in the shown steps: also for a model of which only the blocks run again."""
+    result = layers(open_capture(capture), LayersOptions(by_step=True))
+    printed = result.tree[result.tree["layer"] != "(none)"].set_index("layer")["total_ns"]
+    rows = result.shown_rows
+    totals = rows[rows["layer"] != "(none)"].groupby("layer")["gpu_total_ns"].sum()
+    assert totals.reindex(printed.index, fill_value=0).to_dict() == printed.to_dict()

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,27 @@ def test_the_comparison_is_per_step_and_keeps_what_only_one_has(sheet: Sheet) ->
     assert list(found)[:2] == ["model", "model.layers.0"] and "(none) optimizer" in found
     assert {change.layer: change for change in changes([other.layers, sheet.layers])}["lm_head"].times == (None, 2 * MS)
     assert total_change([sheet.layers, other.layers]).times == (20 * MS, 20 * MS)
+
+
+def test_the_comparison_is_one_tree_whatever_each_capture_has(sheet: Sheet) -> None:
+    """The first names blocks only, the second the model and parts of blocks too: a part is below its block, not below
+    the last row before it.
+    """
+    blocks = pd.DataFrame(
+        {"layer": [f"model.layers.{block}" for block in (0, 1)], "phase": "", "parent": "", "depth": 0}
+    )
+    blocks["total_ns"], blocks["comm_ns"] = 5 * MS, 0
+    found = changes([replace(sheet.layers, tree=blocks), sheet.layers])
+    assert [("  " * change.depth) + change.layer for change in found] == [
+        "model.layers.0",
+        "  model.layers.0.attn",
+        "model.layers.1",
+        "model",
+        "  lm_head",
+        "(none) forward",
+        "(none) optimizer",
+        "(none) other",
+    ]
 
 
 def test_what_the_scripts_draw(sheet: Sheet) -> None:
@@ -231,6 +253,8 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
     # over two GPUs the same is half of it for each
     of_two = sheet_of(trace, None, replace(found, gpus=2)).findings[0]
     assert of_two.saving == "at most 0.500 ms per step and GPU, 10.0 %"
+    waits = replace(found, findings=(replace(findings[0], saves_ns=0),))
+    assert sheet_of(trace, None, waits).findings[0].saving == "nothing to save on this rank"
 
 
 def test_the_page_finds_what_advise_finds(tmp_path: Path) -> None:
@@ -241,6 +265,9 @@ def test_the_page_finds_what_advise_finds(tmp_path: Path) -> None:
     findings = advise(open_capture(capture, optional=OPTIONAL)).findings
     assert "gpu-metrics" in {one.rule for one in findings}
     assert all(one.title in page for one in findings)
+    assert all(
+        f"{one.confidence.capitalize()} confidence; wrong if {escape(one.refuted_by)}" in page for one in findings
+    )
 
 
 def test_long_names_say_how_long_they_were() -> None:

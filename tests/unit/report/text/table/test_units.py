@@ -18,6 +18,7 @@ from nvprof_kit._report.text.table.units import (
     mib_cell,
     percent,
     percents,
+    rate_cell,
 )
 
 
@@ -92,6 +93,11 @@ def test_percentages_always_add_up(parts: list[int]) -> None:
         (mb_cell, 1_500_000, "1.5"),
         (mb_cell, 12_000, "12 kB"),
         (mb_cell, 8, "8 B"),
+        (rate_cell, 1.54, "1.5"),
+        (rate_cell, 0.008, "8 MB/s"),
+        (rate_cell, 0.00042, "420 kB/s"),
+        (rate_cell, 1e-9, "<1 kB/s"),
+        (rate_cell, 0, "0.0"),
         (memory_size, 12 << 10, "12 KiB"),
         (memory_size, 3 << 20, "3.0 MiB"),
         (Cells(1, 3), -300, "-300 ns"),
@@ -100,5 +106,5 @@ def test_percentages_always_add_up(parts: list[int]) -> None:
         (duration, 1_234_000, "1.234 ms"),
     ],
 )
-def test_a_small_figure_scales_its_unit(cell: Callable[[int], str], of: int, text: str) -> None:
+def test_a_small_figure_scales_its_unit(cell: Callable[[float], str], of: float, text: str) -> None:
     assert cell(of) == text
