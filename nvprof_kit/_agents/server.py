@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._agents.captures import Captures
 from nvprof_kit._agents.skill import skill_text
+from nvprof_kit._api.printable import printable
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
 
 if TYPE_CHECKING:
@@ -155,16 +156,17 @@ def _value(value: Any) -> Any:
 
 
 def _refusing(question: Callable[..., Answer], refusal: type[Exception]) -> Callable[..., Answer]:
-    """Wrap a tool: its errors reach the client as one line."""
+    """Wrap a tool: its errors reach the client as one line, and no text has control characters of a capture."""
 
     @functools.wraps(question)
     def asked(*args: Any, **kwargs: Any) -> Answer:
         try:
-            return question(*args, **kwargs)
+            answer: Answer = printable(question(*args, **kwargs))
+            return answer
         except (NvprofKitError, KeyError) as error:
-            raise refusal(str(error)) from None
+            raise refusal(printable(str(error))) from None
         except Exception as error:  # the library would hide it from the client
-            raise refusal(f"{type(error).__name__}: {error}") from error
+            raise refusal(printable(f"{type(error).__name__}: {error}")) from error
 
     return asked
 

@@ -95,12 +95,22 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
     if calls["rank"].nunique() < 2:
         return Verdict("unknown", "a single rank cannot be compared")
     names = [str(name) for name in calls["stage"].cat.categories]
-    chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name)))
-    chosen = chosen or tuple(name for name in names if name.lower() == "backward")
+    backward = tuple(name for name in names if name.lower() == "backward")
+    chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name))) or backward
     if not set(chosen) & set(names):
         what = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
         return Verdict("unknown", f"{what}; name one of {', '.join(names)} with --collective")
     times = _shared_times(calls, warm_up)
+    verdict = _judge_stages(calls, times, chosen)
+    if verdict.severity == "none" and not collective and backward != chosen:
+        # nobody waits in a barrier after DDP's backward, where the ranks have waited for each other already
+        before = _judge_stages(calls, times, backward) if backward else verdict
+        return before if before.severity in ("warning", "critical") else verdict
+    return verdict
+
+
+def _judge_stages(calls: pd.DataFrame, times: pd.DataFrame, chosen: tuple[str, ...]) -> Verdict:
+    """Judge the ranks by the time in some stages."""
     waits = times[[name for name in chosen if name in times]].sum(axis=1, min_count=1).unstack("rank").dropna()
     if waits.empty:
         return Verdict("unknown", "no call of the collective's stage is shared by all ranks after the warm-up")
@@ -155,7 +165,8 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
     again = [at for at in order if by_rank[at] >= RECURS]
     if not again:
         return Verdict("warning", _changing(ranks, by_rank, order, stage, cost), recurrence=recurrence, **found)
-    named = " and ".join(str(ranks[at]) for at in sorted(again))
+    *first, last = (str(ranks[at]) for at in sorted(again))
+    named = f"{', '.join(first)} and {last}" if first else last
     cause, share = _cause(times, chosen, worst, gap)
     who = (
         f"rank {named} is the straggler: it waits"

@@ -6,12 +6,14 @@ share the result.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from nvprof_kit._api.numbers import checked
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import DOMAIN
 
@@ -321,8 +323,9 @@ class Capture:
         from nvprof_kit._analysis.metrics import MetricsOptions, metrics
         from nvprof_kit._results.metrics import Metrics
 
+        options = MetricsOptions(checked("floor", floor), steps=steps or _all_steps())
         known = self._operations(("name", "samples"))
-        result = metrics(known.trace, MetricsOptions(floor, steps=steps or _all_steps()), known)
+        result = metrics(known.trace, options, known)
         return Metrics(**vars(result), sources=self.sources, depth=depth)
 
     def diff(
@@ -374,7 +377,7 @@ class Capture:
         options = DiffOptions(
             steps or _all_steps(),
             min_steps,
-            run_noise=run_noise,
+            run_noise=checked("run_noise", run_noise),
             communication=communication,
             allow_undecided=allow_undecided,
             anyway=anyway,
@@ -603,8 +606,9 @@ class Capture:
         from nvprof_kit._analysis.ncu.plan import PlanOptions, plan
         from nvprof_kit._results.ncu import NcuPlan
 
+        options = PlanOptions(share=checked("share", share, 1e-6, 1), layer=layer, phase=phase, every_layer=every_layer)
+        checked("memory_gb", memory_gb)
         known = self._operations(NEEDED)
-        options = PlanOptions(share=share, layer=layer, phase=phase, every_layer=every_layer)
         made = plan(known.trace, options, known.attribution)
         how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
         return NcuPlan(**vars(made), sources=self.sources, **how)
@@ -631,7 +635,7 @@ class Capture:
         """
         from nvprof_kit._api.sql import answer
 
-        return answer(query, self.tables, longest_s)
+        return answer(query, self.tables, checked("longest_s", longest_s, most=threading.TIMEOUT_MAX))
 
     # ---------------------------------------------------------------- what is read
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,16 @@ from typing import Any
 import click
 
 from nvprof_kit._report.selection import Selection
+
+
+class Number(click.FloatRange):
+    """A finite number in a range: nan is in none, though no comparison says so."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or the error of a wrong option."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a finite number.", param, ctx)
+
 
 kernel_rules = click.option(
     "--kernel-rules",

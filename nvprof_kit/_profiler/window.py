@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -191,6 +192,7 @@ class WindowRecorder(Nothing):
             seen = [] if self._memory is None else self._memory.seen
             last_step = window.last_step if self._options.steps else None
             profile = self._files.read(self._kinds, seen, last_step=last_step, draw=self._options.plots)
+        self._warn_of_kinds(set(profile.kinds["kind"]))
         cost = OwnCost(lengths, self._plain, **self._spent)
         self._spent = {}
         self._files.write_log(profile, self._facts(window, cost), echo=self._options.echo)
@@ -208,6 +210,16 @@ class WindowRecorder(Nothing):
             self._undo.close()
         if self._tool is not None:
             self._tool.cancel()
+
+    def _warn_of_kinds(self, ran: set[str]) -> None:
+        """Warn of kinds of the user that no recorded layer has."""
+        rules = self._options.kinds or {}
+        if missing := [encodable(pattern) for pattern, kind in rules.items() if encodable(kind) not in ran]:
+            warnings.warn(
+                f"LayerOptions(kinds=...): no layer that ran matches {', '.join(map(repr, missing))}; needed a pattern "
+                "of a class or of a path in the table of all layers",
+                stacklevel=2,
+            )
 
     def _watch(self, model: nn.Module) -> None:
         device = _cuda_device(model)

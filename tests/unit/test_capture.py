@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -258,6 +259,22 @@ def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
         answer("SELECT * FROM range(10000000)", {}, most_bytes=1 << 20)
     assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
     assert answer("SELECT 1 AS one WHERE false", {}).columns.tolist() == ["one"]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])
+def test_a_number_that_is_not_finite_or_too_small_is_refused(number: float, tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "a.sqlite")
+    file.kernel(100, 110, launched=(1, 2))
+    opened = nvprof_kit.open(file.write())
+    for question in (
+        lambda: opened.sql("SELECT 1", longest_s=number),
+        lambda: opened.metrics(floor=number),
+        lambda: opened.diff(opened, run_noise=number),
+        lambda: opened.ncu_plan(share=number),
+        lambda: opened.ncu_plan(memory_gb=number),
+    ):
+        with pytest.raises(nvprof_kit.UsageError, match="needed a finite number"):
+            question()
 
 
 def test_ctrl_c_during_a_query_is_ctrl_c() -> None:

@@ -75,14 +75,21 @@ class LayerProfile:
     Attributes:
         rows: The columns of `COLUMNS`; one row per step, layer and phase, in model order.
         kinds: The columns of `KIND_COLUMNS`; one row per kind of block, then one per kind of attention.
+        shown_kinds: The same over the steps that per-step figures include, which are all but warm-up.
         layers: The per-layer table by step, as from `nvprof-kit layers --by step`.
         busy: Share of the steps' duration in which the GPU was busy; None without steps or a GPU.
     """
 
     rows: pd.DataFrame
     kinds: pd.DataFrame
+    shown_kinds: pd.DataFrame
     layers: LayersResult
     busy: float | None
+
+    @property
+    def shown_rows(self) -> pd.DataFrame:
+        """The rows of the steps that per-step figures include; all rows without steps."""
+        return _shown(self.rows, self.layers)
 
 
 def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame | None = None) -> LayerProfile:
@@ -103,9 +110,20 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     return LayerProfile(
         rows=rows[list(COLUMNS)],
         kinds=_kinds(rows, attention),
+        shown_kinds=_kinds(_shown(rows, result), _shown(attention, result)),
         layers=result,
         busy=_busy(trace, operations),
     )
+
+
+def _shown(table: pd.DataFrame, result: LayersResult) -> pd.DataFrame:
+    """The rows of a table with ``instance`` that are of the steps of `LayersResult.tree`; all rows without steps."""
+    shown = result.steps.shown
+    if not len(shown):
+        return table
+    instance = table["instance"].fillna(-1).to_numpy(dtype=np.int64)
+    chosen: pd.DataFrame = table[np.append(shown, False)[instance]]
+    return chosen
 
 
 class _Grid:

@@ -18,6 +18,7 @@ from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._analysis.summary.views import (
@@ -103,6 +104,7 @@ def summary(trace: Trace, options: SummaryOptions | None = None, known: Operatio
             *trace.info.warnings,
             *facts.classes.warnings(facts.gpu_ns),
             *facts.join_warnings(),
+            *first_collective(facts.trace, facts.classes, facts.counted),
         ),
         info=trace.info,
     )

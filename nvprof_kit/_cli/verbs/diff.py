@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
+from nvprof_kit._cli.inputs import Number, kernel_rules, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Output, Reading, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
@@ -55,7 +55,7 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 @click.option("--allow-undecided", is_flag=True, help="Pass gates that are too noisy to decide.")
 @click.option(
     "--run-noise",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=0.75,
     show_default=True,
     help="Lower bound of the noise between runs, in %.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import LINES, rules_option, selecting, steps_options
+from nvprof_kit._cli.inputs import LINES, Number, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @reading(nsys=True)
 @click.option(
     "--floor",
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     default=20.0,
     show_default=True,
     help="Minimum samples; a layer with fewer has no figures.",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from nvprof_kit._capture.ncu_script import SETS
-from nvprof_kit._cli.inputs import LINES, rules_option, selecting
+from nvprof_kit._cli.inputs import LINES, Number, rules_option, selecting
 from nvprof_kit._cli.output import NEEDED_NSYS, Output, Reading, named_domain, reading, writing
 from nvprof_kit._cli.progress import each, progress
 from nvprof_kit._report.plots import plots
@@ -41,7 +41,7 @@ def ncu() -> None:
 @reading(nsys=True)
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.9,
     show_default=True,
     help="Fraction of the GPU time that the measured kernels represent.",
@@ -66,7 +66,7 @@ def ncu() -> None:
 )
 @click.option(
     "--memory-gb",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=1.0,
     show_default=True,
     help="GPU memory of the program, which ncu saves and restores; used to predict the run time.",

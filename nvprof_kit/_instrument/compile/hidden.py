@@ -41,7 +41,7 @@ class Kept:
     def remove(self) -> None:
         """Stop removing the hooks while the compiler traces."""
         annotation = self._annotation()
-        if annotation is not None:
+        if annotation is not None and _watched is not None:  # None while Python ends
             _watched.pop(annotation, None)
             if annotation in _paused:
                 _paused.remove(annotation)

@@ -34,6 +34,10 @@ def innermost(optimizer: Any) -> list[Any]:
                 f"{type(optimizer).__name__} is not an optimizer: it has no method step(), and no optimizer inside; "
                 "needed a torch.optim.Optimizer, a wrapper around one, or a list of them"
             )
+        if not hasattr(optimizer, "__dict__"):
+            raise UsageError(
+                f"{type(optimizer).__name__} has __slots__, so its step cannot be observed; pass the one inside it"
+            )
         return [optimizer]
     return innermost(inner)
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from nvprof_kit._instrument.modules.blocks import Part, find_blocks
+from nvprof_kit._instrument.modules.blocks import Part, find_blocks, is_list
 from nvprof_kit.names import WRAPPER_PARTS, encodable, strip_wrappers
 
 
@@ -21,8 +21,8 @@ def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dic
         model: The model.
         rules: Kinds by pattern of path or class name, as by `fnmatch`: ``{"*.temporal": "temporal"}``. The first match
             applies, before the detected kinds, also to modules that are not blocks. A star also matches dots, but a
-            pattern that matched a module does not match modules inside it: ``transformer_blocks.*`` matches the
-            blocks, not their parts.
+            pattern that matches a module does not match modules inside it: ``transformer_blocks.*`` matches the
+            blocks, not their parts. Lists of modules match nothing.
     """
     blocks = {strip_wrappers(part.path): class_name(part.module) for part in find_blocks(Part("", model))}
     holders: dict[str, set[str]] = {}
@@ -32,13 +32,18 @@ def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dic
     matched: dict[str, set[str]] = {pattern: set() for pattern in rules or {}}
     for path, module in model.named_modules(remove_duplicate=False):  # parents before children
         bare = strip_wrappers(path)
-        for pattern, kind in (rules or {}).items() if bare else ():
-            if fnmatchcase(class_name(module), pattern) or (
-                fnmatchcase(bare, encodable(pattern)) and matched[pattern].isdisjoint(_around(bare))
-            ):
-                matched[pattern].add(bare)
-                kinds[bare] = encodable(kind)
-                break
+        if not bare or is_list(module):  # a list is never called
+            continue
+        fitting = [
+            pattern
+            for pattern in rules or {}
+            if (fnmatchcase(class_name(module), pattern) or fnmatchcase(bare, encodable(pattern)))
+            and matched[pattern].isdisjoint(_around(bare))
+        ]
+        for pattern in fitting:  # also those after the first: none of them matches inside this module
+            matched[pattern].add(bare)
+        if fitting and rules:
+            kinds[bare] = encodable(rules[fitting[0]])
     return kinds
 
 

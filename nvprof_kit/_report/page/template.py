@@ -13,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._report.plain import plain
+
 if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
@@ -40,7 +42,7 @@ def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (
             **shown,
         )
     )
-    return text.encode("utf-8", "replace")
+    return plain(text).encode("utf-8")
 
 
 def trusted(text: str) -> Markup:

@@ -47,10 +47,10 @@ def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType
 
 
 def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
-    if not len(profile.kinds):
+    if not len(profile.shown_kinds):
         return [Text("No block ran and no fused attention: what ran is in the table of all layers", "dim")]
     steps = max(profile.layers.summary.steps, 1)
-    rows = profile.kinds.to_dict("records")
+    rows = profile.shown_kinds.to_dict("records")
     phases = [phase for phase in LAYER_PHASES if any(row[f"{phase}_ns"] for row in rows)]
     memory = any(not pd.isna(row["retained_bytes"]) for row in rows)
     names = ["kind", "layers", "count", *phases, "total", "attention", "mean", "min", "max", "CPU"]
@@ -106,7 +106,7 @@ def curve_points(profile: LayerProfile) -> pd.DataFrame:
     """The points of the curves in model order: layer, kind, mean_ns, min_ns and max_ns over the steps, and
     attention_ns, also a mean.
     """
-    rows = profile.rows
+    rows = profile.shown_rows
     if rows["kind"].notna().any():
         chosen = rows[rows["kind"].notna()]
     else:

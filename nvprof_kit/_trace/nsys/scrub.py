@@ -53,8 +53,11 @@ _SPOOL_COLUMNS = (
     ("DIAGNOSTIC_EVENT", "text"),
     ("ANALYSIS_FILE", "filename"),
 )
-_HOME = re.compile(r"([/\\])(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
-_HOME_LIKE = " OR ".join(f"[{{0}}] LIKE '%{one}%'" for one in ("/home/", "/Users/", "\\home\\", "\\Users\\"))
+_HOME = re.compile(r"(\\?/|\\{1,4})(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
+"""Separators also as json and nested json escape them."""
+_HOME_LIKE = " OR ".join(
+    f"[{{0}}] LIKE '%{one}%'" for name in ("home", "Users") for one in (f"/{name}/", f"/{name}\\/", f"\\{name}\\")
+)
 _HOME_VARIABLE = re.compile(r"(?:^|[;\0\n])(?:HOME|USERPROFILE)=\"?([^;\0\n\"]+)")
 _TEXT_COLUMNS = (
     "SELECT name FROM pragma_table_info('{}') WHERE type = '' OR upper(type) LIKE '%TEXT%' OR upper(type) LIKE '%CHAR%'"

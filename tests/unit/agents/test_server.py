@@ -161,6 +161,24 @@ def test_any_error_reaches_the_client_with_its_cause() -> None:
         _refusing(question, UsageError)()
 
 
+def test_no_answer_has_control_characters(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("red\x1b[31m\x9b31m\u202e", 0, 50)
+    file.kernel(100, 110, launched=(1, 2), name="k\x1b]0;title\x07")
+    file.write()
+    questions = Questions(tmp_path)
+    answers = [
+        _refusing(questions.layers, UsageError)("run.sqlite"),
+        _refusing(questions.summary, UsageError)("run.sqlite"),
+        _refusing(questions.query, UsageError)("run.sqlite", 'SELECT [name] AS "a\x1b" FROM operations'),
+    ]
+    with pytest.raises(UsageError) as caught:
+        _refusing(questions.query, UsageError)("run.sqlite", 'SELECT "no\x1bsuch"')
+    text = json.dumps(answers, ensure_ascii=False) + str(caught.value)
+    assert "red\ufffd[31m\ufffd31m\ufffd" in text and "k\ufffd]0;title\ufffd" in text
+    assert not {"\x1b", "\x9b", "\u202e", "\x07"} & {*text} and "\\u001b" not in text
+
+
 def test_which_rank_is_slow(tmp_path: Path) -> None:
     names = [f"ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)]
     for name in names:

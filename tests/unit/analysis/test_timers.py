@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,22 @@ def test_words_that_only_look_like_a_collective(tmp_path: Path) -> None:
         log(tmp_path, rank, [(n, 100 * s + o, d, d) for s in range(25) for n, o, d in stages])
     verdict = timers(read_timer_logs([tmp_path])).verdict
     assert (verdict.severity, verdict.rank, verdict.collective) == ("critical", 1, ("backward",))
+
+
+@pytest.mark.parametrize("late", [lambda step: 2, lambda step: step % 4])
+def test_a_barrier_after_backward_does_not_hide_who_is_late(late: Callable[[int], int], tmp_path: Path) -> None:
+    # the ranks wait for each other in backward: nobody waits in the barrier
+    for rank in range(4):
+        stages = []
+        for s in range(32):
+            work = 50 if late(s) == rank else 10
+            stages += [("forward", 100 * s, work, work), ("backward", 100 * s + work, 70 - work, 70 - work)]
+            stages += [("barrier", 100 * s + 70, 1, 1), ("optimizer", 100 * s + 71, 29, 29)]
+        log(tmp_path, rank, stages)
+    verdict = timers(read_timer_logs([tmp_path])).verdict
+    # 40 of 100 ms a step
+    assert (verdict.collective, verdict.score) == (("backward",), pytest.approx(0.4))
+    assert verdict.rank == (2 if late(1) == 2 else None)
 
 
 @pytest.mark.parametrize("name", ["grad_sync", "AllReduce", "all_gather_params", "comm", "GradSync", "barrier2"])

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from support.nsys_file import NsysFile
 
+import nvprof_kit
 from nvprof_kit._cli import main
 
 LAYERS = (
@@ -78,6 +79,8 @@ def test_layers_of_any_name(capture: Path, tmp_path: Path) -> None:
     text = (tmp_path / "o.csv").read_text(encoding="utf-8")
     assert all(row["layer"][0] not in "=+-@" for row in csv.DictReader(io.StringIO(text)))
     page = (tmp_path / "o.html").read_text(encoding="utf-8")
+    shown = nvprof_kit.open(capture).layers()._repr_html_()
+    assert not {"\x1b", "\x9b", "\u202e"} & {*page, *shown}
     assert "<script>alert(1)" not in page and "<img src=x" not in page
     lines = (tmp_path / "o.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 + len(LAYERS)  # no name begins a row

@@ -61,6 +61,24 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    "argv",
+    [
+        ["ncu", "plan", "--share"],
+        ["ncu", "plan", "--memory-gb"],
+        ["metrics", "--floor"],
+        ["diff", "--run-noise"],
+        ["record", "--limit"],
+    ],
+)
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_an_option_that_is_no_finite_number_is_refused(
+    argv: list[str], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*argv, number, "a.sqlite") == 2
+    assert argv[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("raised", "status", "line"),
     [
         (CaptureError("a.sqlite: empty"), 2, "nvprof-kit: a.sqlite: empty"),

@@ -234,6 +234,14 @@ def test_kinds_of_the_users_own(options: LayerOptions) -> None:
     assert profiling.recorded[0].profile.kinds["kind"].tolist() == ["Block in spatial_blocks", "temporal"]
 
 
+def test_a_kind_of_which_nothing_ran_is_a_warning(options: LayerOptions) -> None:
+    training = Training()
+    kinds = {"temporal_blocks.*": "temporal", "spatial_blocks": "list", "*.nosuch": "none"}
+    profiling = LayerProfiler(training.model, "0:1", LayerOptions(options.folder, kinds=kinds, plots=False, echo=False))
+    with pytest.warns(UserWarning, match=r"no layer that ran matches 'spatial_blocks', '\*\.nosuch'; needed"):
+        training.loop(profiling, 1)
+
+
 class Allocator:
     """An allocator that grows by a thousand bytes whenever it is asked."""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from nvprof_kit._cli.inputs import Number
+
 
 @click.command(
     short_help="Run a Python program under PyTorch's profiler.",
@@ -31,7 +33,7 @@ import click
     "nvprof_kit.step, or else optimizer steps.",
 )
 @click.option(
-    "--limit", "seconds", metavar="SECONDS", type=click.FloatRange(0), default=0, help="Stop recording after this time."
+    "--limit", "seconds", metavar="SECONDS", type=Number(0), default=0, help="Stop recording after this time."
 )
 @click.option(
     "--max-memory",

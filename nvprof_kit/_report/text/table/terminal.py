@@ -115,7 +115,7 @@ def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
 
 
 def html_of(parts: Iterable[RenderableType]) -> str:
-    """The parts of a report as an HTML element with colors; texts are escaped."""
+    """The parts of a report as an HTML element with colors; texts are escaped, control characters replaced."""
     console = Console(
         file=StringIO(),
         width=WIDE,
@@ -127,4 +127,4 @@ def html_of(parts: Iterable[RenderableType]) -> str:
     )
     _print(console, parts, grow=True)
     style = "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;overflow-x:auto;line-height:1.3"
-    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+    return plain(console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>'))

@@ -45,6 +45,12 @@ def test_every_class_but_none_is_told_by_some_rule() -> None:
     [
         ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)", "comm"),
         ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "comm"),
+        ("void (anonymous namespace)::twoshot_allreduce_kernel<__half>(__half*)", "comm"),
+        ("void c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int)", "comm"),
+        ("void all_to_all_vdev_kernel(long*)", "comm"),
+        ("fsdp::all_gather_copy_in", "other"),
+        ("triton_poi_fused_add_all_gather_into_tensor_wait_tensor_0", "elementwise"),
+        ("void LayerNorm<BlockAllReduce, float>(float*)", "norm"),
         ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3", "reduction"),
         ("triton_red_fused_native_layer_norm_backward_9", "norm"),
         ("triton_poi_fused__softmax_backward_data_2", "softmax"),

@@ -506,6 +506,16 @@ def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
         MemoryProfiler(nn.Linear(8, 8), other, MemoryOptions(tmp_path))
 
 
+def test_an_optimizer_whose_step_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
+    class Slotted:
+        __slots__ = ()
+
+        def step(self) -> None: ...
+
+    with pytest.raises(UsageError, match="Slotted has __slots__, so its step cannot be observed"):
+        MemoryProfiler(nn.Linear(8, 8), Slotted(), MemoryOptions(tmp_path))
+
+
 def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
     class Broken(torch.optim.SGD):
         def register_step_pre_hook(self, _hook: object) -> None:

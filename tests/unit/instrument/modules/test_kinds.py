@@ -79,3 +79,15 @@ def test_a_pattern_of_blocks_does_not_match_their_parts() -> None:
     assert {path for path, kind in kinds.items() if kind == "norm"} == {
         f"{blocks}_blocks.{number}.norm" for blocks in ("spatial", "temporal") for number in (0, 1)
     }
+
+
+def test_no_pattern_matches_inside_what_it_matches() -> None:
+    def of(rules: dict[str, str]) -> set[str]:
+        return {path for path, kind in block_kinds(Video(Other), rules).items() if kind == "mine"}
+
+    blocks = {"temporal_blocks.0", "temporal_blocks.1"}
+    assert of({"temporal_blocks*": "mine"}) == blocks  # the list itself is never called
+    assert of({"temporal_blocks.0": "first", "temporal_blocks.*": "mine"}) == {"temporal_blocks.1"}
+    nested = nn.Sequential(Other(), nn.Linear(4, 4))
+    nested[0].inner = Other()
+    assert {path for path, kind in block_kinds(nested, {"Oth*": "mine"}).items() if kind == "mine"} == {"0"}

@@ -197,7 +197,16 @@ def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
     ("table", "column"),
     [("NVTX_EVENTS", "text"), ("DIAGNOSTIC_EVENT", "text"), ("TARGET_INFO_GPU", "name"), ("META_DATA_CAPTURE", "name")],
 )
-@pytest.mark.parametrize("path", ["/home/carol/data", "C:\\Users\\carol\\data", "/mnt/homes/carol/data"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/home/carol/data",
+        "C:\\Users\\carol\\data",
+        "/mnt/homes/carol/data",
+        r'{"folder": "\/home\/carol\/data"}',
+        r'{"folder": "C:\\Users\\carol\\data"}',
+    ],
+)
 def test_home_folders_are_found_in_every_text(
     capture: Path, tmp_path: Path, table: str, column: str, path: str
 ) -> None:

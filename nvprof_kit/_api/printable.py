@@ -1,0 +1,16 @@
+"""Answers whose texts can be printed by whoever gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvprof_kit._report.plain import plain
+
+
+def printable(value: Any) -> Any:
+    """A value of JSON types without the control characters of a capture in its texts and keys."""
+    if isinstance(value, dict):
+        return {printable(name): printable(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [printable(one) for one in value]
+    return plain(value) if isinstance(value, str) else value
