@@ -19,7 +19,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not enter the answers
     sys.path[:] = pickle.load(tasks)
-    from nvprof_kit._trace.jobs.malloc import keep_freed_memory
+    from nvprof_kit._trace.files.malloc import keep_freed_memory
 
     keep_freed_memory()  # before NumPy is imported
     from nvprof_kit._api.job_maps import map_capture

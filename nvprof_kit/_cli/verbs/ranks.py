@@ -180,7 +180,7 @@ def map_(
     /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
     work: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
-    from nvprof_kit._trace.jobs.malloc import keep_freed_memory
+    from nvprof_kit._trace.files.malloc import keep_freed_memory
 
     keep_freed_memory()  # before NumPy is imported
     from nvprof_kit._api.job_maps import map_captures

@@ -1,4 +1,4 @@
-"""How the processes that map ranks use the memory of the C library."""
+"""How processes of our own use the memory of the C library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _LARGEST_SHARED, _KEPT = 32 << 20, 256 << 20
+
+
+def share_memory() -> None:
+    """Let the threads of this process share one arena.
+
+    With arenas of their own, threads that work one after the other each keep what they freed, up to a tenth of the
+    peak. The setting is of the whole process, so it is for processes of our own only. Does nothing where the C library
+    is not glibc.
+    """
+    _set({_ARENA_MAX: 1})
 
 
 def keep_freed_memory() -> None:
@@ -20,14 +30,18 @@ def keep_freed_memory() -> None:
     The settings are of the whole process, so they are for processes of our own only. Does nothing where the C library
     is not glibc.
     """
+    if sys.platform.startswith("linux"):
+        os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+        _set({_MMAP_THRESHOLD: _LARGEST_SHARED, _TRIM_THRESHOLD: _KEPT, _ARENA_MAX: 1})
+
+
+def _set(options: dict[int, int]) -> None:
     if not sys.platform.startswith("linux"):
         return
-    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_MMAP_THRESHOLD, _LARGEST_SHARED)
-    mallopt(_TRIM_THRESHOLD, _KEPT)
-    mallopt(_ARENA_MAX, 1)
+    for option, value in options.items():
+        mallopt(option, value)

@@ -10,7 +10,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from nvprof_kit._trace.jobs.malloc import keep_freed_memory
+from nvprof_kit._trace.files.malloc import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def turn():
