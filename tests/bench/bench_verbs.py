@@ -60,9 +60,8 @@ def main() -> None:
         print(f"{options.capture.name} x {options.copies}: {sum(rows.values()):,} rows", flush=True)
         os.chdir(folder)  # for what the verbs write
         commands = {name: command(words, large) for name, words in VERBS.items()}
-        layers = []
         for name in options.only or VERBS:
-            runs = []
+            layers, runs = [], []  # in alternation, as many of both: the speed of a machine varies
             for _ in range(options.rounds):
                 layers.append(measured(commands["layers"]))
                 runs.append(measured(commands[name]))
