@@ -68,6 +68,17 @@ def selecting(
     return decorate
 
 
+def top_option(default: int, what: str) -> Callable[..., Any]:
+    """``--top`` of a verb with several tables or paragraphs, passed as ``top``.
+
+    Args:
+        default: The maximum number of rows without the option.
+        what: What it counts, for the help.
+    """
+    more = f"{what}; without it, a terminal shows those that fit."
+    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=more)
+
+
 def _top(what: str) -> Callable[..., Any]:
     return click.option("--top", "most", type=click.IntRange(min=1), metavar="N", help=what)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options, top_option
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 from nvprof_kit.errors import NvprofKitError
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Find what could be made faster, with evidence and fixes.")
 @reading()
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Findings to print; without it, a terminal shows those that fit.",
-)
+@top_option(10, "Findings to print")
 @selecting()
 @steps_options
 @rules_option

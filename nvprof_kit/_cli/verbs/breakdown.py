@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options, top_option
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 
@@ -22,13 +22,7 @@ VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "criti
 @click.command(short_help="Split the time of each step: compute, communication, copies, idle and its causes.")
 @reading()
 @click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, json, md and parquet default to steps.")
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Rows to print per table; without it, a terminal shows those that fit.",
-)
+@top_option(10, "Rows to print per table")
 @selecting(fold=True)
 @steps_options
 @rules_option

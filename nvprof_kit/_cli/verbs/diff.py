@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nvprof_kit._cli.inputs import Number, kernel_rules, rules_option, selecting, steps_options
+from nvprof_kit._cli.inputs import Number, kernel_rules, rules_option, selecting, steps_options, top_option
 from nvprof_kit._cli.output import Output, Reading, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
@@ -67,13 +67,7 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 @click.option(
     "--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table to write to csv, json and parquet."
 )
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=15,
-    show_default=True,
-    help="Rows to print per table; without it, a terminal shows those that fit.",
-)
+@top_option(15, "Rows to print per table")
 @click.option("--anyway", is_flag=True, help="Compare captures that would be refused, with a warning.")
 @selecting(sort=False, fold=True)
 @domain_option

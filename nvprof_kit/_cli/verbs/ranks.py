@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option, selecting
+from nvprof_kit._cli.inputs import rules_option, selecting, top_option
 from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit._trace.files.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
@@ -58,13 +58,7 @@ _workers = click.option(
 @ranks.command()
 @_captures
 @click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, md and parquet default to waits.")
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Rows to print per table; without it, a terminal shows those that fit.",
-)
+@top_option(10, "Rows to print per table")
 @click.option("--maps", metavar="MAPS", help="Folder in which to keep maps, and reuse those of unchanged captures.")
 @_ranks
 @_workers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options, top_option
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 from nvprof_kit._report.export import tables
@@ -26,13 +26,7 @@ VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "me
 @click.option("--view", "views", multiple=True, type=click.Choice(VIEWS), help="A view. Repeatable. [default: all]")
 @click.option("--by", type=click.Choice(["step"]), help="One set of rows per step.")
 @click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, named as in csv: gpu_p95_ns, calls, ...")
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=12,
-    show_default=True,
-    help="Rows to print per view; without it, a terminal shows those that fit.",
-)
+@top_option(12, "Rows to print per view")
 @selecting(where=False, sort=False)
 @steps_options
 @rules_option
