@@ -102,9 +102,11 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
         return Verdict("unknown", f"{what}; name one of {', '.join(names)} with --collective")
     times = _shared_times(calls, warm_up)
     verdict = _judge_stages(calls, times, chosen)
-    if verdict.severity == "none" and not collective and backward != chosen:
-        # nobody waits in a barrier after DDP's backward, where the ranks have waited for each other already
-        before = _judge_stages(calls, times, backward) if backward else verdict
+    # nobody waits in a barrier after DDP's backward, where the ranks have waited for each other already. Of two ranks,
+    # that backward is shorter on one does not show which: it may compute less, and wait in no stage at all
+    hidden = not collective and backward and backward != chosen and calls["rank"].nunique() > 2
+    if verdict.severity == "none" and hidden:
+        before = _judge_stages(calls, times, backward)
         return before if before.severity in ("warning", "critical") else verdict
     return verdict
 

@@ -153,6 +153,17 @@ def test_a_barrier_after_backward_does_not_hide_who_is_late(late: Callable[[int]
     assert verdict.rank == (2 if late(1) == 2 else None)
 
 
+def test_of_two_ranks_the_shorter_backward_is_not_blamed(tmp_path: Path) -> None:
+    # the stage only starts the all-reduce: rank 1 computes longer, and rank 0 waits in no stage
+    for rank in range(2):
+        long = 60 if rank else 20
+        stages = [("backward", 100 * s, long, long) for s in range(32)]
+        stages += [("all_reduce", 100 * s + long, 1, 1) for s in range(32)]
+        log(tmp_path, rank, sorted(stages, key=lambda stage: stage[1]))
+    verdict = timers(read_timer_logs([tmp_path])).verdict
+    assert (verdict.rank, verdict.severity) == (None, "none")
+
+
 @pytest.mark.parametrize("name", ["grad_sync", "AllReduce", "all_gather_params", "comm", "GradSync", "barrier2"])
 def test_words_of_collectives(name: str, tmp_path: Path) -> None:
     for rank, wait in enumerate([60, 20]):
