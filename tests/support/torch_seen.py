@@ -42,8 +42,10 @@ def seen() -> dict[Place, Any]:
         found |= {(name, f"number in {one}"): len(held) for one, held in hooks.items()}
     handler = torch._dynamo.callback_handler
     found["compiler", "callbacks"] = len(handler.start_callbacks), len(handler.end_callbacks)
-    found["compiler", "cache tag"] = torch.compiler.config.cache_key_tag
-    found["autograd", "saved tensors"] = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    settings = getattr(torch.compiler, "config", None)  # newer than PyTorch 2.4
+    found["compiler", "cache tag"] = getattr(settings, "cache_key_tag", None)
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # newer than PyTorch 2.4
+    found["autograd", "saved tensors"] = top(True) is None
     return found
 
 

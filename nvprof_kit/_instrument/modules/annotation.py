@@ -39,6 +39,7 @@ class Annotation(ABC):
         self._hooks: list[Removable] = []
         self._held: list[Removable] = []
         state.annotated[owner] = self
+        state.was_annotated = True
         if state.backend is not None:
             try:
                 self.enable()

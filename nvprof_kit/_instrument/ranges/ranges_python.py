@@ -13,7 +13,7 @@ from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_its
 from nvprof_kit._instrument.ranges.frames_python import NONE, OUTSIDE, Frame, now
 from nvprof_kit.names import encodable
 
-INTERFACE = 5
+INTERFACE = 6
 """Changes with the interface of this module and the C extension, so that an outdated extension is not loaded."""
 
 

@@ -82,6 +82,9 @@ function that returns whether Dynamo is tracing (``__compiling``)."""
 annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
 """Annotated objects with their annotations, which live as long as the object."""
 
+was_annotated = False
+"""Whether anything was annotated in this process, also if it is gone."""
+
 
 def _switch(new: Backend | None) -> None:
     global backend  # noqa: PLW0603

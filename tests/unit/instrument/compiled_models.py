@@ -16,11 +16,11 @@ BLOCKS = LIMIT + 2
 
 
 @contextmanager
-def fresh_compiler() -> Iterator[None]:
+def fresh_compiler(limit: int = LIMIT) -> Iterator[None]:
     """A compiler that has compiled nothing, and soon gives up to compile anew."""
     name = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.6
     dynamo.reset()
-    with dynamo.config.patch({name: LIMIT}):
+    with dynamo.config.patch({name: limit}):
         yield
     dynamo.reset()
 

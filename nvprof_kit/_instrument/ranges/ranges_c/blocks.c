@@ -41,7 +41,7 @@ static void Block_dealloc(Block *self) {
 
 /* Open the block's range; returns 1 if a running backward pass makes it a recompute. */
 static int open_block(const Context *context, Block *self) {
-    int recomputes = self->recompute == self->range ? 0 : ask_recomputes(context->position);
+    int recomputes = self->recompute == self->range ? 0 : ask_recomputes(context->position, context->thread);
     if (recomputes < 0) {
         return -1;
     }

@@ -101,8 +101,8 @@ PyObject *call_partial(PyObject *callable, Parts *parts) {
         return call_held(callable);
     }
     PyObject *function = Py_NewRef(parts->function), *arguments = Py_NewRef(parts->arguments);
-    PyObject *result = PyObject_Vectorcall(function, PySequence_Fast_ITEMS(arguments),
-                                           (size_t)PyTuple_GET_SIZE(arguments), NULL);
+    PyObject *result =
+        call_fast(function, PySequence_Fast_ITEMS(arguments), (size_t)PyTuple_GET_SIZE(arguments), NULL);
     Py_DECREF(function);
     Py_DECREF(arguments);
     return result;

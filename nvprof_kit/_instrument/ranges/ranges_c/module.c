@@ -60,7 +60,10 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     Py_XSETREF(answers.begin_task, Py_NewRef(begins));
     Py_XSETREF(answers.grad_nodes, Py_NewRef(nodes));
-    Py_XSETREF(answers.plain, Py_NewRef(types));
+    PyObject *before = answers.plain;
+    answers.plain = Py_NewRef(types);
+    forget_plain();
+    Py_XDECREF(before);
     Py_XSETREF(answers.tensor, (PyTypeObject *)Py_NewRef(tensor));
     Py_XSETREF(answers.parameter, (PyTypeObject *)Py_NewRef(parameter));
     Py_RETURN_NONE;
@@ -101,11 +104,14 @@ static int fill(PyObject *module) {
             return -1;
         }
     }
-    PyTypeObject *types[] = {&RangeType, &FrameType, &PositionType, &BlockType, &RangedType};
+    PyTypeObject *types[] = {&RangeType, &FrameType, &PositionType, &BlockType};
     for (size_t index = 0; index < sizeof(types) / sizeof(*types); index++) {
         if (PyType_Ready(types[index]) < 0) {
             return -1;
         }
+    }
+    if (ready_ranged() < 0) {
+        return -1;
     }
     if (outside == NULL && (outside = Frame_new(Py_None, Py_None, NULL, 0, NULL)) == NULL) {
         return -1;

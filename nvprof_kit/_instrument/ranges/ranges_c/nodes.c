@@ -38,6 +38,27 @@ static bool is_plain(const PyTypeObject *type) {
 
 bool has_no_tensors(PyObject *value) { return is_plain(Py_TYPE(value)); }
 
+/* Types found in `answers.plain`, by address; borrowed, as that set holds them and only grows. */
+#define KNOWN 64
+
+static PyTypeObject *known_plain[KNOWN];
+
+void forget_plain(void) { memset(known_plain, 0, sizeof(known_plain)); }
+
+static int is_known_plain(PyTypeObject *type) {
+    PyTypeObject **slot = &known_plain[((uintptr_t)type >> 6) % KNOWN];
+    if (*slot == type) {
+        return 1;
+    }
+    PyObject *plain = Py_NewRef(answers.plain); /* a metaclass may hash its classes in Python */
+    int found = PySet_Contains(plain, (PyObject *)type);
+    if (found == 1 && plain == answers.plain) {
+        *slot = type;
+    }
+    Py_DECREF(plain);
+    return found;
+}
+
 /* Maximum nesting depth of tuples handled here; deeper ones, which may share elements, are left to tensors.py. */
 #define DEEPEST 3
 
@@ -56,9 +77,7 @@ static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {
         }
         return done;
     }
-    PyObject *plain = Py_NewRef(answers.plain); /* a metaclass may hash its classes in Python */
-    int none = PySet_Contains(plain, (PyObject *)type);
-    Py_DECREF(plain);
+    int none = is_known_plain(type);
     if (none != 0) {
         return none < 0 ? -1 : 0;
     }

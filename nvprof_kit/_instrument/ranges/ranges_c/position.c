@@ -186,8 +186,7 @@ static int holds_of(const PyThreadState *thread) {
 /* PyTorch releases the GIL before it runs a backward pass, and whatever it then runs in Python holds the GIL anew, in
  * the hold of the caller. So the thread's outermost level is inside a backward pass either always (a thread that the
  * engine started) or never, and PyTorch is asked there only once. */
-int ask_recomputes(Position *self) {
-    PyThreadState *thread = PyThreadState_Get();
+int ask_recomputes(Position *self, const PyThreadState *thread) {
     bool outermost = holds_of(thread) == 1 && answers.task.direct != NULL;
     long long task;
     if (outermost && self->outermost == thread->id) {
@@ -203,8 +202,8 @@ int ask_recomputes(Position *self) {
 }
 
 /* The calling thread's `backend.thread.position`, a new reference. */
-static Position *current_position(void) {
-    uint64_t id = PyThreadState_Get()->id, serial = now.serial;
+static Position *current_position(const PyThreadState *thread) {
+    uint64_t id = thread->id, serial = now.serial;
     size_t slot = (size_t)(id % KEPT);
     if (kept[slot].position != NULL && kept[slot].id == id && kept[slot].serial == serial && kept[slot].freed == freed) {
         return (Position *)Py_NewRef(kept[slot].position);
@@ -224,8 +223,8 @@ static Position *current_position(void) {
 }
 
 int get_context(Context *context) {
-    *context = (Context){Py_NewRef(now.backend), Py_NewRef(now.pop), NULL};
-    context->position = current_position();
+    *context = (Context){Py_NewRef(now.backend), Py_NewRef(now.pop), NULL, PyThreadState_Get()};
+    context->position = current_position(context->thread);
     if (context->position == NULL) {
         release_context(context);
         return -1;

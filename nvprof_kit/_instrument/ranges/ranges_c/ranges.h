@@ -17,7 +17,7 @@
 #error "the lists of open ranges rely on the GIL"
 #endif
 
-#define INTERFACE 5 /* as in ranges_python.py */
+#define INTERFACE 6 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
 /* module.c: the current receiver of ranges, or NULL; `local`: each thread sets its own `thread.position`; `serial`: counts
@@ -34,6 +34,16 @@ extern struct Names {
 } names;
 
 /* calls.c: calls of functions that are called at each range, without the layers between. */
+
+/* PyObject_Vectorcall without its check of the result, which is for faulty extensions. */
+static inline PyObject *call_fast(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names) {
+    PyTypeObject *type = Py_TYPE(callable);
+    vectorcallfunc call = NULL;
+    if (PyType_HasFeature(type, Py_TPFLAGS_HAVE_VECTORCALL)) {
+        memcpy(&call, (char *)callable + type->tp_vectorcall_offset, sizeof(call));
+    }
+    return call == NULL ? PyObject_Vectorcall(callable, args, flags, names) : call(callable, args, flags, names);
+}
 
 /* A function without arguments. `direct` is what a builtin function consists of, NULL for other callables. */
 typedef struct {
@@ -78,6 +88,7 @@ PyObject *call_held_with(PyObject *function, PyObject *argument);
 
 /* nodes.c: add the autograd nodes of the tensors in a value to a list, created when needed. */
 int add_nodes(PyObject *value, PyObject **nodes);
+void forget_plain(void); /* after `answers.plain` changed */
 bool has_no_tensors(PyObject *value); /* true for None, numbers and text; false means that it may have some */
 
 /* frames.c: one call of a layer, for the backward pass. */
@@ -130,12 +141,13 @@ typedef struct {
 
 extern PyTypeObject PositionType;
 
-int ask_recomputes(Position *self); /* whether a backward pass runs on the calling thread */
+int ask_recomputes(Position *self, const PyThreadState *thread); /* whether a backward pass runs on the calling thread */
 
 /* The receiver of ranges and the state of the calling thread; referenced, as Python code may change the receiver. */
 typedef struct {
     PyObject *backend, *pop;
     Position *position;
+    const PyThreadState *thread;
 } Context;
 
 int get_context(Context *context); /* valid only while ranges are emitted */
@@ -162,6 +174,7 @@ extern PyTypeObject RangeType, BlockType, RangedType;
 int begin_at(const Context *context, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more);
 int end_at(const Context *context, Block *self, PyObject *outputs);
 int end(Block *self, PyObject *outputs);
+int ready_ranged(void); /* set up its type */
 PyObject *ranged(PyObject *module, PyObject *args);
 
 #endif

@@ -377,6 +377,36 @@ def _broken_uses(twin: ModuleType) -> list[Callable[[], Any]]:
     ]
 
 
+def test_what_the_compiler_inlines_is_the_function(built) -> None:
+    """torch.compile looks for ``__call__`` in the type and traces it; Python calls through the type's slots."""
+    world = World(built)
+    call = built.ranged(lambda a, *, b: (a, b), world.block("call"))
+    assert type(call).__call__(call, 1, b=2) == (1, 2)
+    assert world.tool.log == []
+    assert call(1, b=2) == (1, 2)
+    assert world.tool.log == ["call"]
+    built.switch(None)
+
+
+def test_types_without_tensors_are_those_of_the_last_set(world) -> None:
+    class Holder:
+        pass
+
+    seen: list[Any] = []
+
+    def nodes(values: list[Any]) -> list[Any]:
+        seen.extend(value for value in values if isinstance(value, Holder))
+        return []
+
+    call = world.twin.ranged(lambda _holder: None, world.block("call"))
+    world.twin.follow(lambda: None, nodes, {int, Holder}, Tensor, Parameter)
+    call(Holder())
+    seen.clear()  # Python's twin keeps no set: it asks each time
+    world.twin.follow(lambda: None, nodes, {int}, Tensor, Parameter)
+    call(Holder())
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("index", range(15))
 def test_wrong_use_of_c_raises(index: int, built) -> None:
     World(built)
