@@ -625,13 +625,14 @@ class Capture:
         take at most half of the free memory each.
 
         Args:
-            query: A query in DuckDB's SQL dialect. The tables are those of `tables`, including ``operations`` with the
-                layer of each operation.
+            query: One statement in DuckDB's SQL dialect that only reads, such as SELECT, WITH ... SELECT, DESCRIBE,
+                SUMMARIZE or EXPLAIN. The tables are those of `tables`, including ``operations`` with the layer of each
+                operation; ``list(capture.tables)`` names them, SHOW TABLES does not.
             longest_s: Time limit in seconds.
 
         Raises:
             ToolError: DuckDB is not installed.
-            UsageError: The query is invalid, accesses files or the network, or exceeds a limit.
+            UsageError: The query is invalid, does not only read, accesses files or the network, or exceeds a limit.
         """
         from nvprof_kit._api.sql import answer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ LONGEST_S = 600.0
 _LEAST_BYTES = 256 << 20
 _VECTORS = 64
 """Rows that are fetched at a time, in DuckDB's vectors of 2048."""
+_READ_ONLY = {"SELECT", "EXPLAIN"}
+"""DuckDB's types of statements that read. WITH, FROM, VALUES, PIVOT, DESCRIBE and SUMMARIZE are of type SELECT."""
 
 
 def answer(
@@ -27,14 +29,14 @@ def answer(
     """The result of a query.
 
     Args:
-        query: A query of DuckDB's SQL.
+        query: One statement of DuckDB's SQL that only reads.
         tables: The tables by name; only those named in the query are read.
         longest_s: Time limit in seconds.
         most_bytes: Memory limit of the database, and of the result; half of the free memory if None.
 
     Raises:
         ToolError: DuckDB is not installed.
-        UsageError: The query is invalid, accesses files or the network, or exceeds a limit.
+        UsageError: The query is invalid, does not only read, accesses files or the network, or exceeds a limit.
     """
     try:
         import duckdb
@@ -50,6 +52,7 @@ def answer(
     with duckdb.connect(":memory:", config=settings) as database, _limited(database, longest_s):
         database.execute("SET lock_configuration = true")
         try:
+            _refuse_all_but_one_that_reads([part.type.name for part in database.extract_statements(query)])
             named = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
             for name in sorted(named & {*tables}):
                 database.register(name, tables[name])
@@ -61,6 +64,22 @@ def answer(
         except duckdb.Error as error:
             message = str(error).splitlines()[0]
             raise UsageError(f"this query cannot be answered: {message}; the tables are {', '.join(tables)}") from None
+
+
+def _refuse_all_but_one_that_reads(types: Sequence[str]) -> None:
+    """Refuse statements by their types.
+
+    Raises:
+        UsageError: There is none, there are several, or it does something else than to read.
+    """
+    if len(types) != 1 or types == ["MULTI"]:  # of PIVOT without IN, DuckDB makes several
+        found = "none" if not types else "several, as is PIVOT without IN (...)"
+        raise UsageError(f"this query cannot be answered: it needs exactly one statement, and has {found}")
+    if types[0] not in _READ_ONLY:
+        raise UsageError(
+            f"this query cannot be answered: it is a statement of type {types[0]}, and only reading is possible; "
+            "use SELECT, and WITH for intermediate results"
+        )
 
 
 @contextmanager

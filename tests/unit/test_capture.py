@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
 
@@ -199,6 +200,64 @@ def test_sql_reaches_nothing_but_the_tables(run: Path, tmp_path: Path, query: st
     with pytest.raises(nvprof_kit.UsageError, match="cannot be answered"):
         nvprof_kit.open(query_frame).sql(query.format(out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+FRAME = pd.DataFrame({"layer": ["a", "b", "a"], "ns": [1, 2, 3]})
+
+
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [
+        ("CREATE TABLE t AS SELECT 1", "CREATE"),
+        ("CREATE TEMP VIEW v AS SELECT 1", "CREATE"),
+        ("INSERT INTO operations SELECT * FROM operations", "INSERT"),
+        ("WITH t AS (SELECT 1) INSERT INTO operations FROM t", "INSERT"),
+        ("UPDATE operations SET layer = 'a'", "UPDATE"),
+        ("DELETE FROM operations", "DELETE"),
+        ("SET VARIABLE a = 1", "SET"),
+        ("BEGIN", "TRANSACTION"),
+        ("PREPARE p AS SELECT 1", "PREPARE"),
+        ("CALL pragma_version()", "CALL"),
+        ("COPY operations TO 'x'", "COPY"),
+        ("ATTACH 'x' AS other", "ATTACH"),
+    ],
+)
+def test_sql_only_reads(query: str, kind: str) -> None:
+    with pytest.raises(nvprof_kit.UsageError, match=f"of type {kind}, and only reading is possible; use SELECT"):
+        answer(query, {"operations": FRAME})
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", "none"),
+        ("-- nothing", "none"),
+        ("SELECT 1; SELECT 2", "several"),
+        ("SELECT 1; CREATE TABLE t AS SELECT 1", "several"),
+        ("PIVOT operations ON layer", "several, as is PIVOT without IN"),
+    ],
+)
+def test_sql_takes_one_statement(query: str, found: str) -> None:
+    with pytest.raises(nvprof_kit.UsageError, match=f"needs exactly one statement, and has {found}"):
+        answer(query, {"operations": FRAME})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "FROM operations",
+        "SELECT layer FROM operations; -- and nothing else",
+        "WITH t AS (FROM operations), u AS MATERIALIZED (FROM t) FROM u",
+        "VALUES (1), (2)",
+        "PIVOT operations ON layer IN ('a', 'b') USING sum(ns)",
+        "DESCRIBE operations",
+        "SUMMARIZE SELECT * FROM operations",
+        "EXPLAIN FROM operations",
+        "EXPLAIN ANALYZE FROM operations",
+    ],
+)
+def test_sql_takes_every_statement_that_reads(query: str) -> None:
+    assert len(answer(query, {"operations": FRAME}))
 
 
 def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
