@@ -7,7 +7,9 @@ imports nothing else of the package.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 DOMAIN = "nvprof_kit"
@@ -78,6 +80,8 @@ KNOWN_PHASES = frozenset(
 
 _STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # fits in int64
 _RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
+_GROUP_TOKEN = re.compile(r"\d{1,9}(?:-\d{1,9}|:\d{1,9}:\d{1,9})?")
+_MOST_TEXT, _MOST_TOKENS, _MOST_RANKS = 4_000, 64, 1 << 18
 _INDEX = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -143,6 +147,85 @@ def parse_rank(text: str) -> RankName | None:
         return None
     rank, world, run = found.groups()
     return RankName(int(rank), None if world is None else int(world), run)
+
+
+class GroupName(NamedTuple):
+    """A process group of torch.distributed: its name, its description ('' if it has none) and its ranks in the job."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+def groups_text(groups: Sequence[GroupName]) -> str:
+    """The text of the mark that lists the groups of a process: ``groups 0 default_pg 0-3; 1 mesh_tp 0:3:2``.
+
+    It has at most 4,000 characters. Groups that do not fit, or whose ranks are too irregular, are left out; without any
+    group it is ''.
+    """
+    text = ""
+    for group in groups:
+        ranks = _ranks_text(group.ranks)
+        name, description = (re.sub(r"[\s;]+", "_", encodable(one)).lstrip("-")[:100] or "-" for one in group[:2])
+        more = f"{text}; {name} {description} {ranks}" if text else f"groups {name} {description} {ranks}"
+        if ranks and len(more) <= _MOST_TEXT:
+            text = more
+    return text
+
+
+def parse_groups(text: str) -> list[GroupName]:
+    """The groups in the text of a mark of category ``user``; none if the mark has another meaning or is damaged."""
+    if not text.startswith("groups ") or len(text) > _MOST_TEXT:
+        return []
+    found = []
+    for one in text.removeprefix("groups ").split("; "):
+        name, _, rest = one.partition(" ")
+        description, _, listed = rest.partition(" ")
+        ranks = _parse_ranks(listed)
+        if not name or not description or not ranks:
+            return []
+        found.append(GroupName(name.removeprefix("-"), description.removeprefix("-"), ranks))
+    return found
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """Sorted ranks: ``0-9999``, ``0:62:2`` (first, last and step) or ``0-1,4-5``; '' if they are too irregular."""
+    parts: list[str] = []
+    start = 0
+    while start < len(ranks) and len(parts) <= _MOST_TOKENS:
+        end = start + 1
+        while end + 1 < len(ranks) and ranks[end + 1] - ranks[end] == ranks[start + 1] - ranks[start]:
+            end += 1
+        step = ranks[start + 1] - ranks[start] if start + 1 < len(ranks) else 0
+        if end >= len(ranks) or (step != 1 and end - start < 2):
+            parts.append(str(ranks[start]))
+            start += 1
+        else:
+            first, last = ranks[start], ranks[end]
+            parts.append(f"{first}-{last}" if step == 1 else f"{first}:{last}:{step}")
+            start = end + 1
+    return ",".join(parts) if len(parts) <= _MOST_TOKENS else ""
+
+
+@lru_cache(maxsize=64)  # all ranks of a job list its largest groups
+def _parse_ranks(text: str) -> tuple[int, ...]:
+    """The ranks in a text of `_ranks_text`; none if it is none."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        if not _GROUP_TOKEN.fullmatch(part):
+            return ()
+        first, last, step = part, part, "1"
+        if "-" in part:
+            first, last = part.split("-")
+        elif ":" in part:
+            first, last, step = part.split(":")
+        if not int(step):
+            return ()
+        more = range(int(first), int(last) + 1, int(step))
+        if len(ranks) + len(more) > _MOST_RANKS:
+            return ()
+        ranks += more
+    return tuple(ranks)
 
 
 def parse_range(text: str, category: str | None = None) -> RangeName:

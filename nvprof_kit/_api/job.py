@@ -115,8 +115,8 @@ class Job:
         """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
         from nvprof_kit._analysis.ranks.parallel import parallel_groups
 
-        self._aligned  # noqa: B018  # communicators of one name are told apart with the clocks
-        return self._table("groups", parallel_groups(self._tables, self._stages))
+        aligned = self._aligned  # communicators of one name are told apart with the clocks
+        return self._table("groups", parallel_groups(self._tables, self._stages, aligned.listed.name_of))
 
     @cached_property
     def _micro_batches(self) -> pd.DataFrame:

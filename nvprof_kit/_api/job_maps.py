@@ -14,6 +14,7 @@ from nvprof_kit._trace.jobs.finding import (
     RankName,
     epoch_of,
     find_captures,
+    groups_of_marks,
     rank_of_capture,
     rank_of_marks,
     rank_of_name,
@@ -85,6 +86,7 @@ def map_capture(task: MapTask) -> list[str]:
             "tool": trace.info.tool,
             "source": "profile",
             "epoch_ns": epoch,
+            "groups": _groups_in(trace, pid),
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
             "rank_told_by": rank_name.found_by,
             "warnings": "\n".join(trace.info.warnings),
@@ -115,6 +117,7 @@ def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
         "epoch_ns": 0,
         "named": True,
         "numbered": True,
+        "groups": "",
         "gpu": "",
         "rank_told_by": "given" if task.rank is not None else "name",
         "warnings": "\n".join(dump_warnings(found.collectives, found.tool)),
@@ -145,6 +148,15 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
             f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
         )
     return {-1: single}
+
+
+def _groups_in(trace: Any, pid: int) -> str:
+    """The process groups in the marks of a process; of all if it is -1."""
+    marks = trace.marks
+    if marks is None or not len(marks):
+        return ""
+    mine = marks if pid < 0 else marks[marks["pid"] == pid]
+    return groups_of_marks(map(str, mine["text"].unique()))
 
 
 def _first(*found: RankName) -> RankName:

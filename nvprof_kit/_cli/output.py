@@ -248,7 +248,7 @@ class Reading:
         """
         from nvprof_kit._api.capture import Capture
         from nvprof_kit._trace.files.kinds import CAPTURES, NSYS, expect
-        from nvprof_kit._trace.files.malloc import share_memory
+        from nvprof_kit._trace.files.own_process import share_memory
 
         share_memory()
         expect(capture, *((NSYS, NEEDED_NSYS) if self.nsys else (CAPTURES, NEEDED)))

@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled
+from nvprof_kit._instrument.groups import group_count, groups_mark
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import RANK_MARK, Category, RankName, rank_text
@@ -20,6 +21,13 @@ _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _marked: weakref.WeakSet[Any] = weakref.WeakSet()
 """The per-thread states of backends that have the rank mark; backends in a chain share one."""
+
+_listed: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Range | None, int]] = weakref.WeakKeyDictionary()
+"""By the same states: the number of groups when they were listed last, the mark, and how many times they changed."""
+
+_NONE_LISTED: tuple[tuple[int, int], Range | None, int] = ((0, 0), None, 0)
+_MOST_LISTS = 64
+"""Maximum number of times that changed groups are listed again."""
 
 
 def rank() -> int:
@@ -62,21 +70,37 @@ def run_id() -> str | None:
 
 @uncompiled
 def mark_rank(*, again: bool = False) -> None:
-    """Emit a mark with the rank, once per tool or recording, if the rank is known.
+    """Emit a mark with the rank, once per tool or recording, if the rank is known; and one with the process groups,
+    again if there are others.
 
-    A capture that starts after the program would miss this mark. So recipes for such captures set `RANK_MARK`, and the
-    mark is then emitted in every step.
+    A capture that starts after the program would miss these marks. So recipes for such captures set `RANK_MARK`, and
+    the marks are then emitted in every step.
 
     Args:
-        again: Emit the mark again, at the start of a window of the program.
+        again: Emit the marks again, at the start of a window of the program.
     """
     backend = state.backend
-    if backend is None or (backend.thread in _marked and not again and os.environ.get(RANK_MARK) != "step"):
+    if backend is None:
         return
-    name = who()
+    fresh = again or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"
+    name = who() if fresh else None
     if name is not None:
         _marked.add(backend.thread)
         backend.mark(Range(rank_text(name), Category.USER, name.rank))
+    count = group_count()
+    if count[0] and (fresh or count != _listed.get(backend.thread, _NONE_LISTED)[0]):
+        _mark_groups(backend, count)
+
+
+def _mark_groups(backend: Any, count: tuple[int, int]) -> None:
+    """Emit a mark with the process groups."""
+    known, mark, times = _listed.get(backend.thread, _NONE_LISTED)
+    if known != count:
+        text = groups_mark() if times < _MOST_LISTS else ""
+        mark, times = Range(text, Category.USER) if text else None, times + 1
+    _listed[backend.thread] = (count, mark, times)
+    if mark is not None:
+        backend.mark(mark)
 
 
 def rank_folder(mesh: Any = None) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION
 from nvprof_kit._trace.jobs.store import write_tables
+from nvprof_kit.names import GroupName, groups_text
 
 US, MS = 1_000, 1_000_000
 COLUMN_EVERY = 5
@@ -57,6 +58,7 @@ class SyntheticJob:
     more: tuple[Fault, ...] = ()  # faults beside the first
     named: bool = True  # communicators bear names of their own; else only their streams tell them
     sized: bool = True  # captures tell how many ranks a communicator has
+    listed: bool = False  # marks list the groups
     true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
 
     @property
@@ -283,7 +285,22 @@ def _tables(
     same = {"version": VERSION, "capture": "synthetic", "size_bytes": 0, "changed_ns": 0, "reading": "", "run": "one"}
     told = {"world_size": job.ranks, "tool": "synthetic", "gpu": "", "rank_told_by": "given", "warnings": ""}
     told |= {"source": "profile", "epoch_ns": -1, "named": job.named, "numbered": False}
-    yield "ranks", {"rank": ranks} | {name: [value] * here for name, value in (same | told).items()}
+    every = {name: [value] * here for name, value in (same | told).items()}
+    yield "ranks", {"rank": ranks, "groups": [_groups_of(job, rank) for rank in ranks.tolist()]} | every
+
+
+def _groups_of(job: SyntheticJob, rank: int) -> str:
+    """The mark's list of a rank's groups: all ranks, its row and its column."""
+    if not job.listed:
+        return ""
+    row, column = divmod(rank, job.columns)
+    return groups_text(
+        [
+            GroupName("0", "default_pg", tuple(range(job.ranks))),
+            GroupName(f"r{row}", "mesh_tp", tuple(range(row * job.columns, (row + 1) * job.columns))),
+            GroupName(f"c{column}", "mesh_dp", tuple(range(column, job.ranks, job.columns))),
+        ]
+    )
 
 
 def _renumbered(

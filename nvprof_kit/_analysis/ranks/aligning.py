@@ -8,11 +8,12 @@ import numpy as np
 
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
+from nvprof_kit._analysis.ranks.listed import ListedGroups, listed_groups, listed_parts
 from nvprof_kit._analysis.ranks.lost import shifted_steps, voted
 from nvprof_kit._analysis.ranks.maps.unprofiled import place
-from nvprof_kit._analysis.ranks.passing import pair_messages
+from nvprof_kit._analysis.ranks.passing import leave_out, pair_messages
 from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
-from nvprof_kit._analysis.ranks.words import COARSE_NS
+from nvprof_kit._analysis.ranks.words import COARSE_NS, many
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 SAMPLES = 100
 """Approximate number of collectives per rank used to align its clock; a small job uses all of them."""
 
-TOLD_APART = 256
-"""Maximum number of ranks for which communicators identified only by their streams are separated."""
+MOST_SEPARATED = 256
+"""Maximum number of ranks whose ends are compared to separate communicators identified only by their streams. In a job
+with more, a sample decides which of the listed groups a communicator is.
+"""
 
 LEAST_FLOOR_NS = 2_000
 """Lower bound of the clock resolution."""
@@ -34,12 +37,15 @@ class Alignment(NamedTuple):
     Attributes:
         clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`, of the profiled ranks.
         floor_ns: The resolution of the aligned clocks.
-        warnings: Sentences about ranks without a profile whose collectives could not be placed.
+        warnings: Sentences about groups that contradict each other or could not be separated, messages that could not
+            be matched, and ranks without a profile whose collectives could not be placed.
+        listed: The process groups that the captures' marks list.
     """
 
     clocks: pd.DataFrame
     floor_ns: int
     warnings: tuple[str, ...] = ()
+    listed: ListedGroups = ListedGroups()
 
 
 def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
@@ -52,11 +58,12 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     import pandas as pd
 
     rows, most = tables.rows()
-    if 2 < len(ranks) <= TOLD_APART:
-        parts = groups_of(tables.stream_ends())
-        if len(parts):
-            tables.split(parts)
-    warnings = _match_messages(tables, ranks)
+    listed = listed_groups(tables.listed_groups(), ranks)
+    warnings = listed.warnings
+    if len(ranks) > 1 and tables.has_streams():
+        if len(ranks) > 2:
+            warnings += _separate(tables, ranks, listed)
+        warnings += _match_messages(tables, ranks, listed)
     every = 1 if rows <= FEW else max(most // SAMPLES, 1)
     odd = tables.odd_steps()
     ends = tables.ends(every)
@@ -73,20 +80,57 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     frame = frame.astype({"offset_ns": "int64"})
     placed = place(tables, frame) if tables.has_unprofiled else None
     tables.match(frame, _by_time(tables, odd, aligned, floor), placed.members if placed else None)
-    return Alignment(clocks, floor, (*warnings, *(placed.warnings if placed else ())))
+    return Alignment(clocks, floor, (*warnings, *(placed.warnings if placed else ())), listed)
 
 
-def _match_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
+def _separate(tables: JobTables, ranks: list[int], listed: ListedGroups) -> tuple[str, ...]:
+    """Separate communicators identified by streams into the groups that marks list, else into those found by time.
+
+    Returns:
+        A warning about communicators of too many ranks to be separated, whose collectives are left out.
+    """
+    import pandas as pd
+
+    every = len(ranks) <= MOST_SEPARATED
+    ends = tables.stream_ends(ranks if every else listed.sampled(sorted(ranks), MOST_SEPARATED))
+    members = tables.stream_members()
+    known = listed_parts(ends, listed, members)
+    found = groups_of(ends[~ends["comm"].isin(known["comm"])])
+    warnings: tuple[str, ...] = ()
+    if not every:
+        several = found.groupby("comm")["part"].nunique()
+        mixed = members[members["comm"].isin(several.index[several > 1])]
+        found = mixed.assign(part=mixed["rank"])
+        if len(mixed):
+            warnings = (
+                f"{many(mixed['comm'].nunique(), 'communicator', 'is/are')} known only by stream, and by time several "
+                "groups of ranks share one: their collectives are not matched, as groups are found by time for at most "
+                f"{MOST_SEPARATED} ranks; profile with nvprof_kit.step() or annotate_model: the marks list them",
+            )
+    parts = [one for one in (known, found) if len(one)]
+    if parts:
+        tables.split(pd.concat(parts, ignore_index=True))
+    return warnings
+
+
+def _match_messages(tables: JobTables, ranks: list[int], listed: ListedGroups) -> tuple[str, ...]:
     """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
-    if max(max(ranks, default=0) + 1, tables.world_size()) < 3 or not 1 < len(ranks) <= TOLD_APART:
+    if tables.world_size() < 3 and max(ranks) < 2:
         return ()
     messages = tables.messages()
+    if not len(messages):
+        return ()
     layers = tables.layer_medians()
     stages = stages_of(layers)
     # within a stage, messages form a ring in which all ranks take part at the same time
-    if not len(messages) or (len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any()):
+    if len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any():
         return ()
-    found = pair_messages(messages, stages, spans_of(layers))
+    if len(ranks) > MOST_SEPARATED:
+        found = leave_out(messages, f"partners are found by time for at most {MOST_SEPARATED} ranks")
+    else:
+        spans = spans_of(layers)
+        is_whole = bool(spans) or tables.world_size() == len(ranks)
+        found = pair_messages(messages, stages, spans, listed.may_pass, is_whole=is_whole)
     tables.renumber(found.numbers)
     return found.warnings
 
@@ -100,7 +144,7 @@ def _clocks(ends: pd.DataFrame, odd: pd.DataFrame, ranks: list[int]) -> pd.DataF
     known = ends.merge(odd.assign(odd=True), on=["c", "s"], how="left")["odd"].isna().to_numpy()
     clocks = align(ends[known] if known.any() else ends, ranks)
     poor = clocks[clocks["offset_ns"].isna() | (clocks["residual_ns"] > COARSE_NS)]["rank"].tolist()
-    if not poor or len(ranks) > TOLD_APART:
+    if not poor or len(ranks) > MOST_SEPARATED:
         return clocks
     again = align(voted(ends, poor), ranks)
     return min(clocks, again, key=_poverty) if known.any() else again

@@ -43,28 +43,43 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
     Args:
         ends: The ends of their collectives: comm, s, k, rank, end_ns, size (ranks of the communicator, -1: unknown).
     """
-    import pandas as pd
-
     rows: list[tuple[str, int, int]] = []
     for comm, mine in ends.groupby("comm"):
-        # where a rank lost collectives of a step, its others have wrong numbers
-        count = mine.groupby(["s", "rank"])["end_ns"].transform("size")
-        whole = mine[count == count.groupby(mine["s"]).transform("max")]
-        wide = whole.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
-        wide = wide.reindex(columns=sorted(mine["rank"].unique()))
-        ranks = [int(str(rank)) for rank in wide.columns]
-        if len(ranks) < 3:
+        if mine["rank"].nunique() < 3:
             continue
-        moved, rarely = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
+        ranks, moved, rarely = movements(mine)
         limit = max(LEAST_NS, TIMES * float(moved.min()))
         size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
         parts = _joined(moved, limit, size)
         if (size <= 0).all():
             parts = _divided(rarely, parts)
         rows += [(str(comm), rank, which) for rank, which in zip(ranks, parts, strict=True)]
+    return part_table(rows)
+
+
+def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
+    """The part of a communicator to which a rank belongs: comm, rank, part."""
+    import pandas as pd
+
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
     made: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
     return made
+
+
+def movements(mine: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The ranks of a communicator, and how far the ends of two of them move relative to each other from one collective
+    to the next: in `MOST_OF_THEM`, and in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few.
+
+    Args:
+        mine: The ends of its collectives: s, k, rank, end_ns.
+    """
+    # where a rank lost collectives of a step, its others have wrong numbers
+    count = mine.groupby(["s", "rank"])["end_ns"].transform("size")
+    whole = mine[count == count.groupby(mine["s"]).transform("max")]
+    wide = whole.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
+    wide = wide.reindex(columns=sorted(mine["rank"].unique()))
+    moved, rarely = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
+    return [int(str(rank)) for rank in wide.columns], moved, rarely
 
 
 def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.int64]) -> list[int]:

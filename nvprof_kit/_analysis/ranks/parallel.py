@@ -9,7 +9,7 @@ data parallel.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nvprof_kit._trace.jobs.tables import JobTables
@@ -45,12 +45,16 @@ _POINT_TO_POINT = {"Send", "Recv", "SendRecv"}
 _LISTED = 16
 
 
-def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
+def parallel_groups(
+    tables: JobTables, stages: Mapping[int, int], name_of: Callable[..., str] = lambda _ranks, **_kind: ""
+) -> pd.DataFrame:
     """The groups, with `GROUP_COLUMNS`.
 
     Args:
         tables: The job's maps, with separated communicators.
         stages: The pipeline stage of each rank.
+        name_of: The program's name for a group without one, by its ranks
+            (`nvprof_kit._analysis.ranks.listed.ListedGroups.name_of`).
     """
     import pandas as pd
 
@@ -58,6 +62,7 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFram
     for _, mine in tables.uses().groupby("c", sort=False):
         ranks = sorted({int(rank) for listed in mine["ranks"] for rank in listed})
         name, kinds = str(mine["group"].max()), sorted(filter(None, set(mine["kind"])))
+        name = name or name_of(ranks, passes_on=set(kinds) <= _POINT_TO_POINT)
         parallel, found_by = named_parallel(name), "name"
         if parallel == "unknown":
             parallel, found_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"

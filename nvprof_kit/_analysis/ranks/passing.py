@@ -3,19 +3,21 @@
 The position in a stream identifies the partner only if the stream has a single partner, which the capture does not
 show. Two ranks of adjacent stages are partners if, with one clock offset, most of their messages end together: a send
 of one with a receive of the other, of the same size and in the same step. If another rank or another offset fits nearly
-as well, the match is ambiguous; these messages are left unmatched and counted.
+as well, the match is ambiguous; these messages are matched stage by stage (`nvprof_kit._analysis.ranks.chains`), or
+left unmatched and counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.ranks.chains import pair_chain
 from nvprof_kit._analysis.ranks.words import many, some
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ MARGIN = 0.8
 
 LEAST, LEAST_SHARE = 3, 1 / 8
 """Minimum number of votes for a pair, and minimum share of the messages of the rank with fewer messages."""
+
+LEAST_WAY = 1 / 8
+"""Minimum share of the votes in each direction if stages send to each other."""
+
+LEAST_MATCHED = 1 / 4
+"""If a smaller share of all messages has a partner, the partners that end together may do so by chance."""
 
 COLUMNS = ["rank", "index", "label", "k"]
 
@@ -63,21 +71,28 @@ class _Pair(NamedTuple):
 
 
 def pair_messages(
-    rows: pd.DataFrame, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    rows: pd.DataFrame,
+    stages: Mapping[int, int],
+    spans: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    may_pass: Callable[[int, int], bool] = lambda _one, _other: True,
+    *,
+    is_whole: bool = False,
 ) -> Passing:
     """Match sends and receives.
 
     Args:
         rows: Sends and receives: rank, index, kind (Send, Recv, or SendRecv if unknown), step, bytes (-1: unknown),
-        end_ns
-            on each rank's own clock.
+            start_ns, end_ns on each rank's own clock.
         stages: The pipeline stage of each rank.
         spans: First and last number of each rank's layers, if known.
+        may_pass: Whether two ranks can be partners, as far as the groups are known.
+        is_whole: Whether no stage is missing between others, and ``rows`` has start_ns: messages that fit no rank or
+            several are then matched from the first or last stage on.
     """
-    import pandas as pd
-
     rows = rows.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
-    pairs = _partners([_vote(rows, *two) for two in _neighbours(rows, stages, spans)])
+    both_ways = _pass_both_ways(rows, stages)
+    voted = [_vote(rows, *two) for two in _neighbours(rows, stages, spans) if may_pass(*two)]
+    pairs = _partners([one for one in voted if not both_ways or _answers(rows, one)])
     label, k = np.full(len(rows), "", dtype=object), np.arange(len(rows))
     times = np.zeros(len(rows), dtype=np.int64)
     for one in pairs:
@@ -89,6 +104,26 @@ def pair_messages(
         k[other] = k[mine]
     for one in pairs:
         _match_rest(rows, one, label, k)
+    if np.count_nonzero(label != "") < LEAST_MATCHED * len(rows):
+        label[:], k = "", np.arange(len(rows))
+    if (label == "").any() and is_whole:
+        found = pair_chain(rows, stages, lambda a, b: _follow(a, b, stages, spans) and may_pass(a, b))
+        if 2 * len(found.rows) > np.count_nonzero(label != ""):
+            label[:], k = "", np.arange(len(rows))
+            for side in (found.rows, found.partners):
+                label[side] = [f"ranks {one} and {other}" for one, other in found.pairs]
+            k[found.partners] = found.rows
+    return _passing(rows, label, k, "by time they fit no rank or several")
+
+
+def leave_out(rows: pd.DataFrame, reason: str) -> Passing:
+    """Match none of the sends and receives, and say why."""
+    return _passing(rows, np.full(len(rows), "", dtype=object), np.arange(len(rows)), reason)
+
+
+def _passing(rows: pd.DataFrame, label: npt.NDArray[np.object_], k: Ints, reason: str) -> Passing:
+    import pandas as pd
+
     lone = label == ""
     label[lone] = "alone"
     numbers = pd.DataFrame({"rank": rows["rank"], "index": rows["index"], "label": label, "k": k})[COLUMNS]
@@ -97,8 +132,8 @@ def pair_messages(
         ranks = sorted(set(rows["rank"][lone].tolist()))
         warnings = (
             f"{many(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out (sends "
-            f"and receives of ranks {some(ranks)}): the captures do not name their communicators, and by time they fit "
-            "no rank or several; waiting for them is not measured",
+            f"and receives of ranks {some(ranks)}): the captures do not name their communicators, and {reason}; "
+            "waiting for them is not measured",
         )
     return Passing(numbers, warnings)
 
@@ -153,6 +188,19 @@ def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
     unlike = np.isin(mine[chosen], _twice(mine[chosen])) | np.isin(others[chosen], _twice(others[chosen]))
     mine, others = mine[chosen][~unlike], others[chosen][~unlike]
     return _Pair(first, second, needed, len(mine), rival, mine, others)
+
+
+def _pass_both_ways(rows: pd.DataFrame, stages: Mapping[int, int]) -> bool:
+    """Whether neighbours send to each other: both the first and the last stage send and receive."""
+    stage = rows["rank"].map(lambda rank: stages.get(rank, 0))
+    kinds = [set(rows["kind"][stage == end]) for end in (stage.min(), stage.max())]
+    return all({"Send", "Recv"} <= mine for mine in kinds)
+
+
+def _answers(rows: pd.DataFrame, pair: _Pair) -> bool:
+    """Whether the messages that end together go both ways: by chance, a lag can make those of one way do so."""
+    kinds = rows["kind"].to_numpy()[pair.rows].tolist()
+    return min(kinds.count("Send"), kinds.count("Recv")) >= LEAST_WAY * len(kinds) or "SendRecv" in kinds
 
 
 def _twice(values: Ints) -> Ints:

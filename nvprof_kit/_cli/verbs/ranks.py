@@ -174,9 +174,10 @@ def map_(
     /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
     work: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
-    from nvprof_kit._trace.files.malloc import keep_freed_memory
+    from nvprof_kit._trace.files.own_process import keep_freed_memory, switch_threads_often
 
     keep_freed_memory()  # before NumPy is imported
+    switch_threads_often()
     from nvprof_kit._api.job_maps import map_captures
 
     with progress() as say:

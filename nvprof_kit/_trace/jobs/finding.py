@@ -14,6 +14,7 @@ from nvprof_kit._trace.files.packed import UNREADABLE, check_file
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import nsys_sqlite
 from nvprof_kit.errors import UsageError
+from nvprof_kit.names import GroupName, groups_text, parse_groups
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
 """Suffixes of captures; each also with ``.xz`` appended."""
@@ -102,6 +103,14 @@ def rank_of_marks(texts: Iterable[str]) -> RankName:
         if found := _MARK.fullmatch(text):
             return RankName(int(found[1]), int(found[2]), found[3] or "", "mark")
     return RankName()
+
+
+def groups_of_marks(texts: Iterable[str]) -> str:
+    """The process groups in this package's marks (`groups_text`): those of the last mark, and of earlier ones."""
+    found: dict[str, GroupName] = {}
+    for text in texts:
+        found |= {group.name: group for group in parse_groups(text)}
+    return groups_text(list(found.values()))
 
 
 def rank_of_environment(text: str) -> RankName:

@@ -17,7 +17,7 @@ from nvprof_kit._trace.schema import Column
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 2
+VERSION = 3
 """Version of these tables; incremented by every change that breaks older readers."""
 
 RANKS: Mapping[str, Column] = MappingProxyType(
@@ -35,6 +35,7 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "epoch_ns": Column("int64", "offset from its times to ns since 1970 on the clock of its host, -1 if unknown"),
         "named": Column("bool", "True if communicators have ids, False if they are only distinguished by stream"),
         "numbered": Column("bool", "True if all collectives of communicators with ids have sequence numbers"),
+        "groups": Column("object", "process groups of the rank, as its mark lists them; '' if unknown"),
         "gpu": Column("object", "name of the GPU"),
         "rank_told_by": Column("object", "how the rank was found: mark, capture, name (of the file), given"),
         "warnings": Column("object", "what may be missing or distorted in the capture, one a line"),
@@ -50,7 +51,11 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "operation": Column("int64", "id of the operation, the same on every rank; -1 if none"),
         "sequence": Column("int64", "sequence number within the communicator, -1: none"),
         "step": Column("int64", "step that launched it, -1 outside steps"),
-        "number": Column("int64", "index within communicator and step, in order of launch"),
+        "number": Column(
+            "int64",
+            "index within communicator and step, in order of launch; of messages between two known ranks, three times "
+            "the index within their direction, plus 0 (to the higher rank), 1 (to the lower) or 2 (both)",
+        ),
         "stream": Column("int64", "index of its stream among the rank's communication streams, in order of first use"),
         "group": Column("object", "name that the program gave the communicator, '' if unknown"),
         "kind": Column("object", "AllReduce, AllGather, ReduceScatter, Broadcast, Send, Recv, SendRecv, …"),

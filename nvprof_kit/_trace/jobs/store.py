@@ -377,10 +377,18 @@ def _encoded(table: pa.Table) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # numbers hardly repeat: dictionaries of them take time and make the file larger
+    text = [name for name, kind in zip(table.schema.names, table.schema.types, strict=True) if not _is_number(kind)]
     made = pa.BufferOutputStream()
-    pq.write_table(table, made, compression="zstd")
+    pq.write_table(table, made, compression="zstd", use_dictionary=text)
     data: bytes = made.getvalue().to_pybytes()
     return data
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _write(data: bytes, file: Path) -> None:

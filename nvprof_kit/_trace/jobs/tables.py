@@ -302,9 +302,30 @@ class JobTables:
             f"FROM members {chosen}"
         )
 
-    def stream_ends(self) -> pd.DataFrame:
-        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns, size."""
-        return self._frame("SELECT comm, s, k, rank, end_ns, size FROM members WHERE comm LIKE 'stream %' AND s >= -1")
+    def listed_groups(self) -> dict[int, str]:
+        """By profiled rank, the process groups that its mark lists."""
+        rows = self._query(f"SELECT rank, groups FROM ranks WHERE groups <> '' AND rank IN ({_PROFILED})", "fetchall")
+        return {int(rank): str(text) for rank, text in rows}
+
+    def has_streams(self) -> bool:
+        """Whether communicators are known only by stream."""
+        return bool(self._one(f"SELECT count(*) FROM (FROM collectives WHERE {self._comm} LIKE 'stream %' LIMIT 1)")[0])
+
+    def stream_members(self) -> pd.DataFrame:
+        """The ranks of the communicators known only by stream: comm, rank."""
+        return self._frame(
+            "SELECT DISTINCT comm, rank FROM members WHERE comm LIKE 'stream %' AND s >= -1 ORDER BY ALL"
+        )
+
+    def stream_ends(self, ranks: Sequence[int]) -> pd.DataFrame:
+        """End times of these ranks' collectives with communicators known only by stream: comm, s, k, rank, end_ns,
+        size.
+        """
+        listed = ", ".join(map(str, ranks))
+        return self._frame(
+            "SELECT comm, s, k, rank, end_ns, size FROM members "
+            f"WHERE comm LIKE 'stream %' AND s >= -1 AND rank IN ({listed})"
+        )
 
     def split(self, parts: pd.DataFrame) -> None:
         """Split communicators that share a name.
@@ -321,7 +342,7 @@ class JobTables:
     def messages(self) -> pd.DataFrame:
         """Sends and receives identified only by stream and order: rank, index, kind, step, bytes, end_ns."""
         return self._frame(
-            "SELECT rank, index, kind, step, bytes, end_ns FROM members "
+            "SELECT rank, index, kind, step, bytes, start_ns, end_ns FROM members "
             "WHERE sort = 'SendRecv' AND s <> -2 AND comm LIKE 'stream %' ORDER BY rank, index"
         )
 

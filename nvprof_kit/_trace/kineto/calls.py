@@ -11,9 +11,10 @@ import re
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.kineto.events import Events, joined, number
+from nvprof_kit._trace.kineto.events import Events, Rows, joined, number
 from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
@@ -85,25 +86,62 @@ _MOST = 1 << 50
 """More than any collective moves."""
 
 
+_COALESCED = "nccl:coalesced"
+
+
 def read_collectives(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``collectives``: one row per kernel with message arguments."""
+    """Columns of the schema's ``collectives``: one row per kernel with message arguments, and the sends and receives of
+    coalesced operations, whose kernels lack them: their operators, and the ends of the groups that launch them.
+    """
     kernels = events.of("kernel")
     arguments = list(kernels.collective_arguments.values())
-    rows = kernels.take(np.array(list(kernels.collective_arguments), dtype=np.int64))
+    rows = [kernels.take(np.array(list(kernels.collective_arguments), dtype=np.int64))]
+    operators = events.operators
+    coalesced = events.annotations
+    coalesced = coalesced.take(coalesced.by_name(lambda name: name == _COALESCED, bool))
+    if len(coalesced) and operators.collective_arguments:
+        passing = np.array(list(operators.collective_arguments), dtype=np.int64)
+        passing = passing[~_launches_one(operators.take(passing), rows[0], events.calls)]
+        arguments += [operators.collective_arguments[one] for one in passing.tolist()]
+        rows += [operators.take(passing), coalesced]
+        arguments += [_GROUP_END] * len(coalesced)
+    found = joined(rows, ["correlation"])
+    of_kernel = np.arange(len(found)) < len(rows[0])
     return {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
+        "start_ns": found.start_ns,
+        "end_ns": found.end_ns,
         "pid": np.full(len(arguments), process, dtype=np.int64),
-        "tid": np.zeros(len(arguments), dtype=np.int64),
-        "correlation": rows.number("correlation"),
+        "tid": np.where(of_kernel, 0, found.tid),
+        "correlation": np.where(of_kernel, found.number("correlation"), -1),
         "call": [_text(one.collective) for one in arguments],
         "bytes": np.array([_bytes(one) for one in arguments], dtype=np.int64),
         "ranks": np.array([_number(one.group_size) for one in arguments], dtype=np.int64),
         "communicator": [_communicator(one) for one in arguments],
         "description": [_text(one.group_description) for one in arguments],
         "sequence": np.array([_number(one.collective_sequence) for one in arguments], dtype=np.int64),
-        "peers": [_text(one.group_ranks) for one in arguments],
+        "peers": [_peers(one) for one in arguments],
     }
+
+
+def _launches_one(operators: Rows, kernels: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
+    """Which operators launch one of the kernels themselves."""
+    found = np.zeros(len(operators), dtype=np.bool_)
+    launched = calls.take(np.isin(calls.number("correlation"), kernels.number("correlation")))
+    for thread in np.unique(launched.tid).tolist():
+        moments = np.sort(launched.start_ns[launched.tid == thread])
+        begin, end = (np.searchsorted(moments, edge) for edge in (operators.start_ns, operators.end_ns))
+        found |= (operators.tid == thread) & (end > begin)
+    return found
+
+
+_GROUP_END = Args(collective="ncclGroupEnd")
+
+
+def _peers(arguments: Args) -> str:
+    """The peer of a send or receive, else the ranks of the group."""
+    given = arguments.destination if arguments.destination is not None else arguments.source
+    peer = number(given)
+    return str(peer) if peer is not None and peer >= 0 else _text(arguments.group_ranks)
 
 
 def _text(value: Any) -> str:

@@ -56,6 +56,7 @@ _ESSENTIAL = ("args.correlation", "args.device")
 """Arguments required to identify an operation of a category."""
 _SHAPES = ("dims", "types", "concrete")
 _NO_ARGS = Args()
+_PARAMETERS = "record_param_comms"
 
 
 _NOT_READ = frozenset({
@@ -315,18 +316,21 @@ class _Columns:
         self.ts, self.dur, self.tid, self.code, self.shape = array("d"), array("d"), array("q"), array("i"), array("i")
         self.numbers = {name: array("q") for name in _COLUMNS.get(category, ())}
         self.collective_arguments: dict[int, Args] = {}
-        self._may_tell = category == "kernel"
+        self._may_tell = category in ("kernel", _OPERATOR)
 
     def add(self, category: str, rows: Sequence[Row], missing: Counter[tuple[str, str]]) -> None:
         """Append events, and count missing fields by the category name in the file."""
         args = [row.args or _NO_ARGS for row in rows]
-        if self._may_tell:
-            place = len(self.code)
-            for offset, one in enumerate(args):
-                if one.in_elements is not None or one.out_elements is not None:
-                    self.collective_arguments[place + offset] = one
+        place = len(self.code)
         names = self._names
         self.code.extend([names.setdefault(row.name, len(names)) for row in rows])
+        if self._may_tell and (category != _OPERATOR or _PARAMETERS in names):
+            passes_on = category == _OPERATOR  # only of sends and receives can the kernels lack the arguments
+            for offset, one in enumerate(args):
+                if passes_on and one.source is None and one.destination is None:
+                    continue
+                if one.in_elements is not None or one.out_elements is not None:
+                    self.collective_arguments[place + offset] = one
         needed = KINETO_SOURCES[category]
         for key, column, values in (
             ("ts", self.ts, [row.ts for row in rows]),

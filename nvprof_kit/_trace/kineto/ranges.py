@@ -40,6 +40,8 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
         parsed = [
             own or (other if other and other[1] not in have else None) for own, other in zip(ours, loop, strict=True)
         ]
+        for place in _inside_our_phase(found, ours, loop):
+            parsed[place] = ours[place]  # our phase says the same, and a phase inside itself counts once
     else:
         parsed = found.by_name(_plain_annotation).tolist()
     kept = np.flatnonzero([one is not None for one in parsed])
@@ -64,6 +66,28 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
         "text": [text for text, _ in named],
         "payload": np.full(len(rows), MISSING_PAYLOAD, dtype=np.int64),
     }
+
+
+def _inside_our_phase(found: Rows, ours: npt.NDArray[Any], loop: npt.NDArray[Any]) -> list[int]:
+    """PyTorch's annotations of the loop that are inside a phase of ours with the same name, on the same thread."""
+    inside: list[int] = []
+    texts = {one[0] for one in _distinct(loop)} & {one[0] for one in _distinct(ours) if one[1] == Category.PHASE.value}
+    for text in texts:
+        phases = np.flatnonzero([one is not None and one == (text, Category.PHASE.value) for one in ours])
+        others = np.flatnonzero([one is not None and one[0] == text for one in loop])
+        for thread in np.unique(found.tid[phases]):
+            mine = phases[found.tid[phases] == thread]
+            mine = mine[np.argsort(found.start_ns[mine], kind="stable")]
+            theirs = others[found.tid[others] == thread]
+            before = np.searchsorted(found.start_ns[mine], found.start_ns[theirs], side="right") - 1
+            held = (before >= 0) & (found.end_ns[theirs] <= found.end_ns[mine[before]])
+            inside += theirs[held].tolist()
+    return inside
+
+
+def _distinct(names: npt.NDArray[Any]) -> set[tuple[str, str]]:
+    """The distinct texts and categories."""
+    return {one for one in names.tolist() if one is not None}
 
 
 def has_ours(events: Events) -> bool:

@@ -42,6 +42,8 @@ _NAMES = {
     "group_name": "Process Group Name",
     "group_description": "Process Group Description",
     "group_ranks": "Process Group Ranks",
+    "source": "Src Rank",
+    "destination": "Dst Rank",
     "dims": "Input Dims",
     "types": "Input type",
     "concrete": "Concrete Inputs",
@@ -67,6 +69,8 @@ class Args(msgspec.Struct, gc=False, rename=_NAMES):
     group_name: Any = None
     group_description: Any = None
     group_ranks: Any = None
+    source: Any = None
+    destination: Any = None
 
 
 class ShapeArgs(Args, gc=False, rename=_NAMES):

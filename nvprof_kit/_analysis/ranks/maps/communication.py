@@ -34,6 +34,11 @@ KINDS = {
 }
 
 
+_POINT_TO_POINT = ("Send", "Recv", "SendRecv")
+PASSING = r" \d+ <-> (?:\d+|several)$"
+"""What a communicator's name has, as a regular expression, if it stands for the messages between two ranks."""
+
+
 class Communications(NamedTuple):
     """A rank's communication kernels by launch: their indices among its operations, and their columns."""
 
@@ -48,7 +53,7 @@ def kind_of(name: str) -> str:
 
 
 def communications(
-    trace: Trace, rows: Int64Array, is_comm: npt.NDArray[np.bool_], launch: Int64Array, step: Int64Array
+    trace: Trace, rows: Int64Array, is_comm: npt.NDArray[np.bool_], launch: Int64Array, step: Int64Array, *, rank: int
 ) -> Communications:
     """The communication kernels of a rank.
 
@@ -58,6 +63,7 @@ def communications(
         is_comm: Which of them communicate.
         launch: Their launch times.
         step: Step of each, `NONE` outside.
+        rank: The rank.
     """
     import pandas as pd
 
@@ -71,7 +77,8 @@ def communications(
     kind = np.where((kind == "SendRecv") | (kind == ""), np.where(calls.kind != "", calls.kind, kind), kind)
     stream = _by_stream(trace, ops)
     streams = np.array([f"stream {one}" for one in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
-    comm = np.where(calls.communicator != "", calls.communicator, streams)
+    passing, direction = _passing(rank, calls, owner, trace)
+    comm = np.where(calls.communicator != "", calls.communicator, streams) + passing
     table = pd.DataFrame(
         {
             "index": np.arange(len(ops)),
@@ -79,14 +86,16 @@ def communications(
             "stream": stream,
             "group": calls.group,
             "operation": calls.operation,
-            "sequence": _unique(comm, calls.sequence),
+            "sequence": np.where(passing != "", NONE, _unique(comm, calls.sequence)),
             "step": step[place],
             "kind": kind,
             "bytes": found_messages.bytes,
             "size": found_messages.ranks,
         }
     )
-    table["number"] = table.groupby(["comm", "step"]).cumcount()
+    table["number"] = 3 * table.groupby(["comm", "step", direction]).cumcount() + direction
+    others = passing == ""
+    table.loc[others, "number"] = table[others].groupby(["comm", "step"]).cumcount()
     return Communications(place, table)
 
 
@@ -143,6 +152,37 @@ def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) 
         mine = np.unique(operation[begin:end])
         digest = hashlib.blake2b(mine.astype("<i8").tobytes(), digest_size=8).digest()
         ids[kernel[begin]] = mine[0] if len(mine) == 1 else int.from_bytes(digest, "little") >> 1
+
+
+def _passing(rank: int, calls: _Calls, owner: Int64Array, trace: Trace) -> tuple[npt.NDArray[Any], Int64Array]:
+    """The ranks between which each kernel passes messages, if known, as the same text on both: `` 0 <-> 1``, else '';
+    and the direction: 0 to the higher rank, 1 to the lower, 2 both.
+
+    A communicator's sends and receives have no common order on its ranks, but those from one rank to another have.
+    """
+    found: npt.NDArray[Any] = np.full(len(calls.kind), "", dtype=object)
+    direction = np.zeros(len(found), dtype=np.int64)
+    point = np.isin(calls.kind, _POINT_TO_POINT) & (calls.communicator != "")
+    table = trace.collectives
+    if table is None or "peers" not in table or not point.any():
+        return found, direction
+    mine = np.flatnonzero((owner >= 0) & point[owner])
+    names, peers = (table[name].astype(str).to_numpy()[mine].tolist() for name in ("call", "peers"))
+    pairs: dict[int, set[tuple[int, int]]] = {}
+    for kernel, name, peer in zip(owner[mine].tolist(), names, peers, strict=True):
+        kind = kind_of(name)
+        if peer.isdecimal() and kind in ("Send", "Recv"):
+            pairs.setdefault(kernel, set()).add((rank, int(peer)) if kind == "Send" else (int(peer), rank))
+        else:
+            pairs.setdefault(kernel, set()).add((NONE, NONE))
+    for kernel, passed in pairs.items():
+        ranks = sorted({one for pair in passed for one in pair})
+        if ranks[0] != NONE and len(ranks) == 2:
+            found[kernel] = f" {ranks[0]} <-> {ranks[1]}"
+            direction[kernel] = 2 if len(passed) == 2 else next(iter(passed)) != tuple(ranks)
+        elif ranks[0] != NONE:  # several peers, or itself
+            found[kernel] = f" {rank} <-> several"
+    return found, direction
 
 
 def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:

@@ -5,7 +5,6 @@ The time is processed in parts of some ten thousand operations, whose arrays sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -104,40 +103,44 @@ def _lane(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], part: 
 
 
 class IdleGaps(NamedTuple):
-    """The idle gaps of a device: their starts and ends, and for each part of its time the gap of each idle piece."""
+    """The idle gaps of a device in ns, ascending."""
 
     start: Int64Array
     end: Int64Array
-    of_pieces: list[Int64Array]
+
+    def of_pieces(self, lane: Lane) -> Int64Array:
+        """The gap of each idle piece of a part of the device's time."""
+        moments: Int64Array = lane.start[lane.state == IDLE]
+        if not len(moments):
+            return moments
+        low, high = np.searchsorted(self.start, (moments[0], moments[-1]), side="right").tolist()
+        found: Int64Array = latest(self.start[low - 1 : high], moments) + (low - 1)
+        return found
 
 
-def idle_gaps(lanes: Sequence[Lane], within: tuple[int, int], bounds: Int64Array) -> IdleGaps:
-    """The idle gaps, which are idle pieces that adjoin.
+def idle_gaps(start: Int64Array, end: Int64Array, bounds: Int64Array) -> IdleGaps:
+    """The idle gaps between operations.
 
     Args:
-        lanes: The parts of a device's time.
-        within: Its start and end.
-        bounds: Times at which a gap ends and the next begins, ascending. Those before the start and after the end of
-            the device's time bound gaps there.
+        start: Starts of the device's operations in ns, shape ``(n,)``; not empty.
+        end: Their ends.
+        bounds: Times at which a gap ends and the next begins, ascending. Those before the first and after the last
+            operation bound gaps there.
     """
-    starts, ends = [], []
-    for lane in lanes:
-        idle = lane.state == IDLE
-        starts.append(lane.start[idle])
-        ends.append(lane.end[idle])
-    before, after = np.append(bounds[bounds < within[0]], within[0]), np.append(within[1], bounds[bounds > within[1]])
-    start = np.concatenate((before[:-1], *starts, after[:-1]))
-    end = np.concatenate((before[1:], *ends, after[1:]))
-    fresh = np.append(True, start[1:] != end[:-1])[: len(start)]
-    place = np.searchsorted(start, bounds)
-    bounds, place = bounds[place < len(start)], place[place < len(start)]
-    fresh[place[start[place] == bounds]] = True
-    gap = np.cumsum(fresh) - 1
-    counts = np.cumsum([len(before) - 1, *map(len, starts)])
-    begins = np.flatnonzero(fresh)
-    return IdleGaps(
-        start[begins], end[np.append(begins[1:], len(start))[: len(begins)] - 1], np.split(gap, counts)[1:-1]
+    order = np.argsort(start, kind="stable")
+    begins, reach = start[order], np.maximum.accumulate(end[order])
+    free = np.flatnonzero(begins[1:] > reach[:-1])
+    before, after = np.append(bounds[bounds < begins[0]], begins[0]), np.append(reach[-1], bounds[bounds > reach[-1]])
+    gaps = IdleGaps(
+        np.concatenate((before[:-1], reach[free], after[:-1])),
+        np.concatenate((before[1:], begins[free + 1], after[1:])),
     )
+    if not len(gaps.start):
+        return gaps
+    place = np.searchsorted(gaps.start, bounds, side="right") - 1
+    inside = (place >= 0) & (bounds > gaps.start[place]) & (bounds < gaps.end[place])
+    place, bounds = place[inside], bounds[inside]
+    return IdleGaps(np.insert(gaps.start, place + 1, bounds), np.insert(gaps.end, place, bounds))
 
 
 def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:

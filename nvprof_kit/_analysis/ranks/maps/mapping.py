@@ -20,7 +20,7 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, G
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import largest_parts
 from nvprof_kit._analysis.kernels.classes import classify
-from nvprof_kit._analysis.ranks.maps.communication import communications
+from nvprof_kit._analysis.ranks.maps.communication import PASSING, Communications, communications
 from nvprof_kit._analysis.ranks.maps.hosts import collecting, host_times, loading_code, with_host_causes
 from nvprof_kit._analysis.ranks.maps.lane import THREADS, IdleGaps, Lane, idle_gaps, lanes_of, latest
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
@@ -131,23 +131,20 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
     parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classes.result()), host=host, pid=pid)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
-    # one after the other: in threads of their own, these take more CPU time for memory than the clock gains
-    found = communications(trace, parts.rows, parts.sort == COMM, parts.launch, parts.step)
-    ready = _ready(parts, found.place, start, end, host)
-    gates = _gates(parts, found.place, start, end)
-    cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
-    cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-    shown = choose_steps(trace, attribution).shown[parts.instances]
-    lanes = lanes_of(start, end, parts.sort, cuts)
-    idle = _idle(parts, lanes, start, end)
+    idle = _idle(parts, start, end)
     own = np.flatnonzero(windows.device == parts.device)
     window = own[np.searchsorted(windows.start[own], idle.start, side="right") - 1]
-    gaps = largest_parts(trace, attribution, windows, Gaps(window, idle.start, idle.end), host)
+    with ThreadPoolExecutor(max_workers=1) as beside:  # what needs no causes, which take as long
+        working = beside.submit(_work, parts, start, end, host, rank)
+        choosing = beside.submit(choose_steps, trace, attribution)
+        gaps = largest_parts(trace, attribution, windows, Gaps(window, idle.start, idle.end), host)
+        found, ready, gates, cuts, lanes = working.result()
+        shown = choosing.result().shown[parts.instances]
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
     naming = _naming(parts, gaps, found.place, start)
-    segments = _segments(naming, lanes, idle.of_pieces)
+    segments = _segments(naming, lanes, idle)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~shown
     collectives = found.table.assign(
@@ -226,11 +223,37 @@ def _gates(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array)
     return quiet
 
 
-def _idle(parts: _Parts, lanes: Sequence[Lane], start: Int64Array, end: Int64Array) -> IdleGaps:
+class _Work(NamedTuple):
+    """What a device did.
+
+    Attributes:
+        found: The communication.
+        ready, gates: Of each collective, as in the schema.
+        cuts: The times at which a segment ends and the next begins, ascending.
+        lanes: The device's time in pieces.
+    """
+
+    found: Communications
+    ready: Int64Array
+    gates: npt.NDArray[np.bool_]
+    cuts: Int64Array
+    lanes: list[Lane]
+
+
+def _work(parts: _Parts, start: Int64Array, end: Int64Array, host: HostCalls, rank: int) -> _Work:
+    found = communications(parts.trace, parts.rows, parts.sort == COMM, parts.launch, parts.step, rank=rank)
+    ready = _ready(parts, found.place, start, end, host)
+    gates = _gates(parts, found.place, start, end)
+    cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
+    cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
+    return _Work(found, ready, gates, cuts, lanes_of(start, end, parts.sort, cuts))
+
+
+def _idle(parts: _Parts, start: Int64Array, end: Int64Array) -> IdleGaps:
     """The idle gaps of the device, each in one of its windows."""
     mine = parts.windows.device == parts.device
     bounds = np.unique(np.concatenate((parts.windows.start[mine], parts.windows.end[mine], start[start == end])))
-    return idle_gaps(lanes, (int(start.min()), int(end.max())), bounds)
+    return idle_gaps(start, end, bounds)
 
 
 def _naming(parts: _Parts, gaps: pd.DataFrame, place: Int64Array, start: Int64Array) -> _Naming:
@@ -259,12 +282,12 @@ def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
     return _Names(distinct, np.append(place[of_op.codes], np.int32(NONE)), place[of_gaps])
 
 
-def _segments(naming: _Naming, lanes: Sequence[Lane], idle: Sequence[Int64Array]) -> pd.DataFrame:
+def _segments(naming: _Naming, lanes: Sequence[Lane], idle: IdleGaps) -> pd.DataFrame:
     """The table ``segments``: sums over the pieces of each part of the time. No segment lies in two parts."""
     import pandas as pd
 
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        sums = list(pool.map(lambda lane, gap: _segments_in(naming, lane, gap), lanes, idle))
+        sums = list(pool.map(lambda lane: _segments_in(naming, lane, idle.of_pieces(lane)), lanes))
     columns: dict[str, Any] = {name: np.concatenate([one[name] for one in sums]) for name in sums[0]}
     for name in ("doing", "layer", "phase"):
         names: _Names = getattr(naming, name)
@@ -365,7 +388,8 @@ def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
 def _identification(collectives: pd.DataFrame) -> dict[str, bool]:
     """How a rank's collectives are identified: by communicator ids, by sequence numbers."""
     named = ~collectives["comm"].str.startswith("stream ")
-    numbered = collectives["sequence"][named] >= 0
+    passing = collectives["comm"].str.contains(PASSING, regex=True)  # these are matched by order
+    numbered = (collectives["sequence"] >= 0)[named & ~passing]
     return {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
 
 

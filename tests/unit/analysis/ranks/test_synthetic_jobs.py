@@ -14,6 +14,7 @@ import pytest
 from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
 
 from nvprof_kit import open_job
+from nvprof_kit._analysis.ranks import aligning
 from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._api.job import Job
 
@@ -127,6 +128,26 @@ def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
     rows = said.waits().to_frame()
     rows = rows[rows["collective"].str.startswith("stream 0") & (rows["late_rank"] == 4)]
     assert set(rows["waiting_rank"]) == {3, 5}  # of its row of the grid
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With marks, a sample of the ranks decides which groups share a stream; without, nothing is matched wrongly."""
+    monkeypatch.setattr(aligning, "MOST_SEPARATED", 10)
+    fault = Fault("slow_gpu", 9, size=2)
+    job = SyntheticJob(5, 4, 6, 20, fault=fault, seed=9, named=False, sized=False, listed=listed)
+    said = opened(job, tmp_path)
+    unmatched = [line for line in said.warnings if "several groups of ranks share one" in line]
+    waits = said.waits().to_frame()
+    if listed:
+        assert not unmatched and misjudged(job, said.verdict) == ""
+        groups = said.groups().to_frame()
+        assert sorted(groups["name"]) == ["mesh_dp"] * 4 + ["mesh_tp"] * 5
+        rows = waits[waits["collective"].str.startswith("stream 0") & (waits["late_rank"] == 9)]
+        assert set(rows["waiting_rank"]) == {8, 10, 11}
+    else:
+        assert len(unmatched) == 1 and "annotate_model" in unmatched[0]
+        assert said.verdict.rank is None and not len(waits)
 
 
 def test_a_bad_step_of_two_is_no_bad_rank(tmp_path: Path) -> None:

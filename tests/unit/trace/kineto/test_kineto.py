@@ -76,6 +76,27 @@ def test_without_our_ranges_what_pytorch_annotates_counts(tmp_path: Path) -> Non
     assert layers(open_capture(path)).summary.steps == 1
 
 
+def test_pytorchs_annotation_inside_our_phase_of_that_name_is_no_second_call(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "nvprof_kit:step:step 0", 0, 90),
+        event("user_annotation", "enumerate(DataLoader)#_Iter.__next__", 1, 2),  # ours begin once the model is known
+        event("user_annotation", "nvprof_kit:phase:optimizer", 5, 20),
+        event("user_annotation", "Optimizer.step#AdamW.step", 6, 18),
+        event("user_annotation", "Optimizer.step#Other.step", 40, 10),  # not in a phase of ours
+        event("user_annotation", "Optimizer.step#Other.step", 6, 18, tid=2),  # on another thread
+        *GPU_EVENTS,
+    )
+    ranges = open_capture(path).ranges
+    assert sorted(zip(ranges["text"], ranges["start_ns"] - ranges["start_ns"].min(), strict=True)) == [
+        ("data", 1000),
+        ("optimizer", 5000),
+        ("optimizer", 6000),
+        ("optimizer", 40000),
+        ("step 0", 0),
+    ]
+
+
 def test_the_users_own_annotations_are_layers(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json",

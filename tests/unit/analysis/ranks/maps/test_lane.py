@@ -60,8 +60,8 @@ def test_idle_pieces_that_adjoin_are_one_gap_up_to_a_bound(block: int, monkeypat
     start, end = np.array([10, 50, 60]), np.array([20, 50, 70])
     lanes = lanes_of(start, end, np.full(3, COMPUTE, dtype=np.int8), np.array([10, 25, 30, 40]))
     # a step from 5 to 30, and another until 80; and the operation at 50 parts the idle time
-    found = idle_gaps(lanes, (10, 70), np.array([5, 30, 50, 80]))
+    found = idle_gaps(start, end, np.array([5, 30, 50, 80]))
     assert found.start.tolist() == [5, 20, 30, 50, 70]
     assert found.end.tolist() == [10, 30, 50, 60, 80]
     # idle pieces: 20 to 25, 25 to 30, 30 to 40, 40 to 50, 50 to 60
-    assert np.concatenate(found.of_pieces).tolist() == [1, 1, 2, 2, 3]
+    assert np.concatenate([found.of_pieces(one) for one in lanes]).tolist() == [1, 1, 2, 2, 3]

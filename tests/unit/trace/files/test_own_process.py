@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from nvprof_kit._trace.files.own_process import switch_threads_often
+
 FAULTS = """
 import resource, sys
 import numpy as np
-from nvprof_kit._trace.files.malloc import keep_freed_memory
+from nvprof_kit._trace.files.own_process import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def turn():
@@ -33,3 +35,12 @@ def test_freed_memory_is_used_again() -> None:
     if usual < 20_000:
         pytest.skip("this C library keeps freed memory by itself")
     assert least < usual / 10
+
+
+def test_threads_of_a_map_wait_less_for_the_interpreter() -> None:
+    before = sys.getswitchinterval()
+    try:
+        switch_threads_often()
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    finally:
+        sys.setswitchinterval(before)

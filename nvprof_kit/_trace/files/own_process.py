@@ -1,4 +1,4 @@
-"""How processes of our own use the memory of the C library."""
+"""Settings for processes of our own, never for a program that imports the package: memory and switches of threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _LARGEST_SHARED, _KEPT = 32 << 20, 256 << 20
+_SWITCH_S = 0.0005
 
 
 def share_memory() -> None:
@@ -30,18 +31,29 @@ def keep_freed_memory() -> None:
     The settings are of the whole process, so they are for processes of our own only. Does nothing where the C library
     is not glibc.
     """
-    if sys.platform.startswith("linux"):
+    if _set({_MMAP_THRESHOLD: _LARGEST_SHARED, _TRIM_THRESHOLD: _KEPT, _ARENA_MAX: 1}):
         os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-        _set({_MMAP_THRESHOLD: _LARGEST_SHARED, _TRIM_THRESHOLD: _KEPT, _ARENA_MAX: 1})
 
 
-def _set(options: dict[int, int]) -> None:
+def switch_threads_often() -> None:
+    """Let a thread that comes back from NumPy or SQLite wait less for one that runs Python code.
+
+    Such a thread asks for the interpreter hundreds of times in a map. With Python's default it waits up to 5 ms each
+    time, and a processor is idle meanwhile. The setting is of the whole process, so it is for processes of our own
+    only.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+
+
+def _set(options: dict[int, int]) -> bool:
+    """Set options of malloc, and whether the C library has any."""
     if not sys.platform.startswith("linux"):
-        return
+        return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return
+        return False
     for option, value in options.items():
         mallopt(option, value)
+    return True
