@@ -115,7 +115,8 @@ def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, 
     tid, start, end = (values[path.rows] for values in path[:3])
     done = doing(host, attribution.ranges, trace.scheduled, (start, end))
     never = np.full(len(tid), np.iinfo(np.int64).min)
-    waits = Waits(np.arange(len(tid)), np.full(len(tid), pid), tid, tid, start, end, never)
+    first = done.of_threads.changes.before(tid, start)
+    waits = Waits(np.arange(len(tid)), np.full(len(tid), pid), tid, start, end, first, never)
     pieces = pieces_of(waits, done, Callers(host, done))
     layers, phases = range_owners(attribution.ranges)
     made: pd.DataFrame = pd.DataFrame(
@@ -124,7 +125,7 @@ def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, 
             "phase": np.asarray(phases[pieces.range]),
             "operator": np.array(host.names, dtype=object)[host.name[done.operator[pieces.done]]],
             "sort": _HOST,
-            "ns": pieces.wait.end - pieces.wait.start,
+            "ns": pieces.end - pieces.start,
         }
     )
     # NONE is -1 and would select the name of another call

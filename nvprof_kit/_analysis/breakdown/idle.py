@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ _BLOCK = 1 << 15
 
 _THREADS = 2
 """Threads that share the blocks: NumPy's sorts and searches, which take most of the time, do not hold the GIL."""
+
+_Found = TypeVar("_Found")
 
 PLACE = ("layer", "phase", "operator", "call")
 """The columns that describe the place of idle time."""
@@ -86,6 +88,33 @@ class _Parts(NamedTuple):
     start_ns: Int64Array
 
 
+class _Largest(NamedTuple):
+    """Cause and place of the largest part of each gap, as codes; shape ``(g,)`` each."""
+
+    cause: npt.NDArray[np.int8]
+    layer: npt.NDArray[np.integer[Any]]
+    phase: npt.NDArray[np.integer[Any]]
+
+
+class _Cut(NamedTuple):
+    """Some gaps in pieces: those of waits, by gap and time, then those of gaps that last after their launch returned.
+
+    Attributes:
+        waits: The waits, their gaps as indices into these.
+        pieces: Their pieces.
+        call, graph: As in `_Next`.
+        gap, start, ns: Of each piece.
+    """
+
+    waits: Waits
+    pieces: Pieces
+    call: Int64Array
+    graph: npt.NDArray[np.bool_]
+    gap: Int64Array
+    start: Int64Array
+    ns: Int64Array
+
+
 class _Waits(NamedTuple):
     """The columns of `Idle.waits`; the name of the call as a code."""
 
@@ -121,7 +150,7 @@ def largest_parts(
     return splitter.named_gaps(_over_blocks(splitter.largest, len(gaps.start), _joined))
 
 
-def _over_blocks(split: Callable[[slice], _Parts], count: int, join: Callable[[Iterable[_Parts]], _Parts]) -> _Parts:
+def _over_blocks(split: Callable[[slice], _Found], count: int, join: Callable[[Iterable[_Found]], _Found]) -> _Found:
     """Split all gaps, a block at a time."""
     blocks = [slice(low, low + _BLOCK) for low in range(0, max(count, 1), _BLOCK)]
     if len(blocks) == 1:
@@ -130,8 +159,8 @@ def _over_blocks(split: Callable[[slice], _Parts], count: int, join: Callable[[I
         return join(pool.map(split, blocks))
 
 
-def _joined(blocks: Iterable[_Parts]) -> _Parts:
-    return _Parts(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
+def _joined(blocks: Iterable[_Largest]) -> _Largest:
+    return _Largest(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
 
 
 def _grown(blocks: Iterable[_Parts]) -> _Parts:
@@ -166,11 +195,10 @@ class _Splitter:
         stretches = (gaps.start[late], np.minimum(launched, gaps.end)[late])
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
         self._event = np.append(self._doing.rows, NONE)
-        with ThreadPoolExecutor(max_workers=1) as beside:
-            callers = beside.submit(Callers, host, self._doing)
-            self._doing.of_threads  # noqa: B018  # now, so that two threads do not find it at once
-            self._layers, self._phases = range_owners(ranges)
-            self._callers = callers.result()
+        # one after the other, for memory; the timeline now, so that two threads do not make it at once
+        self._doing.of_threads  # noqa: B018
+        self._callers = Callers(host, self._doing)
+        self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
         names = max(len(self._layers.categories), len(self._phases.categories), len(host.names))
         self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory
@@ -178,104 +206,114 @@ class _Splitter:
         self._is_wait = host.is_a(WAITS)
         self._waited: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
 
-    def largest(self, block: slice) -> _Parts:
-        """The largest part of each of some gaps, and the first of equals."""
-        pieces = self._pieces(block)
-        rows, spent = self._merged(pieces, block)
-        chosen = _largest(pieces.gap[rows], spent, block.start)
-        return _selected(pieces, rows[chosen], spent[chosen], self._narrow)
+    def largest(self, block: slice) -> _Largest:
+        """Cause and place of the largest part of each of some gaps, and of the first of equals.
+
+        A piece of more than half of a gap is of its largest part, so only the other gaps need the parts.
+        """
+        cut = self._cut(block)
+        took = self._gaps.end[block] - self._gaps.start[block]
+        piece = np.full(len(took), NONE)
+        most = np.flatnonzero(2 * cut.ns > took[cut.gap])
+        piece[cut.gap[most]] = most
+        rest = np.flatnonzero(piece[cut.gap] == NONE)
+        parts = self._described(cut, rest)
+        rows, spent = _summed(parts)
+        largest = rest[rows[_largest(parts.gap[rows], spent)]]
+        piece[cut.gap[largest]] = largest
+        cause, range_ = self._causes(cut, piece)
+        return _Largest(cause, self._layer[range_], self._phase[range_])
 
     def parts(self, block: slice) -> _Parts:
         """The parts of some gaps, by gap."""
-        pieces = self._pieces(block)
-        return _selected(pieces, *self._merged(pieces, block), self._narrow)
+        cut = self._cut(block)
+        late = np.flatnonzero(cut.waits.late_until > cut.waits.start)
+        gap, start = cut.waits.gap[late], cut.waits.start[late]
+        lost = np.minimum(cut.waits.late_until[late], self._gaps.end[block][gap]) - start
+        waited = self._event[self._doing.of_threads.states[0][cut.waits.first[late]]]
+        self._waited[block.start] = (gap + block.start, waited, lost)
+        parts = self._described(cut, np.arange(len(cut.gap)))
+        parts = parts._replace(gap=parts.gap + block.start)
+        return _selected(parts, *_summed(parts), self._narrow)
 
-    def _merged(self, pieces: _Parts, block: slice) -> tuple[Int64Array, Int64Array]:
-        """The parts of some gaps: the first piece of each, and its time.
+    def _cut(self, block: slice) -> _Cut:
+        """The pieces of some gaps.
 
         Raises:
             AssertionError: They do not add up to a gap: a bug in this package.
         """
-        rows, spent = _summed(pieces)
-        took = self._gaps.end[block] - self._gaps.start[block]
-        whole = np.add.reduceat(spent, _firsts(pieces.gap[rows])) if len(rows) else spent
-        if not np.array_equal(whole, took):
-            raise AssertionError("the causes of idle time do not add up to it: please report this")
-        return rows, spent
-
-    def _pieces(self, block: slice) -> _Parts:
-        """The pieces of some gaps, those of one gap by start."""
         start, end = self._gaps.start[block], self._gaps.end[block]
-        first = block.start
         call, graph = self._following.call[block], self._following.graph[block]
-        known = call != NONE
-        until = np.where(known, np.clip(self._host.end[call], start, end), start)
+        until = np.where(call != NONE, np.clip(self._host.end[call], start, end), start)
         rest = np.flatnonzero(until < end)
-        names = [NAMES.index(name) for name in ("other", "graph", "queued")]
-        rest_cause = np.select([~known, graph], names[:2], names[2])[rest]
         waits = self._waits_of(np.flatnonzero(until > start), start, until, call, block)
-        late = np.flatnonzero(waits.late_until > waits.start)
-        lost = np.minimum(waits.late_until[late], end[waits.gap[late]]) - waits.start[late]
-        waited = self._open_call(waits.tid[late], waits.start[late])
-        self._waited[first] = (waits.gap[late] + first, waited, lost)
         pieces = pieces_of(waits, self._doing, self._callers)
-        cause = self._causes(pieces, graph)
-        operator, name = self._names(pieces)
-        none = np.full(len(rest), NONE)
-        launch = call[rest]
-        launched = self._doing.ranges.nesting.innermost(self._host.tid[launch], self._host.start[launch])
-        # the rest of a gap comes after its pieces
-        columns = (
-            np.concatenate((pieces.wait.gap, rest)) + first,
-            np.concatenate((cause, rest_cause)),
-            np.concatenate((self._layer[pieces.range], self._layer[launched])),
-            np.concatenate((self._phase[pieces.range], self._phase[launched])),
-            np.concatenate((operator, none)),
-            np.concatenate((name, none)),
-            np.concatenate((pieces.wait.end - pieces.wait.start, end[rest] - until[rest])),
-            np.concatenate((pieces.wait.start, until[rest])),
-        )
-        return _Parts(*columns)
+        gap = np.concatenate((waits.gap[pieces.wait], rest))
+        begin = np.concatenate((pieces.start, until[rest]))
+        ns = np.concatenate((pieces.end, end[rest])) - begin
+        if not np.array_equal(exact_sums(gap, ns, len(start)), end - start):
+            raise AssertionError("the causes of idle time do not add up to it: please report this")
+        return _Cut(waits, pieces, call, graph, gap, begin, ns)
 
     def _waits_of(
         self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
     ) -> Waits:
-        host, call = self._host, call[rows]
-        tid, begin = host.tid[call], start[rows]
-        at = self._open_call(tid, begin)
-        waited = self._is_wait[at]
-        late = np.where(waited, 2 * host.end[at] - host.start[at], np.iinfo(np.int64).min)
+        host, timeline = self._host, self._doing.of_threads
+        tid, begin = host.tid[call[rows]], start[rows]
+        first = timeline.changes.before(tid, begin)
+        at = self._event[timeline.states[0][first]]
+        late = np.full(len(rows), np.iinfo(np.int64).min)
+        waited = np.flatnonzero(self._is_wait[at])
+        late[waited] = 2 * host.end[at[waited]] - host.start[at[waited]]
         device = self._windows.device[self._gaps.window[block][rows]]
-        return Waits(rows, self._pids[device], tid, tid, begin, until[rows], late)
+        return Waits(rows, self._pids[device], tid, begin, until[rows], first, late)
 
-    def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
-        """The innermost call or operator open on threads at given times, or `NONE`."""
-        return self._event[self._doing.stack.innermost(tid, moment)]
+    def _described(self, cut: _Cut, rows: Int64Array) -> _Parts:
+        """Some pieces, those of one gap by start, with cause and place; the gap as an index into the block."""
+        cause, range_ = self._causes(cut, rows)
+        operator, call = self._names(cut, rows)
+        layer, phase = self._layer[range_], self._phase[range_]
+        return _Parts(cut.gap[rows], cause, layer, phase, operator, call, cut.ns[rows], cut.start[rows])
 
-    def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
-        doing, wait = self._doing, pieces.wait
+    def _causes(self, cut: _Cut, rows: Int64Array) -> tuple[npt.NDArray[np.int8], Int64Array]:
+        """The cause and the range of some pieces."""
+        doing, launched = self._doing, rows >= len(cut.pieces.wait)
+        cause, range_ = np.empty(len(rows), dtype=np.int8), np.empty(len(rows), dtype=np.int64)
+        late, early = np.flatnonzero(launched), np.flatnonzero(~launched)
+        gap = cut.gap[rows[late]]
+        call = cut.call[gap]
+        names = [NAMES.index(name) for name in ("other", "graph", "queued")]
+        cause[late] = np.select([call == NONE, cut.graph[gap]], names[:2], names[2])
+        range_[late] = doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
+        pieces = cut.pieces.of(rows[early])
+        cause[early], range_[early] = self._causes_of(pieces, cut), pieces.range
+        return cause, range_
+
+    def _causes_of(self, pieces: Pieces, cut: _Cut) -> npt.NDArray[np.integer[Any]]:
+        doing, start = self._doing, pieces.start
         own, of_range = doing.cause[pieces.done], doing.range_cause[pieces.range]
         located = (pieces.done != NONE) | doing.in_phase[pieces.range]
         chosen: list[tuple[npt.NDArray[np.bool_], Any]] = [
-            (doing.profiler.covers(wait.pid, wait.start), NAMES.index("profiler")),
+            (doing.profiler.covers(cut.waits.pid[pieces.wait], start), NAMES.index("profiler")),
             (own != NONE, own),
-            (doing.prepares[pieces.done] | doing.loading.covers(wait.tid, wait.start), LOADING),
+            (doing.prepares[pieces.done] | doing.loading.covers(pieces.tid, start), LOADING),
             (of_range != NONE, of_range),
-            (doing.off_cpu(wait.tid, wait.start), NAMES.index("off_cpu")),
-            (wait.start < wait.late_until, NAMES.index("after_sync")),
-            (graph[wait.gap], NAMES.index("graph")),
+            (doing.off_cpu(pieces.tid, start), NAMES.index("off_cpu")),
+            (start < cut.waits.late_until[pieces.wait], NAMES.index("after_sync")),
+            (cut.graph[cut.waits.gap[pieces.wait]], NAMES.index("graph")),
             (located, LAUNCH),
         ]
         codes: list[Any] = [code for _, code in chosen]
         found: npt.NDArray[np.integer[Any]] = np.select([held for held, _ in chosen], codes, UNKNOWN)
-        return found.astype(np.int8)
+        return found
 
-    def _names(self, pieces: Pieces) -> tuple[Int64Array, Int64Array]:
-        """Codes of the names of operator and API call, or `NONE`."""
+    def _names(self, cut: _Cut, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Codes of the names of operator and API call of some pieces, or `NONE`."""
         host = self._host
-        operator = self._doing.operator[pieces.done]
-        event = self._event[pieces.done]  # that of `NONE` has the name ''
-        is_call = (pieces.done != NONE) & ~host.operator[event]
+        done = np.append(cut.pieces.done, NONE)[np.minimum(rows, len(cut.pieces.done))]
+        operator = self._doing.operator[done]
+        event = self._event[done]  # that of `NONE` has the name ''
+        is_call = (done != NONE) & ~host.operator[event]
         return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
 
     def done(self) -> None:
@@ -286,8 +324,8 @@ class _Splitter:
         self._gap_waits = _Waits(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
         del self._doing, self._event, self._callers, self._following, self._waited
 
-    def named_gaps(self, largest: _Parts) -> pd.DataFrame:
-        """The gaps as a table, from the largest part of each."""
+    def named_gaps(self, largest: _Largest) -> pd.DataFrame:
+        """The gaps as a table."""
         import pandas as pd
 
         gaps = self._gaps
@@ -300,7 +338,7 @@ class _Splitter:
         made: pd.DataFrame = pd.DataFrame(columns, copy=False)
         return made
 
-    def _places(self, parts: _Parts) -> dict[str, Any]:
+    def _places(self, parts: _Parts | _Largest) -> dict[str, Any]:
         import pandas as pd
 
         return {
@@ -392,10 +430,11 @@ def _selected(parts: _Parts, rows: Int64Array, spent: Int64Array, narrow: type[n
     return _Parts._make([*codes, spent, parts.start_ns[rows]])
 
 
-def _largest(gap: npt.NDArray[np.integer[Any]], idle_ns: Int64Array, first: int = 0) -> Int64Array:
-    """The row of the largest part of each gap, the first of equals; the gaps are counted from `first`."""
+def _largest(gap: npt.NDArray[np.integer[Any]], idle_ns: Int64Array) -> Int64Array:
+    """The row of the largest part of each gap, the first of equals."""
     if not len(gap):
         return np.zeros(0, dtype=np.int64)
-    most = np.maximum.reduceat(idle_ns, _firsts(gap))
-    rows = np.flatnonzero(idle_ns == most[gap - first])
+    firsts = _firsts(gap)
+    most = np.repeat(np.maximum.reduceat(idle_ns, firsts), np.diff(firsts, append=len(gap)))
+    rows = np.flatnonzero(idle_ns == most)
     return rows[np.concatenate(([True], gap[rows][1:] != gap[rows][:-1]))]

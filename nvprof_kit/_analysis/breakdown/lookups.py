@@ -98,24 +98,41 @@ class Timeline:
         origin = min((one.line.origin for one in found), default=0)
         line = Line(origin, max((one.line.origin + one.line.span for one in found), default=origin + 2) - origin)
         parts = [_on_line(one, lanes, line) for one in every]
-        keys = np.concatenate(parts)
-        order = np.argsort(keys, kind="stable")  # merges what is sorted
-        keys = keys[order]
-        last = np.flatnonzero(np.append(keys[1:] > keys[:-1], True)[: len(keys)])  # of changes at the same time
-        part = np.repeat(np.arange(len(parts), dtype=np.int8), [len(one) for one in parts])[order]
+        # most changes are of one part, mostly of the calls: the others are put into it, which is faster than a sort
+        counts = [len(part) for part in parts]
+        most = counts.index(max(counts))
+        rest = [number for number in range(len(parts)) if number != most]
+        more = np.concatenate([parts[number] for number in rest])
+        part_of_more = np.repeat(np.array(rest, dtype=np.int8), [counts[number] for number in rest])
+        order = np.argsort(more, kind="stable")
+        place = np.searchsorted(parts[most], more[order])
+        keys = np.insert(parts[most], place, more[order])
+        part = np.insert(np.full(counts[most], most, dtype=np.int8), place, part_of_more[order])
+        del parts  # each of these columns is as long as all changes
+        last = np.append(keys[1:] > keys[:-1], True)[: len(keys)]  # of changes at the same time
+        keys = keys[last]
         states = []
         for number, (_, owner) in enumerate(lookups):
-            of_change = np.append(owner[: len(parts[number])].astype(np.int64), NONE)
-            states.append(np.append(of_change[np.cumsum(part == number)[last] - 1], NONE))
-        return cls(Changes(lanes, line, keys[last]), tuple(states))
+            latest = np.cumsum(part == number, dtype=np.int32)[last]
+            state = np.full(len(keys) + 1, NONE, dtype=np.int64)
+            state[:-1] = np.append(owner[: counts[number]], owner.dtype.type(NONE))[latest - 1]
+            states.append(state)
+        return cls(Changes(lanes, line, keys), tuple(states))
 
-    def pieces(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def pieces(
+        self, lane: Int64Array, start: Int64Array, end: Int64Array, first: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Cut intervals at the changes inside them: interval, start and state (an index into each of `states`) of each
         piece, by interval and time.
+
+        Args:
+            lane: The lane of each interval.
+            start: Its start.
+            end: Its end.
+            first: Its first state, from ``changes.before(lane, start)``.
         """
         changes = self.changes
-        begins, ends = changes.key(lane, start, end)
-        first = np.searchsorted(changes.keys, begins, side="right") - 1
+        (ends,) = changes.key(lane, end)
         many = np.maximum(np.searchsorted(changes.keys, ends, side="left") - first, 1)
         row = np.repeat(np.arange(len(lane)), many)
         begin = np.cumsum(many) - many
@@ -130,6 +147,9 @@ def _on_line(changes: Changes, lanes: Int64Array, line: Line) -> Int64Array:
     many = len(changes.lanes)
     origins = changes.line.at(np.arange(many), np.full(many, changes.line.origin))
     moved = line.at(np.searchsorted(lanes, changes.lanes), np.full(many, changes.line.origin)) - origins
+    if len(np.unique(moved)) == 1:  # of one lane, as in many captures: without a column of these
+        shifted: Int64Array = changes.keys + moved[0]
+        return shifted
     counts = np.diff(np.searchsorted(changes.keys, origins), append=len(changes.keys))
     return changes.keys + np.repeat(moved, counts)
 

@@ -18,39 +18,60 @@ class Waits(NamedTuple):
 
     Attributes:
         gap: Index of the gap.
-        pid, launcher: Process and thread of the launch that ends the gap.
-        tid: The thread to which the time is attributed.
+        pid, tid: Process and thread of the launch that ends the gap.
         start, end: In ns; `end` is after `start`.
+        first: What the thread does at the start, an index into the states of `Doing.of_threads`.
         late_until: Until when the thread is late because it waited for the device before.
     """
 
     gap: Int64Array
     pid: Int64Array
-    launcher: Int64Array
     tid: Int64Array
     start: Int64Array
     end: Int64Array
+    first: Int64Array
     late_until: Int64Array
 
     def of(self, rows: Int64Array, **other: Int64Array) -> Waits:
-        """Select waits, with other starts or ends."""
+        """Select waits, with other values in some columns."""
         return Waits(
             **{name: other[name] if name in other else values[rows] for name, values in self._asdict().items()}
         )
 
 
 class Pieces(NamedTuple):
-    """Pieces of waits, by gap and time, and the activity of their thread, shape ``(m,)`` each.
+    """Pieces of waits, by wait and time, shape ``(m,)`` each.
 
     Attributes:
-        wait: The wait of each.
-        done: The innermost call or operator, a position in `Doing.rows`, or `NONE`.
+        wait: The wait of each, an index into the waits.
+        tid: The thread to which its time is attributed.
+        start, end: In ns.
+        done: The innermost call or operator of the thread, a position in `Doing.rows`, or `NONE`.
         range: The innermost range, or `NONE`.
     """
 
-    wait: Waits
+    wait: Int64Array
+    tid: Int64Array
+    start: Int64Array
+    end: Int64Array
     done: Int64Array
     range: Int64Array
+
+    def of(self, rows: Int64Array) -> Pieces:
+        """Select pieces."""
+        return Pieces(*(column[rows] for column in self))
+
+
+class _Calls(NamedTuple):
+    """The calls of a process by start, with `NONE` appended; their starts; until when one of each and those before it
+    is open, with the earliest time appended; and the moments at which one begins and ends.
+    """
+
+    row: Int64Array
+    start: Int64Array
+    reach: Int64Array
+    begins: Changes
+    ends: Changes
 
 
 class Callers:
@@ -59,43 +80,47 @@ class Callers:
     """
 
     def __init__(self, host: HostCalls, done: Doing) -> None:
-        self._host, self._rows = host, done.rows
-        self._known: dict[int, tuple[Int64Array, Changes, Changes]] = {}
+        self._host, self._done = host, done
         pids = list(host.threads.values())
-        self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
-        for pid in self._several:  # now, so that two threads do not find the same at once
-            self._calls(pid)
+        self._of_pid = {pid: self._calls(pid) for pid in sorted({pid for pid in pids if pids.count(pid) > 1})}
+
+    def elsewhere(self, waits: Waits) -> Int64Array:
+        """The waits in which another thread may be in a call, or may call next. In most captures these are few."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for pid, calls in self._of_pid.items():
+            mine = np.flatnonzero(waits.pid == pid)
+            start, tid = waits.start[mine], waits.tid[mine]
+            begun = np.searchsorted(calls.start, start, side="right")
+            following = np.searchsorted(calls.start, waits.end[mine], side="left")
+            others = self._host.tid[calls.row[following]] != tid
+            found.append(mine[(following > begun) | (calls.reach[begun - 1] > start) | others])
+        return np.concatenate(found)
 
     def parts(self, waits: Waits) -> Waits:
-        """Cut waits where a thread of their process begins or ends a call, and assign each part its thread."""
-        found = [waits.of(np.flatnonzero(~np.isin(waits.pid, self._several)))]
-        for pid in self._several:
-            mine = np.flatnonzero(waits.pid == pid)
-            if len(mine) == len(waits.pid):  # most captures are of one process
-                return self._of_process(pid, waits)
-            if len(mine):
-                found.append(self._of_process(pid, waits.of(mine)))
-        return _joined(found)
+        """Cut waits of processes with several threads where a call begins or ends, and assign each part its thread."""
+        mine = [(calls, np.flatnonzero(waits.pid == pid)) for pid, calls in self._of_pid.items()]
+        found = [self._of_process(calls, waits.of(rows)) for calls, rows in mine]
+        return Waits(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
-    def _of_process(self, pid: int, waits: Waits) -> Waits:
-        (calls, begins, ends), host = self._calls(pid), self._host
-        start = begins.keys
-        cuts = [edges.inside(waits.pid, waits.start, waits.end) for edges in (begins, ends)]
-        row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
-        parts, _ = _cut(waits, (row, moment))
-        before = np.searchsorted(start, parts.start, side="right") - 1
-        latest = calls[before]
-        following = calls[np.searchsorted(start, parts.end, side="left")]
-        call = np.where(host.end[latest] > parts.start, latest, following)
-        return parts._replace(tid=np.where(call == NONE, parts.launcher, host.tid[call]))
+    def _of_process(self, calls: _Calls, waits: Waits) -> Waits:
+        host = self._host
+        cuts = [edges.inside(waits.pid, waits.start, waits.end) for edges in (calls.begins, calls.ends)]
+        of, start, end = _cut(waits.start, waits.end, *(np.concatenate(both) for both in zip(*cuts, strict=True)))
+        latest = calls.row[np.searchsorted(calls.start, start, side="right") - 1]
+        following = calls.row[np.searchsorted(calls.start, end, side="left")]
+        call = np.where(host.end[latest] > start, latest, following)
+        tid = np.where(call == NONE, waits.tid[of], host.tid[call])
+        return waits.of(of, tid=tid, start=start, end=end, first=self._done.of_threads.changes.before(tid, start))
 
-    def _calls(self, pid: int) -> tuple[Int64Array, Changes, Changes]:
-        """The calls of a process by start, with `NONE` appended, and the moments at which one begins and ends."""
-        if pid not in self._known:
-            calls, host = self._host.of_process(pid, self._rows), self._host
-            edges = _moments(pid, host.start[calls]), _moments(pid, np.sort(host.end[calls], kind="stable"))
-            self._known[pid] = (np.append(calls, NONE), *edges)
-        return self._known[pid]
+    def _calls(self, pid: int) -> _Calls:
+        host = self._host
+        row = host.of_process(pid, self._done.rows)
+        start, end = host.start[row], host.end[row]
+        reach = np.full(len(row) + 1, np.iinfo(np.int64).min)
+        np.maximum.accumulate(end, out=reach[:-1])
+        # calls that follow one another end in their order: for memory, as there are a million
+        ends = reach[:-1] if np.array_equal(reach[:-1], end) else np.sort(end, kind="stable")
+        return _Calls(np.append(row, NONE), start, reach, _moments(pid, start), _moments(pid, ends))
 
 
 def _moments(lane: int, moments: Int64Array) -> Changes:
@@ -113,51 +138,56 @@ def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
     the CUDA API next, if it was in a call, operator, layer or phase.
     """
     found = _of_threads(waits, done)
-    empty = (found.done == NONE) & ~done.in_layer[found.range]
-    rows = np.flatnonzero(empty)
-    if not len(rows):
+    rows = np.flatnonzero((found.done == NONE) & ~done.in_layer[found.range])
+    wait = found.wait[rows]
+    empty = waits.of(wait, gap=wait, start=found.start[rows], end=found.end[rows])
+    chosen = callers.elsewhere(empty)
+    if not len(chosen):
         return found
-    parts = callers.parts(found.wait.of(rows))
+    parts = callers.parts(empty.of(chosen))
     others = _of_threads(parts, done)
-    lacking = (others.done == NONE) & ~done.in_phase[others.range]
-    launcher = others.wait.launcher
-    own = done.ranges.nesting.innermost(launcher, others.wait.start)
-    resolved = others.wait._replace(tid=np.where(lacking, launcher, others.wait.tid))
-    wait = _joined([found.wait, resolved])
-    chosen = np.flatnonzero(np.concatenate((~empty, np.ones(len(lacking), dtype=bool))))
-    chosen = chosen[np.lexsort((wait.start[chosen], wait.gap[chosen]))]
-    return Pieces(
-        wait.of(chosen),
-        np.concatenate((found.done, others.done))[chosen],
-        np.concatenate((found.range, np.where(lacking, own, others.range)))[chosen],
+    wait = parts.gap[others.wait]
+    lacking, launcher = (others.done == NONE) & ~done.in_phase[others.range], waits.tid[wait]
+    own = done.ranges.nesting.innermost(launcher, others.start)
+    resolved = others._replace(
+        wait=wait, tid=np.where(lacking, launcher, others.tid), range=np.where(lacking, own, others.range)
     )
+    kept = np.ones(len(found.wait), dtype=bool)
+    kept[rows[chosen]] = False
+    both = zip(found.of(np.flatnonzero(kept)), resolved, strict=True)
+    joined = Pieces(*(np.concatenate(columns) for columns in both))
+    return joined.of(np.lexsort((joined.start, joined.wait)))
 
 
 def _of_threads(waits: Waits, done: Doing) -> Pieces:
     timeline = done.of_threads
-    row, start, state = timeline.pieces(waits.tid, waits.start, waits.end)
-    wait = waits.of(row, start=start, end=_ends(row, start, waits.end))
-    cuts = [done.profiler.changes.inside(wait.pid, wait.start, wait.end)]
-    limited = np.flatnonzero((wait.late_until > wait.start) & (wait.late_until < wait.end))
-    cuts.append((limited, wait.late_until[limited]))
+    row, start, state = timeline.pieces(waits.tid, waits.start, waits.end, waits.first)
+    end = _ends(row, start, waits.end)
+    cuts = [done.profiler.changes.inside(waits.pid[row], start, end)]
+    if (waits.late_until > waits.start).any():
+        until = waits.late_until[row]
+        limited = np.flatnonzero((until > start) & (until < end))
+        cuts.append((limited, until[limited]))
     of, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
     if len(of):
-        wait, within = _cut(wait, (of, moment))
-        state = state[within]
-    return Pieces(wait, *(one[state] for one in timeline.states))
+        of, start, end = _cut(start, end, of, moment)
+        row, state = row[of], state[of]
+    return Pieces(row, waits.tid[row], start, end, *(one[state] for one in timeline.states))
 
 
-def _cut(waits: Waits, cuts: tuple[Int64Array, Int64Array]) -> tuple[Waits, Int64Array]:
-    """Cut waits at times inside them; also the wait that each part is of."""
-    order = np.lexsort(cuts[::-1])
-    row, moment = (column[order] for column in cuts)
+def _cut(
+    start: Int64Array, end: Int64Array, row: Int64Array, moment: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Cut intervals at moments inside them: the interval, start and end of each part."""
+    order = np.lexsort((moment, row))
+    row, moment = row[order], moment[order]
     fresh = np.ones(len(row), dtype=bool)
     fresh[1:] = (row[1:] != row[:-1]) | (moment[1:] != moment[:-1])
     row, moment = row[fresh], moment[fresh]
-    of = np.repeat(np.arange(len(waits.start)), np.bincount(row, minlength=len(waits.start)) + 1)
-    start = waits.start[of]
-    start[row + 1 + np.arange(len(row))] = moment
-    return waits.of(of, start=start, end=_ends(of, start, waits.end)), of
+    of = np.repeat(np.arange(len(start)), np.bincount(row, minlength=len(start)) + 1)
+    begin = start[of]
+    begin[row + 1 + np.arange(len(row))] = moment
+    return of, begin, _ends(of, begin, end)
 
 
 def _ends(of: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
@@ -165,7 +195,3 @@ def _ends(of: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
     following = np.append(start[1:], 0)[: len(of)]
     last = np.append(of[1:] != of[:-1], True)[: len(of)]
     return np.where(last, end[of], following)
-
-
-def _joined(parts: list[Waits]) -> Waits:
-    return Waits(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -370,7 +370,7 @@ def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(tmp_path: Pat
     assert result.launches["ops"].sum() == 6
     assert result.steps["idle_ns"].tolist() == [5000, 100, 100, 100, 300]
     shown = str(nvprof_kit.open(tmp_path / "run.sqlite").breakdown("steps"))
-    excluded = "Warm-up, excluded from the figures below: step 0 took"
+    excluded = "Warm-up: step 0 took"
     for line in ("3 steady steps", "warm-up, 1 more", "outside steps", excluded):
         assert line in shown
 

@@ -202,3 +202,31 @@ def test_arguments_of_a_pytorch_trace(tmp_path: Path) -> None:
     assert found["ReduceScatter"] == [1, 4_000, 4_000, 2, 4.0, 2.0]
     assert found["Broadcast"] == [1, None, None, 2, None, None]
     assert found["SendRecv"] == [1, None, None, None, None, None]
+
+
+def test_sends_and_receives_of_a_pytorch_trace_count_once(tmp_path: Path) -> None:
+    """A plain send has the arguments in its operator and its kernel; a coalesced one only in its operator, before the
+    group that launches it.
+    """
+
+    def said(kind: str, elements: int, **peer: int) -> dict[str, Any]:
+        sizes = {"In msg nelems": elements, "Out msg nelems": elements, "Group size": 4, "dtype": "Float"}
+        return {"Collective name": kind, **sizes, **peer}
+
+    def kernel(start: int, id_: int, launched: int, **arguments: Any) -> list[dict[str, Any]]:
+        call = event("cuda_driver", "cuLaunchKernelEx", launched, launched + 5, correlation=id_)
+        where = {"correlation": id_, "device": 0, "stream": 9}
+        return [call, event("kernel", nccl("SendRecv"), start, start + 1_000, **where, **arguments)]
+
+    plain, coalesced = said("send", 1_000, **{"Dst Rank": 2}), said("recv", 300, **{"Src Rank": 0})
+    events = [
+        event("cpu_op", "record_param_comms", 100, 200, **plain),
+        *kernel(1_000, 1, 150, **plain),
+        event("cpu_op", "record_param_comms", 300, 400, **coalesced),
+        event("user_annotation", "nccl:coalesced", 410, 500),
+        *kernel(3_000, 2, 450),
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = moved(analysed(path))
+    assert {name: row[:4] for name, row in found.items()} == {"SendRecv": [2, 5_200, 5_200, 4]}

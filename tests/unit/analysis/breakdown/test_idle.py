@@ -334,7 +334,7 @@ def test_a_timeline_says_what_each_of_its_lookups_says(nested: bool) -> None:
     timeline = Timeline.of([(stack.changes, stack.owner), (other.changes, other.owner)], [cuts.changes, nothing])
     begin = random.integers(-80, 220, 300)
     end, asked = begin + random.integers(1, 60, 300), random.choice([5, 7, 9, 11], 300)
-    row, moment, state = timeline.pieces(asked, begin, end)
+    row, moment, state = timeline.pieces(asked, begin, end, timeline.changes.before(asked, begin))
     assert row.tolist() == sorted(row.tolist())
     for at, found in zip((stack, other), timeline.states, strict=True):
         assert np.array_equal(found[state], at.innermost(asked[row], moment))
