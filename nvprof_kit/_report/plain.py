@@ -19,9 +19,9 @@ def plain(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_STEERING)
 
 
-def title(path: str) -> str:
-    """A path as it is shown: on one line, whatever its name holds."""
-    return plain(" ".join(path.splitlines()))
+def title(name: str) -> str:
+    """A path or a name as it is shown: on one line, whatever it holds."""
+    return plain(" ".join(name.splitlines()))
 
 
 def csv_cell(text: str) -> str:

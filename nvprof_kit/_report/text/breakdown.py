@@ -170,7 +170,7 @@ def _middle(wall: pd.Series[int]) -> int:
 
 
 def _warm_up(result: BreakdownResult) -> list[RenderableType]:
-    return [Text(f"Warm-up, excluded from the figures below: {reason}") for reason in result.choice.left_out]
+    return [Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out]
 
 
 def _step_name(row: Any) -> str:

@@ -268,7 +268,7 @@ def apart(result: LayersResult) -> list[str]:
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
         lines.append(f"Outside steps: {outside} ms in the whole capture, excluded from per-step figures")
-    lines += [f"Warm-up, excluded from per-step figures: {reason}" for reason in result.steps.left_out]
+    lines += [f"Warm-up: {reason}; excluded from per-step figures" for reason in result.steps.left_out]
     return lines
 
 

@@ -1,13 +1,16 @@
 """Fits a report to the height of a terminal: fewer rows per table, then fewer sections; a line says what is left out.
 
-Warnings, and the text around the tables, are always printed.
+Warnings, and the text around the tables, are always printed; where even that is too high, their long lines end after a
+clause, and a line says so.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -16,6 +19,9 @@ from nvprof_kit._report.text.table.lines import Lines
 
 LEAST_ROWS = (5, 2)
 """Minimum number of rows of a table, if it has as many; the second one where the first are too many to fit."""
+
+_CLAUSE = re.compile(r"[;:.,](?= )| ·(?= )")
+"""The end of a clause, after which a line may be shortened: never inside a number."""
 
 
 class Heading(Text):
@@ -65,17 +71,24 @@ def fitted(console: Console, parts: Sequence[RenderableType], height: int) -> li
     """
     while parts and parts[-1] == "":
         parts = parts[:-1]
-    spacious = list(_pieces(parts))
-    dense = [*_dense(spacious)]
+    screens: list[_Screen] = []
+    for pieces, least in _forms(list(_pieces(parts)), console.width, height):
+        screens.append(_Screen(console, pieces, height, least))
+        if screens[-1].used <= height:
+            return screens[-1].parts()
+    return screens[1].parts()
+
+
+def _forms(spacious: list[_Piece], width: int, height: int) -> Iterator[tuple[list[_Piece], int]]:
+    """The forms of a report, from the whole to the shortest, each with the minimum number of rows of its tables."""
     most, least = LEAST_ROWS
-    forms = ((spacious, most), (dense, most), (dense, least), (dense, most))
-    screens = (_Screen(console, pieces, height, rows) for pieces, rows in forms)
-    last = next(screens)
-    for screen in screens:
-        if last.used <= height:
-            break
-        last = screen
-    return last.parts()
+    yield spacious, most
+    dense = [*_dense(spacious)]
+    yield dense, most
+    yield dense, least
+    if brief := _brief(dense, width, height):
+        yield brief, most
+        yield brief, least
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,36 @@ def _dense(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
     for piece in pieces:
         if parts := tuple(part for part in piece.parts if part != ""):
             yield _Piece(tuple(part.dense() if isinstance(part, Grid) else part for part in parts), piece.heading)
+
+
+def _brief(dense: Sequence[_Piece], width: int, height: int) -> list[_Piece]:
+    """The pieces with the lines around the tables shortened; none if there are no tables, or no line to shorten."""
+    if not any(isinstance(part, (Grid, Lines)) for piece in dense for part in piece.parts):
+        return []  # then the lines are the answer
+    made = [
+        piece if piece.heading else replace(piece, parts=tuple(_shortened(part, width) for part in piece.parts))
+        for piece in dense
+    ]
+    note = Text(f"Lines with … are shortened for {height + 1} lines; --top N shows all", "dim")
+    return [*made, _Piece((note,))] if made != list(dense) else []
+
+
+def _shortened(part: RenderableType, width: int) -> RenderableType:
+    """A line that is wider than the terminal, up to the last clause that fits, or else up to its first one."""
+    if isinstance(part, Lines):
+        return replace(part, lines=[_clauses(line, width) for line in part.lines])
+    return _clauses(part, width) if type(part) is Text else part
+
+
+def _clauses(line: Text, width: int) -> Text:
+    if line.cell_len <= width:
+        return line
+    ends = [found.start() for found in _CLAUSE.finditer(line.plain)]
+    fitting = [end for end in ends if cell_len(line.plain[:end]) + 2 <= width]
+    if not ends:
+        return line
+    made = line[: fitting[-1] if fitting else ends[0]]
+    return made.append(" …")
 
 
 class _Screen:

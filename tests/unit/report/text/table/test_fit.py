@@ -101,3 +101,27 @@ def test_lines_are_counted_with_those_omitted_before() -> None:
 def test_a_section_begins_with_a_text() -> None:
     with pytest.raises(TypeError, match="begins with a text, not with str"):
         section(["", Text("a")])
+
+
+LONG = "5 of 9 operations took 1,234.5 ms. This is explained by a second sentence; and by more of it, which is long"
+
+
+def test_lines_around_a_table_end_after_a_clause_where_nothing_else_fits() -> None:
+    # 2 of the head, 2 rows, the line about the rest, and 2 lines of each of three warnings: 11 lines; with 1 line of
+    # each, and 1 for the note: 9
+    warnings = warning_lines([f"{LONG} {one}" for one in "abc"])
+    lines = shown([rows(20), *warnings], 11)
+    assert len(lines) == 11 and "…" not in lines[5]
+    lines = shown([rows(20), *warnings], 9)
+    assert len(lines) == 9
+    assert lines[5:8] == ["! 5 of 9 operations took 1,234.5 ms …"] * 3
+    assert lines[8] == "Lines with … are shortened for 10 lines; --top N shows all"
+
+
+def test_a_line_whose_first_clause_is_too_long_ends_after_it() -> None:
+    lines = shown([rows(20), *warning_lines(["word " * 14 + "end: more " + "word " * 26])], 8)
+    assert len(lines) == 8 and lines[6] == "word word word end …"
+
+
+def test_lines_without_a_table_are_the_answer() -> None:
+    assert len(shown([*warning_lines([f"{LONG} {one}" for one in "abc"])], 3)) == 6
