@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.ranks import rank
+from nvprof_kit._report.plain import title
 from nvprof_kit.errors import ToolError
 
 if TYPE_CHECKING:
@@ -60,12 +61,16 @@ Point = tuple[dict[str, str], float]
 def points(found: Sample, window: Window) -> dict[str, list[Point]]:
     """The points of each of `GAUGES`; empty without data."""
     mine = {"rank": str(rank())}
+    layers: dict[tuple[str, str], float] = {}
+    for (kind, phase), value in found.layers.items():
+        key = title(kind), title(phase)  # names come from the program
+        layers[key] = layers.get(key, 0.0) + value
     single = {"step": found.step, "busy": found.busy, "in_layers": found.in_layers,
               "last_step": float(window.last_step), "at": time.time()}  # fmt: skip
     return {
         "layer": [
             ({"kind": kind, "phase": phase, "device": found.device, **mine}, value)
-            for (kind, phase), value in found.layers.items()
+            for (kind, phase), value in layers.items()
         ],
         **{name: [] if value is None else [(mine, value)] for name, value in single.items()},
     }

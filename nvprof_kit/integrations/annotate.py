@@ -248,7 +248,8 @@ class Watch(Guarded):
         """Report at exit which modules had no ranges."""
         if os.getpid() != self._pid:
             return
-        if not self.found and not self.failed and self._loop is None and self._should_have_called():
+        nothing = not (self.found or self.failed or self._loop is not None or _annotated_otherwise())
+        if nothing and self._should_have_called():
             what = f"no module of {SMALL} parameters or with repeated blocks was called in this process"
             say(f"{what}; nothing is annotated in it")
         for name, handle in self.found:
@@ -261,6 +262,13 @@ class Watch(Guarded):
     def _should_have_called(self) -> bool:
         first = os.environ.get(FIRST) == str(self._pid) and "torch.distributed.run" not in sys.modules
         return self._called or first
+
+
+def _annotated_otherwise() -> bool:
+    """Whether the program or a framework's integration annotated something, whatever its size."""
+    from nvprof_kit._instrument.ranges import state
+
+    return state.was_annotated
 
 
 def _is_model(module: Any) -> bool:

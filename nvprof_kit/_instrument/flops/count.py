@@ -41,8 +41,9 @@ class count_flops(ContextDecorator):
     Layers and phases (forward, backward, recompute) are those of the ranges of `annotate_model` and `layer_range`. The
     formulas are those of ``torch.utils.flop_counter``; a multiply-add counts as two operations. Results do not change
     and no tensor is kept alive, but each operator is dispatched through Python, so count a step whose duration does not
-    matter. Code compiled by torch.compile runs uncompiled while counting. The replay of a CUDA graph runs no operators,
-    so it counts as nothing. Operators on threads that the program started are listed as unknown. After an exception,
+    matter. Code compiled by torch.compile runs uncompiled while counting; before PyTorch 2.6 it runs compiled, and its
+    operators count as those of the outermost compiled module. The replay of a CUDA graph runs no operators, so it
+    counts as nothing. Operators on threads that the program started are listed as unknown. After an exception,
     nothing is written. With ``NVPROF_KIT=off`` it does nothing.
 
     Args:

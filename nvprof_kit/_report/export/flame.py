@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nvprof_kit._analysis.stacks import frames
 from nvprof_kit._report.export import wire
-from nvprof_kit._report.plain import plain
+from nvprof_kit._report.plain import plain, title
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Profile:
 
     def string(self, text: str) -> int:
         """Index of a string; adds the string if needed. ``go tool pprof -top`` prints it to a terminal."""
-        text = plain(text)
+        text = title(text)
         return self._strings.setdefault(text, len(self._strings))
 
     def add(self, field: int, content: bytes | int) -> None:

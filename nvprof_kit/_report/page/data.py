@@ -90,7 +90,7 @@ def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
     ]
 
 
-MAX_TOLD = 4
+MAX_TITLES = 4
 """Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
 
 MAX_STEPS = 2_000
@@ -419,6 +419,6 @@ def _listed_steps(
     titles = {typical: f"step {number[typical]}, a typical one"}
     titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
     for one in pointed:
-        if len(titles) < MAX_TOLD:
+        if len(titles) < MAX_TITLES:
             titles.setdefault(one, f"step {number[one]}, of a finding")
     return [(title, one) for one, title in titles.items()]

@@ -144,6 +144,12 @@ def test_where_does_the_memory_go(ask: Callable[..., Told]) -> None:
     assert told.status == 0 and any(name.endswith("_bytes") for name in told.rows()[0])
 
 
+def test_without_marks_the_memory_of_a_layer_is_not_known(ask: Callable[..., Told]) -> None:
+    told = ask("Where does the memory go?", "hooks-train-2023.4.sqlite")
+    assert told.status == 0 and "only CUDA's own allocations are known" in told.err
+    assert not any(row["memory_peak_bytes"] or row["memory_retained_bytes"] for row in told.rows())
+
+
 def test_the_verb_tells_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     for words, out in ((["skill"], f"{skill_path()}\n"), (["skill", "--print"], TEXT)):
         with pytest.raises(SystemExit) as ended:

@@ -113,6 +113,12 @@ def test_a_program_without_a_model_is_told_so_once() -> None:
     assert told(done) == [f"nvprof-kit annotate: {nothing}"]
 
 
+@pytest.mark.slow
+def test_a_small_model_that_the_program_annotates_is_annotated() -> None:
+    done = run("-c", "import nvprof_kit, torch; m = torch.nn.Linear(2, 2); nvprof_kit.annotate_model(m); del m")
+    assert (done.returncode, told(done)) == (0, [])
+
+
 def test_a_program_without_torch_starts_as_without_us(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('their own')")
     done = run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", PYTHONPATH=f"{ROOT}:{tmp_path}")

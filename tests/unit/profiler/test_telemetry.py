@@ -109,6 +109,40 @@ def test_a_file_for_the_node_exporter(capture: Path, tmp_path: Path, monkeypatch
     assert {one.labels["rank"] for family in families.values() for one in family.samples} == {"3"}
 
 
+HOSTILE = ('a"b\\c', "two\nlines", "\x1b[31mred\x1b[0m", "right\u202eleft", "}{,=", "Ünï", "x" * 3000)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A step of 700 ns, 100 ns in each of seven layers, whose names an exporter must escape or replace."""
+    file = NsysFile(tmp_path / "hostile.sqlite")
+    file.range_("step 0", 0, 1000, category="step", payload=0)
+    for place, name in enumerate(HOSTILE):
+        file.range_(name, 100 * place, 100 * place + 20)
+        file.kernel(100 * place + 20, 100 * place + 120, launched=(100 * place + 1, 100 * place + 5))
+    return file.write()
+
+
+KINDS = {name: name for name in HOSTILE} | {
+    "two\nlines": "two lines",
+    "\x1b[31mred\x1b[0m": "\ufffd[31mred\ufffd[0m",
+    "right\u202eleft": "right\ufffdleft",
+}
+
+
+def test_names_of_the_program_are_escaped(hostile: Path, tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    handlers.prometheus(folder=tmp_path / "textfile")(hostile, Window(0, 0, 0))
+    (path,) = (tmp_path / "textfile").iterdir()
+    families = {one.name: one for one in parser.text_string_to_metric_families(path.read_text())}
+    found = {one.labels["kind"]: one.value for one in families["nvprof_kit_layer_seconds"].samples}
+    assert found == pytest.approx(dict.fromkeys(KINDS.values(), 100e-9))
+    reader = export.InMemoryMetricReader()
+    handlers.otlp(sdk.MeterProvider(metric_readers=[reader]))(hostile, Window(0, 0, 0))
+    points = _exported(reader)["nvprof_kit.layer.time"]
+    assert {one["kind"]: value for one, value in points} == pytest.approx(dict.fromkeys(KINDS.values(), 100e-9))
+
+
 def test_gauges_of_opentelemetry(capture: Path) -> None:
     reader = export.InMemoryMetricReader()
     handler = handlers.otlp(sdk.MeterProvider(metric_readers=[reader]))

@@ -211,7 +211,8 @@ def test_nested_tensors_run_as_ever(tmp_path: Path, layout: torch.layout) -> Non
 
 
 def test_custom_operators_are_unknown_until_they_have_a_formula(tmp_path: Path) -> None:
-    @torch.library.custom_op("flops_test::product", mutates_args=())
+    # PyTorch 2.4 cannot infer the schema from annotations that are strings
+    @torch.library.custom_op("flops_test::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b
 
@@ -241,6 +242,7 @@ def test_work_without_a_formula_is_unknown_and_what_multiplies_nothing_is_nothin
     assert kind_of(aten._weight_int4pack_mm.default) is Kind.UNKNOWN
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_grouped_mm"), reason="newer than PyTorch 2.4")
 def test_grouped_products_have_a_formula() -> None:
     # 5 rows among 3 groups of 4 x 6: each row is multiplied by one group
     rows, groups = torch.empty(5, 4), torch.empty(3, 4, 6)
@@ -282,12 +284,20 @@ def test_compiled_modules_run_eagerly_meanwhile(tmp_path: Path, whole: bool) -> 
     train(model)
     before = len(calls)
     sums = own(counted(tmp_path, lambda: train(model)))
-    assert before > 0 and len(calls) == before
-    assert sums == {
-        (f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in (("forward", 1), ("backward", 2))
-    }
+    assert before > 0
+    phases = {"forward": 1, "backward": 2}
+    if hasattr(torch.compiler, "set_stance"):
+        assert len(calls) == before
+        assert sums == {(f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in phases.items()}
+    else:  # before PyTorch 2.6 nothing makes compiled code run eagerly: it counts as its outermost module's
+        outermost = {"Model": 3 * MLP} if whole else {f"layers.{n}": MLP for n in range(3)}
+        assert len(calls) == 2 * before
+        assert sums == {
+            (path, phase): once * times for path, once in outermost.items() for phase, times in phases.items()
+        }
+    ran = len(calls)
     train(model)
-    assert len(calls) == 2 * before
+    assert len(calls) == ran + before
     torch._dynamo.reset()
 
 
@@ -391,6 +401,8 @@ def test_off_means_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(tmp_path: Path) -> None:
+    if not hasattr(torch.distributed.tensor, "DTensor"):
+        pytest.skip("DTensor is public since PyTorch 2.5")
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

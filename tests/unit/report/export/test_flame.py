@@ -69,6 +69,14 @@ def test_a_period_is_given(capture: nvprof_kit.Capture) -> None:
     assert [strings[kind[key][0]] for key in (1, 2)] == ["gpu_time", "nanoseconds"] and profile[12] == [1]
 
 
+def test_names_are_one_line(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("two\nlines\x1b[31m", 0, 50)
+    file.kernel(100, 300, launched=(14, 18), name='k"\n\t"')
+    ((stack, _, labels),) = samples(nvprof_kit.open(file.write()).pprof().data)
+    assert labels["layer"] == "two lines\ufffd[31m" and "\n" not in "".join(stack)
+
+
 def test_one_step(capture: nvprof_kit.Capture) -> None:
     assert [values for _, values, _ in samples(capture.pprof(step=1).data)] == [(210, 2), (20, 1)]
     with pytest.raises(nvprof_kit.UsageError, match="no step 5"):
