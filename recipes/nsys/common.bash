@@ -155,6 +155,11 @@ become_nsys() { # WORD...
   exec "$@" >&"$words" 2>&1 {words}>&-
 }
 
+# Whether nsys lost its own agent, as it does once in some thousand runs, before it began the program.
+lost_its_agent() { # STAGE
+  [ -e "$1/.lost" ] && rm -f -- "$1/.lost" && [ ! -s "$run/pid" ] && [ ! -s "$run/end" ]
+}
+
 leave_spool=''       # whether nsys keeps the user's TMPDIR
 ends_with_capture='' # whether the program is to end with the capture
 
@@ -171,7 +176,10 @@ relay() { # STAGE, or another folder
         [ -z "$ends_with_capture" ] || tell_program TERM || :
         note "the capture has ended, its report is being written" ;;
       *[![:space:]]*)
-        case ${line#"${line%%[![:space:]]*}"} in "$stage_path"/*) continue ;; esac
+        case ${line#"${line%%[![:space:]]*}"} in
+          "$stage_path"/*) continue ;;
+          'End of file'* | *'Connection to the Agent lost'*) : >"$1/.lost" ;;
+        esac
         line=${line//"$stage_path/"/}
         if [ -n "$quiet" ]; then printf '%s\n' "$line" >>"$1/.said"; else printf '%s\n' "$line" >&2; fi ;;
     esac
@@ -186,7 +194,7 @@ relay() { # STAGE, or another folder
 finish() { # STAGE FOLDER FORCE WHAT-NEVER-BEGAN
   local report reports=() empty=''
   [ "$status" -eq 0 ] || [ ! -s "$1/.said" ] || cat -- "$1/.said" >&2
-  rm -f -- "$1/.said"
+  rm -f -- "$1/.said" "$1/.lost"
   [ -z "$run" ] || rm -rf -- "$run"
   [ "$status" -lt 128 ] || case $status in 129 | 130 | 143) ;; *) prove "$1" || return 0 ;; esac
   for report in "$1"/*.nsys-rep; do

@@ -182,7 +182,14 @@ case " ${settings[*]}" in *' --capture-range='* | *' --delay='*) export NVPROF_K
 began=$SECONDS
 wrap_program "${program[@]}"
 name=${output##*/}
-supervise_nsys "$stage" "$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${name//%/%%}" "${wrapped[@]}"
+profile=("$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${name//%/%%}" "${wrapped[@]}")
+supervise_nsys "$stage" "${profile[@]}"
+if lost_its_agent "$stage"; then
+  warn "nsys lost its own agent before it began the program, and is started again"
+  end_orphans
+  supervise_nsys "$stage" "${profile[@]}"
+fi
+[ -s "$run/pid" ] || [ -s "$run/end" ] || never="nsys ended before it began the program"
 [ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ] && [ -z "$left_early" ]; } || end_orphans
 [ -n "$window$duration" ] || [ $((SECONDS - began)) -le 60 ] ||
   note "all $((SECONDS - began)) s of the run were captured; a window of a few steps is smaller and as good: see --step"

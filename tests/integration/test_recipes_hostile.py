@@ -135,8 +135,40 @@ def test_a_tool_that_fails(tool: Path, place: Path, ending: str, status: int) ->
     (tool / "nsys").write_text(f"#!/bin/bash\ncase $1$2 in --version | profile--help) exit 0 ;; esac\n{ending}\n")
     done = ask("nsys/profile.sh", "--", "true", place=place, tool=tool)
     assert done.returncode == status
-    assert done.stderr.endswith("profile.sh: no report: nothing was captured\n")
+    assert done.stderr.endswith("profile.sh: no report: nothing was captured: nsys ended before it began the program\n")
     assert files(place) == []
+
+
+@pytest.mark.parametrize("words", ["End of file", "Connection to the Agent lost."])
+def test_an_nsys_that_loses_its_agent_is_started_again(tool: Path, place: Path, words: str) -> None:
+    """Once, if the program has not begun."""
+
+    def fails(how: str) -> str:
+        return STAND_IN.replace(
+            "#!/bin/bash\n", f'#!/bin/bash\n[ "$1" != profile ] || [ "$2" = --help ] || {{ {how}; }}\n'
+        )
+
+    once = '[ ! -e "${0%/*}/failed" ] && : >"${0%/*}/failed"'
+    nsys = tool / "nsys"
+    nsys.write_text(fails(f"{once} && {{ echo '{words}'; exit 1; }}"))
+    done = ask("nsys/profile.sh", "-o", "run", "--", "sh", "-c", "echo began; exit 7", place=place, tool=tool)
+    assert (done.returncode, done.stdout) == (7, "began\n"), done.stderr
+    assert "profile.sh: nsys lost its own agent before it began the program, and is started again\n" in done.stderr
+    assert files(place) == ["run.nsys-rep", "run.sqlite"]
+
+    nsys.write_text(fails(f"echo '{words}'; exit 1"))
+    done = ask("nsys/profile.sh", "-o", "other", "--", "sh", "-c", "echo began", place=place, tool=tool)
+    assert (done.returncode, done.stdout, done.stderr.count("is started again")) == (1, "", 1)
+    assert done.stderr.endswith("nothing was captured: nsys ended before it began the program\n")
+    assert files(place) == ["run.nsys-rep", "run.sqlite"]
+
+
+def test_an_nsys_that_loses_its_agent_later_is_not(tool: Path, place: Path) -> None:
+    (tool / "nsys").write_text(STAND_IN.replace("status=$?\n", "status=$?; echo End of file; exit 1\n"))
+    done = ask("nsys/profile.sh", "-o", "run", "--", "sh", "-c", "echo began", place=place, tool=tool)
+    assert (done.returncode, done.stdout) == (1, "began\n")
+    assert "again" not in done.stderr
+    assert done.stderr.endswith("profile.sh: no report: nothing was captured\n")
 
 
 @pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
