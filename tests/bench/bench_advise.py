@@ -2,8 +2,8 @@
 
     python tests/bench/bench_advise.py [--programs 120] [--verbose]
 
-On committed captures of which the faults are known (`tests/support/advise_truth.py`), and on programs made up by chance
-with faults planted in them (`tests/support/advise_programs.py`).
+On committed captures of which the faults are known (`tests/support/brute_force/advise_truth.py`), and on programs made
+up by chance with faults planted in them (`tests/support/captures/advise_programs.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.advise_truth import Judged, by_rule, made_up, real
+from support.brute_force.advise_truth import Judged, by_rule, made_up, real
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def measured(command: list[str]) -> tuple[float, float, float]:
 
 def made(path: Path, events: int, *, made_up: bool) -> None:
     """A snapshot of so many events."""
-    from support.snapshot_file import amplified, training
+    from support.captures.snapshot_file import amplified, training
 
     if made_up:
         training(events).write(path)

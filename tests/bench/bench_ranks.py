@@ -4,9 +4,9 @@
         [--keep FOLDER]
 
 First some captures, repeated along the time axis to some 200,000 and a million operations, are mapped, beside their
-table of layers. The jobs are synthetic (`support.synthetic_job`): 10 steps of 500 collectives for each rank, a layer of
-one rank planted slow, clocks up to 10 s apart that drift by up to 50 ppm; with 100 ranks a file, and with one, as
-`ranks map` writes them. Each comparison is a process of its own; its peak memory is told. Then random small jobs, each
+table of layers. The jobs are synthetic (`support.captures.synthetic_job`): 10 steps of 500 collectives for each rank, a
+layer of one rank planted slow, clocks up to 10 s apart that drift by up to 50 ppm; with 100 ranks a file, and with one,
+as `ranks map` writes them. Each comparison is a process of its own; its peak memory is told. Then random small jobs, each
 with one fault or none: what is judged wrongly is printed.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.synthetic_job import MS, Fault, SyntheticJob, misjudged, odd_job, random_job, write_maps
+from support.captures.synthetic_job import MS, Fault, SyntheticJob, misjudged, odd_job, random_job, write_maps
 
 DATA = Path(__file__).parents[1] / "data"
 MAPPED = ("hooks-ddp-2024.2", "fsdp.rank0-2024.2", "tensor.rank0-2024.2")

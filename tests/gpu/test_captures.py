@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.brute_force import BruteForce
+from support.brute_force.layers import BruteForce
 from support.gpu import Profiled
 
 from nvprof_kit._analysis.layers.layers import layers

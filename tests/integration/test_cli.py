@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "nvprof_kit"]

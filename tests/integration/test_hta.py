@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import as_kineto
+from support.captures import as_kineto
 
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
 from nvprof_kit._trace.open import open_capture

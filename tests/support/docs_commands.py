@@ -80,14 +80,14 @@ PROGRAM = {"train.py": "examples/tiny_transformer.py --steps=14 --batch=1 --leng
 SCHEDULED = {"10:13": "3:5", "train.py": "examples/trainer.py"}
 """The program that stands for the reader's; a schedule needs one with `scheduled` in its loop."""
 
-ELSEWHERE = "run by tests/integration/test_recipes_*.py, and on a GPU by tests/gpu"
+ELSEWHERE = "run by tests/integration/recipes/, and on a GPU by tests/gpu"
 REASONS = {
     r"nsys-ai |python -c .from hta": "another tool, which is not installed here; HTA: test_hta.py",
-    r"nsys stats ": "needs nsys: the figures are compared with it by tests/integration/test_nsight_numbers.py",
+    r"nsys stats ": "needs nsys: the figures are compared with it by tests/integration/nsys/test_nsight_numbers.py",
     r"(bash|sh) .*gpu-metrics": f"samples a GPU: {ELSEWHERE}",
     r"(bash|sh) |ncu=|recipes/": f"a session, a container, ncu, or a recipe by its name: {ELSEWHERE}",
-    r"nvprof-kit ranks map .*(--part \$|tcp:)": "needs Slurm or Dask: tests/integration/test_ranks_{map_slurm,dask}.py",
-    r"nvprof-kit ranks /shared/maps": "reads what another command wrote: run by tests/integration/test_ranks_dask.py",
+    r"nvprof-kit ranks map .*(--part \$|tcp:)": "needs Slurm or Dask: tests/integration/ranks/",
+    r"nvprof-kit ranks /shared/maps": "reads what another command wrote: run by tests/integration/ranks/",
     r"nvprof-kit layers run.sqlite --rules my-trainer": "reads a domain of the reader's own: test_rules.py",
     r"nvprof-kit doctor -- torchrun": "asks a program: run by tests/unit/analysis/test_doctor.py",
     r"nvprof-kit layers run.sqlite --rules vllm": "no capture of vLLM: tests/unit/analysis/foreign/test_rules.py",

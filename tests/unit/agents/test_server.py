@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._agents import query as query_module

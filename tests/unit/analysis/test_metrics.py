@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _Samples, _union, metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._api.job_maps import MapTask
 from nvprof_kit._api.map_workers import map_in_processes

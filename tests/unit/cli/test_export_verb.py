@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support import tiny_ranks
-from support.nsys_file import NsysFile
+from support.captures import tiny_ranks
+from support.captures.nsys_file import NsysFile
 
 import nvprof_kit._cli.verbs.export as export
 from nvprof_kit._cli import main

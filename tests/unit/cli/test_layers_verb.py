@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.nsys_file import NsysFile
-from support.nsys_memory import Allocations, carry
+from support.captures.nsys_file import NsysFile
+from support.captures.nsys_memory import Allocations, carry
 
 from nvprof_kit._analysis.layers.memory import MEMORY
 from nvprof_kit._cli import main

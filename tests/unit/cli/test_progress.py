@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._cli import group
 from nvprof_kit._cli.progress import progress

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._capture.recipe_options import program_name, recipe_options, report_name
 from nvprof_kit._cli import group

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._analysis.flops.flops import joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.sink import Sink
+from support.ranges.sink import Sink
 
 from nvprof_kit._instrument.ranges import state
 

@@ -24,7 +24,7 @@ CHECKPOINTS = ("torch.utils.checkpoint.CheckpointFunction", "forward")
 
 def changed_by(program: str) -> str:
     """What a program of its own process changes in PyTorch between its lines ``before = seen()`` and its last."""
-    whole = f"from support.torch_seen import *\n{program}\nprint(changed(before))"
+    whole = f"from support.ranges.torch_seen import *\n{program}\nprint(changed(before))"
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     ended = subprocess.run([sys.executable, "-c", whole], env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

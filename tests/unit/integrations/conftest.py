@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.outline import Outline
+from support.ranges.outline import Outline
 
 from nvprof_kit._instrument.ranges import state
 

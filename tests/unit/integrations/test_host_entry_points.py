@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.outline import Outline
+from support.ranges.outline import Outline
 
 if sys.version_info >= (3, 11):
     import tomllib

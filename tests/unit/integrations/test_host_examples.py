@@ -11,7 +11,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from support.outline import Outline
+from support.ranges.outline import Outline
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.outline import Outline
+from support.ranges.outline import Outline
 from torch import nn
 from torch.utils.data import DataLoader, dataloader
 

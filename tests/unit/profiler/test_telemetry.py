@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit import Schedule, ToolError, annotate_model, handlers, scheduled, step
 from nvprof_kit._analysis.telemetry import OTHERS, Labels, kind_of, sample

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.nsys_file import SCHEMAS, NsysFile
+from support.captures.nsys_file import SCHEMAS, NsysFile
 
 from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.advise.advise import FINDERS, OPTIONAL, AdviseResult, advise
 from nvprof_kit._findings import RULES, Finding

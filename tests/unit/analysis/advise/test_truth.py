@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.advise_programs import LOOKALIKES, Program
-from support.advise_truth import by_rule, made_up, rules_of
-from support.nsys_file import NsysFile
+from support.brute_force.advise_truth import by_rule, made_up, rules_of
+from support.captures.advise_programs import LOOKALIKES, Program
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
 from nvprof_kit._analysis.ranks.verdict import Verdict

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support.nsys_file import MARK, START_END, NsysFile, thread
+from support.captures.nsys_file import MARK, START_END, NsysFile, thread
 
 from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.attribution.step_times import step_times
@@ -17,7 +18,6 @@ from nvprof_kit._analysis.summary.summary import OPTIONAL as SUMMARY
 from nvprof_kit._analysis.summary.summary import SummaryOptions, summary
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
-from tests.support.nsys_file import NsysFile
 
 ALL = tuple(dict.fromkeys((*BREAKDOWN, *SUMMARY)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.advise.advise import OPTIONAL as ADVISE
 from nvprof_kit._analysis.advise.advise import advise
@@ -18,7 +19,6 @@ from nvprof_kit._analysis.summary.summary import SummaryOptions, summary
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import UsageError
-from tests.support.nsys_file import NsysFile
 
 DATA = Path(__file__).parents[3] / "data"
 ALL = tuple(dict.fromkeys((*ADVISE, *SUMMARY)))

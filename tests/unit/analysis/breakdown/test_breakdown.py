@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support import breakdown_brute_force as brute
+from support.brute_force import breakdown as brute
+from support.captures.nsys_file import START_END, NsysFile
 from support.golden import Golden
 from support.lane import examples
-from support.nsys_file import START_END, NsysFile
 
 import nvprof_kit
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown

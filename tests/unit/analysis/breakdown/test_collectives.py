@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
 from nvprof_kit._analysis.breakdown.collectives import bus_factors

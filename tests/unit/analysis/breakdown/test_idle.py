@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support import idle_brute_force as brute
+from support.brute_force import idle as brute
+from support.captures.nsys_file import NsysFile, thread
 from support.lane import examples
-from support.nsys_file import NsysFile, thread
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.attribution.windows import step_windows

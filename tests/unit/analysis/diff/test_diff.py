@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.steps import StepOptions
 from nvprof_kit._analysis.diff import diff as diff_module

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.captures.nsys_file import NsysFile
 from support.golden import Golden
-from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.flops.counted import read_counted
 from nvprof_kit._analysis.flops.flops import FlopsOptions, FlopsResult, flops, why_above

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.foreign.rules import parse_rules, preset
 from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.signatures import APART, NEEDED, divide_by_role, read_kernels, role_of
 from nvprof_kit._analysis.ncu.counters import PERCENTAGES

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.captures.nsys_file import NsysFile
+from support.captures.nsys_memory import PINNED, STATIC, Allocations, carry
 from support.golden import Golden
 from support.lane import examples
-from support.nsys_file import NsysFile
-from support.nsys_memory import PINNED, STATIC, Allocations, carry
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers

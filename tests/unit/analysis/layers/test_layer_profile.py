@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.layers.profile import COLUMNS, KIND_COLUMNS, LayerProfile, layer_profile

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nsys_file import SCHEMAS, START_END, NsysFile
+from support.captures.nsys_file import SCHEMAS, START_END, NsysFile
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
 from nvprof_kit._trace.open import open_capture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.brute_force import BruteForce
+from support.brute_force.layers import BruteForce
+from support.captures.nsys_file import PUSH_POP, START_END, NsysFile
 from support.lane import examples
-from support.nsys_file import PUSH_POP, START_END, NsysFile
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._trace.open import open_capture

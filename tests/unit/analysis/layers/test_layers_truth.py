@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.brute_force import BruteForce
+from support.brute_force.layers import BruteForce
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._trace.open import open_capture

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.captures.snapshot_file import BASE, SnapshotFile, training
 from support.lane import examples
-from support.snapshot_file import BASE, SnapshotFile, training
 
 from nvprof_kit._analysis.memory.memory import LEAKS, MemoryResult, memory
 from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.caching_allocator import Replay
+from support.brute_force.caching_allocator import Replay
 from support.golden import Golden
 
 from nvprof_kit._analysis.memory.memory import MemoryResult, memory

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.signatures import NEEDED
 from nvprof_kit._analysis.layers.layers import layers

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.captures.nsys_file import NsysFile
 from support.lane import examples
-from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.signatures import NEEDED
 from nvprof_kit._analysis.ncu.plan import PlanOptions, _cover, block_of, plan, predicted_seconds

@@ -1,6 +1,7 @@
 """The metrics of every set exist on the chips of its architecture, by the names that ncu 2025.3.1 lists.
 
-`tests/integration/test_recipes_ncu.py` asks an installed ncu; those that install without a GPU know no Blackwell.
+`tests/integration/recipes/test_recipes_ncu.py` asks an installed ncu; those that install without a GPU know no
+Blackwell.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.ranks_brute_force import kernels, late
-from support.tiny_ranks import MS, capture
+from support.brute_force.ranks import kernels, late
+from support.captures.tiny_ranks import MS, capture
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job import Job

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pandas as pd
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit import open_job
 from nvprof_kit._analysis.ranks.passing import pair_messages

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.ranks_brute_force import Pair, late, late_in_both, late_in_traces
+from support.brute_force.ranks import Pair, late, late_in_both, late_in_traces
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job import Job

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.synthetic_job import Fault, SyntheticJob, play, write_maps
+from support.captures.synthetic_job import Fault, SyntheticJob, play, write_maps
 
 from nvprof_kit import open_job
 from nvprof_kit._analysis.ranks.replay import Graph, critical_path

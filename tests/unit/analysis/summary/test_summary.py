@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from support.captures.nsys_file import PID, NsysFile, thread
 from support.golden import Golden
-from support.nsys_file import PID, NsysFile, thread
 
 import nvprof_kit
 from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.twins import Node, Parameter, Tensor, World, grad_nodes
+from support.ranges.twins import Node, Parameter, Tensor, World, grad_nodes
 
 from nvprof_kit._instrument.ranges import ranges, ranges_python
 

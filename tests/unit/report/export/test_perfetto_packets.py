@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers

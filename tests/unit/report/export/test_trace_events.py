@@ -1,7 +1,7 @@
 """The exported trace, judged by the rules of the Trace Event Format and by queries that must give our tables' numbers.
 
-Perfetto itself is asked in ``tests/integration/test_perfetto_ui.py``. What it and chrome://tracing need of a trace is
-checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
+Perfetto itself is asked in ``tests/integration/pages/test_perfetto_ui.py``. What it and chrome://tracing need of a trace
+is checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support.synthetic_job import Fault, SyntheticJob, write_maps
+from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job import Job

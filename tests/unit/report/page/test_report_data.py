@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support.layers_result import MS, layers_result
-from support.nsys_file import NsysFile
+from support.captures.layers_result import MS, layers_result
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
 from nvprof_kit._analysis.attribution.attribution import attribute

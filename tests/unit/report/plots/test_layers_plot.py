@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from support.layers_result import MS, layers_result, tree
+from support.captures.layers_result import MS, layers_result, tree
 
 from nvprof_kit._report.plots.layers import MAX_BARS, layers_bars, layers_figure
 from nvprof_kit._report.plots.plots import FORMATS, encode

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.layers_result import MS, layers_result
-from support.nsys_file import NsysFile
+from support.captures.layers_result import MS, layers_result
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN

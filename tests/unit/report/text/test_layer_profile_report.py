@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.layers.profile import LayerProfile, layer_profile
 from nvprof_kit._profiler.own_cost import OwnCost

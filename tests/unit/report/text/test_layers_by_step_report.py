@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pandas as pd
-from support.layers_result import MS, layers_result, rows_by_step
+from support.captures.layers_result import MS, layers_result, rows_by_step
 
 from nvprof_kit._report.text.layers import LayersView
 from nvprof_kit._report.text.layers_by_step import MAX_STEPS, layers_by_step, layers_by_step_report

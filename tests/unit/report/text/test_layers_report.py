@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 import pytest
-from support.layers_result import MS, layers_result, tree
+from support.captures.layers_result import MS, layers_result, tree
 
 from nvprof_kit._report.text.layers import LayersView, Line, layers_lines, layers_report, total_line
 from nvprof_kit._report.text.table.terminal import print_to

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.synthetic_job import SyntheticJob, write_maps
-from support.tiny_ranks import capture
+from support.captures.synthetic_job import SyntheticJob, write_maps
+from support.captures.tiny_ranks import capture
 
 from nvprof_kit._api.job import open_job
 from nvprof_kit._cli.verbs.ranks import _given

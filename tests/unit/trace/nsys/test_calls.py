@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.nsys_file import NsysFile, thread
+from support.captures.nsys_file import NsysFile, thread
 
 from nvprof_kit._trace.kineto.calls import host_memory, read_calls
 from nvprof_kit._trace.kineto.events import Events

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import open_capture

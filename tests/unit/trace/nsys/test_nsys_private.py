@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.nsys_file import NsysFile, thread
+from support.captures.nsys_file import NsysFile, thread
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._cli import group

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.nsys_file import PID, NsysFile, thread
+from support.captures.nsys_file import PID, NsysFile, thread
 
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.ops import read_ops

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.snapshot_file import BASE, SnapshotFile
+from support.captures.snapshot_file import BASE, SnapshotFile
 
 from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS, Stacks, read_snapshot
 from nvprof_kit.errors import CaptureError

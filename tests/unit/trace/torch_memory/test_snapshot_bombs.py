@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.snapshot_file import SnapshotFile
+from support.captures.snapshot_file import SnapshotFile
 
 from nvprof_kit._cli import main
 from nvprof_kit._trace.files import plain_pickle

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from support.tiny_ranks import MS, capture
+from support.captures.tiny_ranks import MS, capture
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job_maps import map_captures

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.nsys_file import NsysFile
-from support.tiny_ranks import AR, MS
+from support.captures.nsys_file import NsysFile
+from support.captures.tiny_ranks import AR, MS
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job import Job

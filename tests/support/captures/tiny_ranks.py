@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 
 MS = 1_000_000
 AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.browser import browser, opened
-from support.snapshot_file import training
+from support.captures.snapshot_file import training
 
 from nvprof_kit._analysis.memory.memory import memory
 from nvprof_kit._report.page.sunburst import sunburst_page

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.nsys_file import KERNEL_TABLE
+from support.captures.nsys_file import KERNEL_TABLE
 from test_nsys_ranges import profile, read
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers

@@ -10,7 +10,7 @@ import pytest
 
 distributed = pytest.importorskip("distributed")
 
-from support.tiny_ranks import capture  # noqa: E402
+from support.captures.tiny_ranks import capture  # noqa: E402
 
 from nvprof_kit._api.job_maps import map_captures  # noqa: E402
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from .nsys_file import MARK, PID, TID, NsysFile, thread
+from support.captures.nsys_file import MARK, PID, TID, NsysFile, thread
 
 DEVICE, PINNED, STATIC = 2, 1, 5
 

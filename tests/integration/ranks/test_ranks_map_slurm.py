@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.tiny_ranks import MS, capture
+from support.captures.tiny_ranks import MS, capture
 
 from nvprof_kit import open_job
 
@@ -34,7 +34,7 @@ def test_tasks_share_the_captures(tmp_path: Path) -> None:
     srun.chmod(0o755)
     command = f"{sys.executable} -m nvprof_kit ranks map -o {maps} --workers 1 {captures}"
     words = [str(srun), "--ntasks", "3", "bash", "-c", f"{command} --part $SLURM_PROCID/$SLURM_NTASKS"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     # 5 captures over 3 tasks

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 from support.browser import browser
-from support.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile
 from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 DOCUMENTED = (TESTS.parent / "docs" / "export.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]
 """The query that the documentation gives."""
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from support.browser import browser, opened
+from support.captures.nsys_file import NsysFile
 from support.lane import FULL
-from support.nsys_file import NsysFile
 
 from nvprof_kit._cli import main
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 EVIL = '<script>alert("x")</script>'
 QUOTES = """a"b'c`d</textarea></script><!--<img src=x onerror=alert(1)>{{7*7}}${1}&amp;\\u003c"""
 LONG = "k<b>" * 2500

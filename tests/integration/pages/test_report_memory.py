@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.browser import browser, opened
-from support.nsys_file import NsysFile
-from support.nsys_memory import Allocations, carry
+from support.captures.nsys_file import NsysFile
+from support.captures.nsys_memory import Allocations, carry
 from test_report_page import DATA, EVIL, report
 
 MIB = 1 << 20

@@ -97,7 +97,7 @@ def profile(nsys: str, folder: Path, program: str, **environ: str) -> Path:
 
 
 def run(*command: str, **environ: str) -> None:
-    paths = [str(Path(__file__).parents[2]), environ.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[3]), environ.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     environ["PYTHONPATH"] = os.pathsep.join(path for path in reversed(paths) if path)
     done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -194,7 +194,7 @@ def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path)
         )
     )
     session = f"nvprof-kit-{os.getpid()}"
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     command = [nsys, "launch", f"--session-new={session}", "-t", "nvtx,osrt"]
     with subprocess.Popen(
         [*command, sys.executable, str(tmp_path / "program.py"), str(tmp_path)], env=environ

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
 from nvprof_kit._trace.open import open_capture
-from support.advise_programs import FAULTS, LOOKALIKES, Program
+from support.captures.advise_programs import FAULTS, LOOKALIKES, Program
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 _SLOW = (
     "fp32-gemms dataloader allocation outlier-layer copies small-kernels",

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.nsys_file import KERNEL_TABLE
+from support.captures.nsys_file import KERNEL_TABLE
 
 from nvprof_kit._analysis.layers.layers import LayersResult, layers
 from nvprof_kit._trace.open import open_capture

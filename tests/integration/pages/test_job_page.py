@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from support.browser import browser, opened
-from support.nsys_file import NsysFile
-from support.synthetic_job import Fault, SyntheticJob, write_maps
+from support.captures.nsys_file import NsysFile
+from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
 
 from nvprof_kit import open_job
 
-DATA = Path(__file__).parents[1] / "data" / "ranks"
+DATA = Path(__file__).parents[2] / "data" / "ranks"
 EVIL = '<script>alert("x")</script>'
 MS = 1_000_000
 AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "ncu"
 SETS = sorted(RECIPES.joinpath("sets").glob("*.txt"))
 NAMES = ("layer.sh", "kernels.sh", "top.sh", "roofline.sh")
@@ -59,7 +59,7 @@ def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProces
 
 @pytest.fixture
 def capture(tmp_path: Path) -> str:
-    from support.nsys_file import NsysFile
+    from support.captures.nsys_file import NsysFile
 
     file = NsysFile(tmp_path / "run.sqlite")
     for number, (name, length) in enumerate((("gemm", 30), ("add", 10), ("softmax", 20), ("gemm", 30))):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.browser import browser
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 OLD_NAMES = {"cuda_gpu_kern_gb_sum": "gpukernsum", "nvtx_pushpop_sum": "nvtxppsum"}
 """What nsys 2022.4 calls its summaries."""
 

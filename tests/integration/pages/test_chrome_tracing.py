@@ -18,7 +18,7 @@ from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 LIBRARY = os.environ.get("NVPROF_KIT_WEBCOMPONENTS", "")
 SUMS = """() => {
     const model = document.querySelector("#trace-viewer").model, sums = {};

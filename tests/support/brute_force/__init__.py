@@ -1,0 +1,1 @@
+"""Slow reference implementations: they compute tables a second time, in another way."""

@@ -1,0 +1,1 @@
+"""Builders of small captures, of maps of many ranks, and of results."""

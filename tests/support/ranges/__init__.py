@@ -1,0 +1,1 @@
+"""Backends that record ranges, and programs for the ranges in C and in Python."""
