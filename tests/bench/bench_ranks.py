@@ -6,8 +6,8 @@
 First some captures, repeated along the time axis to some 200,000 and a million operations, are mapped, beside their
 table of layers. The jobs are synthetic (`support.captures.synthetic_job`): 10 steps of 500 collectives for each rank, a
 layer of one rank planted slow, clocks up to 10 s apart that drift by up to 50 ppm; with 100 ranks a file, and with one,
-as `ranks map` writes them. Each comparison is a process of its own; its peak memory is told. Then random small jobs, each
-with one fault or none: what is judged wrongly is printed.
+as `ranks map` writes them. Each comparison is a process of its own; its peak memory is told. Then random small jobs,
+each with one fault or none: what is judged wrongly is printed.
 """
 
 from __future__ import annotations

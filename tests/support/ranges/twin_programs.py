@@ -1,8 +1,8 @@
 """Runs random programs with one of the two implementations of ranges, and prints what a tool would see.
 
 ``python -m support.ranges.twin_programs [LIBRARY]`` reads a program in JSON from each line of its input and answers
-each with a line of JSON. It takes the extension at LIBRARY, or Python's ranges without one. A program is a list of statements,
-and a statement is the name of a method of `World` with its arguments.
+each with a line of JSON. It takes the extension at LIBRARY, or Python's ranges without one. A program is a list of
+statements, and a statement is the name of a method of `World` with its arguments.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from support.lane import examples
 
 ROOT = Path(__file__).parents[4]
-PROGRAM = ROOT / "tests" / "support" / "twin_programs.py"
+PROGRAM = ROOT / "tests" / "support" / "ranges" / "twin_programs.py"
 
 
 class Twin:

@@ -1,7 +1,7 @@
 """The exported trace, judged by the rules of the Trace Event Format and by queries that must give our tables' numbers.
 
-Perfetto itself is asked in ``tests/integration/pages/test_perfetto_ui.py``. What it and chrome://tracing need of a trace
-is checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
+Perfetto itself is asked in ``tests/integration/pages/test_perfetto_ui.py``. What it and chrome://tracing need of a
+trace is checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
 """
 
 from __future__ import annotations
