@@ -77,7 +77,7 @@ class Compiled:
         modules = set(model.modules())
         for wrapper in list(_wrappers):
             wrapped = getattr(wrapper, "_orig_mod", None)
-            if wrapped in modules:
+            if wrapped in modules and not _exports(wrapper):
                 self.regions.add(wrapped)
                 if not _runs_hooks(wrapper):
                     self._wrappers.setdefault(wrapped, []).append(wrapper)
@@ -216,6 +216,11 @@ def note_wrappers(user: object) -> Hold:
         user: The object that needs them; held weakly.
     """
     return _registrations.shared.hold(user)
+
+
+def _exports(wrapper: Any) -> bool:
+    """Whether a wrapper is only what torch.export traced the module with, which PyTorch 2.4 keeps until a collection."""
+    return bool(getattr(getattr(wrapper, "dynamo_ctx", None), "export", False))
 
 
 def _runs_hooks(wrapper: Any) -> bool:
