@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from nvprof_kit._instrument.compile.hidden import pause_while_tracing
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
 from nvprof_kit._instrument.patches import Hook, Patch
 from nvprof_kit.names import strip_wrappers
@@ -121,6 +124,7 @@ class SavedTensors:
         self._lock = threading.RLock()
         self._here = threading.local()
         self._weights: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being reused
+        self._followed: list[tuple[nn.Module, Hook, Hook]] = []
         self._handles: list[Any] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         seen: set[int] = set()
@@ -128,6 +132,8 @@ class SavedTensors:
             if id(module) not in seen and not isinstance(module, torch.jit.ScriptModule):
                 seen.add(id(module))
                 self._follow(strip_wrappers(path) or type(module).__name__, module)
+        self.resume()
+        self._untraced = pause_while_tracing(self)
         self._tops = _Innermost()
         self._hooks.__enter__()
 
@@ -135,9 +141,24 @@ class SavedTensors:
         """Remove the hooks; saved tensors stay known until autograd releases them."""
         self._hooks.__exit__(None, None, None)
         self._tops.remove()
-        for handle in self._handles:
+        self._untraced.remove()
+        self.pause()
+        self._followed = []
+
+    def pause(self) -> bool:
+        """Remove the hooks of the modules while the compiler traces; returns whether there were any."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
             handle.remove()
-        self._handles = []
+        return bool(handles)
+
+    def resume(self) -> None:
+        """Install the hooks of the modules."""
+        for module, enter, leave in self._followed:
+            self._handles += [
+                module.register_forward_pre_hook(enter.call),
+                module.register_forward_hook(leave.call, always_call=True),
+            ]
 
     def rows(self, ledger: Ledger) -> Iterator[Held]:
         """A row for each module and device: the bytes saved now that were not counted before."""
@@ -193,10 +214,7 @@ class SavedTensors:
             if not torch.compiler.is_dynamo_compiling() and (paths := self._paths()):
                 paths.pop()
 
-        self._handles += [
-            module.register_forward_pre_hook(Hook(enter).call),
-            module.register_forward_hook(Hook(leave).call, always_call=True),
-        ]
+        self._followed.append((module, Hook(enter), Hook(leave)))
 
     def _innermost(self) -> bool:
         """Whether autograd uses these hooks on this thread, or those of a checkpoint, which saves nothing to count."""
@@ -225,7 +243,8 @@ class SavedTensors:
 
 def _has_no_memory(part: torch.Tensor) -> bool:
     """Whether a tensor only stands for another one while the compiler traces, which PyTorch 2.4 does in these hooks."""
-    return bool(part.untyped_storage().device.type == "meta" or torch._is_functional_tensor(part))
+    stands_for = isinstance(part, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(part)
+    return bool(stands_for or part.untyped_storage().device.type == "meta")
 
 
 def _unpack(saved: Any) -> torch.Tensor:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nvprof_kit import MemoryOptions, MemoryProfiler
+from nvprof_kit import MemoryOptions, MemoryProfiler, annotate_model
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.files import log_text
 from nvprof_kit._instrument.memory.points import TimePoint
@@ -141,7 +142,6 @@ def test_wrappers_of_optimizers_and_master_copies_in_the_state() -> None:
 def test_shards_count_by_their_local_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=5, world_size=8, store=FakeStore())
@@ -158,10 +158,12 @@ def test_shards_count_by_their_local_part(tmp_path: Path, monkeypatch: pytest.Mo
         dist.destroy_process_group()
 
 
+@pytest.mark.skipif(
+    RELEASE < (2, 6) and not torch.cuda.is_available(), reason="FSDP2 of this PyTorch makes streams of CUDA"
+)
 def test_fsdp2(tmp_path: Path) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -240,13 +242,16 @@ def test_results_are_the_same_bit_for_bit(options: MemoryOptions) -> None:
 
 
 @pytest.mark.parametrize("compiled_before", [False, True])
-def test_a_compiled_model_is_one_module_and_stays_compiled(compiled_before: bool, options: MemoryOptions) -> None:
+@pytest.mark.parametrize("name", [EAGER, "aot_eager"])
+def test_a_compiled_model_is_one_module_and_stays_compiled(
+    name: str, compiled_before: bool, options: MemoryOptions
+) -> None:
     torch._dynamo.reset()
     graphs: list[int] = []
 
-    def backend(graph: torch.fx.GraphModule, _inputs: object) -> object:
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
         graphs.append(len(graph.graph.nodes))
-        return graph.forward
+        return torch._dynamo.lookup_backend(name)(graph, inputs)
 
     model = torch.compile(mlp(), backend=backend, fullgraph=True)
     x = torch.ones(N, 4)
@@ -255,6 +260,14 @@ def test_a_compiled_model_is_one_module_and_stays_compiled(compiled_before: bool
     with MemoryProfiler(model, None, options) as profiler:
         model(x).sum().backward()
     assert len(graphs) == 1
+    assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
+
+
+def test_an_annotated_model_is_compiled_in_one_graph(options: MemoryOptions, sink) -> None:
+    torch._dynamo.reset()
+    model = torch.compile(mlp(), backend="aot_eager", fullgraph=True)
+    with annotate_model(model), MemoryProfiler(model, None, options) as profiler:
+        model(torch.ones(N, 4)).sum().backward()
     assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
 
 
