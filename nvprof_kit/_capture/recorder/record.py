@@ -10,8 +10,9 @@ import gzip
 import os
 import re
 import shutil
+import sys
 import warnings
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +86,8 @@ class record(ContextDecorator):
         check_path(self.path)
         if _running is not None:
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
+        if self.options.stacks and sys.version_info >= (3, 12):
+            _import_compiler()
         profiler = _new_profiler(self.options)
         with warnings.catch_warnings():
             # PyTorch 2.11 warns before any cycle that it will forget the events of earlier ones
@@ -158,6 +161,15 @@ class record(ContextDecorator):
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
             self.written = True
+
+
+def _import_compiler() -> None:
+    """Import what annotations and optimizers import: with stacks, PyTorch 2.4 cannot end a recording in which it was.
+
+    Seen with Python 3.12: "Python replay stack is empty", https://github.com/pytorch/pytorch/issues/101632.
+    """
+    with suppress(ImportError):  # also without torch, which is said later
+        import torch._dynamo  # noqa: F401
 
 
 def running() -> record | None:
