@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.torch_release import STACKS
 
 import nvprof_kit
 from nvprof_kit.integrations.annotate import SITE, environment
@@ -145,6 +146,7 @@ def test_the_environment_keeps_what_is_there() -> None:
     assert environment({})["PYTHONPATH"] == str(SITE)
 
 
+@STACKS
 def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
     """PyTorch's tracer of Python takes the callable of every module by the code of ``nn.Module.__call__``."""
     trace = tmp_path / "run.json.gz"
@@ -157,6 +159,7 @@ def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@STACKS
 def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
     """PyTorch names a module by class and number; a model that the program does not annotate is annotated."""
     program = "from torch import nn, ones; nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))(ones(1, 512))"

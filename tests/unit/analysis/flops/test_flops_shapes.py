@@ -15,6 +15,7 @@ from nvprof_kit._analysis.flops.shapes import work_of
 from nvprof_kit.errors import CaptureError
 
 torch = pytest.importorskip("torch")
+from support.torch_release import RELEASE  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -214,4 +215,5 @@ def test_the_lists_are_those_of_the_counter() -> None:
         *("flex_attention", "flex_attention_backward"),  # higher-order operators, which no trace records
         *(f"aten::_{kind}_attention_{way}" for kind in ("flash", "efficient") for way in ("forward", "backward")),
     }
-    assert known - told_by_their_parts == {*shapes.FORMULAS}
+    later = {name for name in shapes.FORMULAS if name not in known} if RELEASE < (2, 13) else set()  # than this PyTorch
+    assert known - told_by_their_parts == {*shapes.FORMULAS} - later

@@ -13,6 +13,7 @@ import weakref
 import pytest
 import torch
 from model_zoo import make
+from support.torch_release import EAGER
 from torch import nn
 
 from nvprof_kit import annotate_model
@@ -227,10 +228,11 @@ def test_forward_that_raises_closes_its_ranges(sink) -> None:
     net(TOKENS).sum().backward()
 
 
-def test_compile_sees_no_graph_break(sink) -> None:
+@pytest.mark.parametrize("backend", [EAGER, "aot_eager"])
+def test_compile_sees_no_graph_break(backend: str, sink) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     annotate_model(net, depth="leaf")
-    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
     compiled(torch.ones(1, 2)).sum().backward()
     assert sink.lines == []
 

@@ -271,6 +271,8 @@ def test_threads_have_their_own(world) -> None:
 
 
 def test_calls_nested_by_the_hundred(world) -> None:
+    # before 3.12.3, Python 3.12 allows 1,500 nested entries from C whatever the limit; a call takes four
+    depth = 300 if (3, 12) <= sys.version_info < (3, 12, 3) else 400
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     block = world.block("deep")
@@ -280,10 +282,10 @@ def test_calls_nested_by_the_hundred(world) -> None:
 
     ranged = world.twin.ranged(deep, block)
     try:
-        result = ranged(world.operator(Tensor()), 400)
+        result = ranged(world.operator(Tensor()), depth)
         world.tool.log.clear()
         world.backward(result)
-        assert world.tool.log.count("  " * 399 + "deep backward") == 1
+        assert world.tool.log.count("  " * (depth - 1) + "deep backward") == 1
         del result
         world.nodes.clear()
         gc.collect()
