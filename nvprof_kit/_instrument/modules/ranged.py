@@ -219,7 +219,7 @@ def note_wrappers(user: object) -> Hold:
 
 
 def _exports(wrapper: Any) -> bool:
-    """Whether a wrapper is only what torch.export traced the module with, which PyTorch 2.4 keeps until a collection."""
+    """Whether torch.export made the wrapper to trace the module; PyTorch 2.4 keeps it for a while."""
     return bool(getattr(getattr(wrapper, "dynamo_ctx", None), "export", False))
 
 
