@@ -184,7 +184,8 @@ def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
     assert list(report.texts) == []
 
 
-@given(value=st.floats(-1e15, 1e15), german=st.booleans())
+# subnormal numbers are written as 0.00 too; code that PyTorch 2.4 compiled in this process (-ffast-math) turns them off
+@given(value=st.floats(-1e15, 1e15, allow_subnormal=False), german=st.booleans())
 def test_a_number_in_any_locale_is_the_same_number(value: float, german: bool) -> None:
     text = f"{value:,.2f}"
     if german:
