@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ settings.load_profile("anywhere")
 # the tensors are tiny and two workers share the machine: more threads would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# a script that runs the suite in the background starts it with SIGINT ignored, and every program of the tests with it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GLOO = "a process of PyTorch's gloo aborts as it ends: terminate called without an active exception"
 MOMENT = "it acts on nsys at a moment; on a loaded machine nsys may not be that far, or may hold ranges back"
