@@ -49,6 +49,7 @@ class Faults:
         self._pageable = torch.zeros(256 << 20 if CUDA else 1 << 20, dtype=torch.uint8)
         self._timed: list[tuple[dict[str, Any], torch.cuda.Event, torch.cuda.Event]] = []
         self._pending: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
 
     def now(self, *faults: str) -> str:
         """The fault that is planted here on this rank in this step, or ''."""
@@ -118,8 +119,26 @@ class Faults:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / f"truth.rank{self.rank}.jsonl").open("a") as log:
                 log.writelines(json.dumps(row) + "\n" for row in self._pending)
+            with (self.folder / f"messages.rank{self.rank}.jsonl").open("a") as log:
+                log.writelines(json.dumps(row) + "\n" for row in self._messages)
         self._timed.clear()
         self._pending.clear()
+        self._messages.clear()
+
+    def log_messages(self) -> None:
+        """Write down, in FOLDER/messages.rankR.jsonl, what each batch of messages of a pipeline sends and receives, in
+        the order of their kernels.
+        """
+        from torch.distributed.pipelining import schedules
+
+        batch = schedules._batch_p2p
+
+        def logged(ops: list[Any], *args: Any, **kwargs: Any) -> Any:
+            passed = [[one.op.__name__, one.peer, one.tensor.nbytes] for one in ops]
+            self._messages.append({"fault": self.fault, "step": self.step, "passed": passed})
+            return batch(ops, *args, **kwargs)
+
+        schedules._batch_p2p = logged
 
 
 class _More(torch.autograd.Function):

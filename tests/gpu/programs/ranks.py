@@ -1,9 +1,10 @@
 """A Llama-shaped model trained over several ranks, a fault planted on the last one; one process a rank, for torchrun.
 
-    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|grid|pipeline [--faults layer,host,loader,none]
-        [--record FOLDER] [--truth FOLDER]
+    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|grid|pipeline|1f1b|interleaved
+        [--faults layer,host,loader,none] [--record FOLDER] [--truth FOLDER]
 
-``grid`` is tensor parallel over half of the ranks, and FSDP2 over two such halves.
+``grid`` is tensor parallel over half of the ranks, and FSDP2 over two such halves. ``pipeline`` runs by GPipe's
+schedule, ``1f1b`` by one forward, one backward; in ``interleaved`` each rank has two stages that are not neighbours.
 
 Each fault is a window of its own of six steps, in the order asked for:
 
@@ -23,6 +24,7 @@ the Flight Recorder's dump, where ``TORCH_FR_BUFFER_SIZE`` is set. Without a GPU
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import os
 import time
@@ -45,6 +47,9 @@ CUDA = torch.cuda.is_available()
 LAYERS, STEPS, WARM_UP = 4, 6, 3
 SIZE = Size(LAYERS, 2048) if CUDA else Size(LAYERS, 128, 500)
 BATCH, LENGTH, MICRO_BATCHES = 8, 1024 if CUDA else 16, 4
+SCHEDULES = {"pipeline": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+"""The classes of `torch.distributed.pipelining`. Those of one forward, one backward have twice the micro-batches."""
+
 SLOW_MATRIX, SLOW_PRODUCTS = (8192, 8) if CUDA else (512, 8)
 SLOW_S = 0.03
 
@@ -98,21 +103,21 @@ def batches() -> Iterator[torch.Tensor]:
 
 def late_layer(kind: str) -> int:
     """Number of the layer that the faults of layer and host are planted in: of a pipeline, one of the last stage."""
-    return LAYERS - 1 if kind == "pipeline" else LAYERS // 2
+    return LAYERS - 1 if kind in SCHEDULES else LAYERS // 2
 
 
 class Stage(nn.Module):
     """The part of a Llama that is one of a pipeline's stages; its layers keep their numbers in the whole model."""
 
-    def __init__(self, model: nn.Module, rank: int, stages: int) -> None:
+    def __init__(self, model: nn.Module, number: int, stages: int) -> None:
         super().__init__()
-        inner = model.model
-        mine = range(rank * LAYERS // stages, (rank + 1) * LAYERS // stages)
-        self.embed_tokens = inner.embed_tokens if rank == 0 else None
-        self.rotary_emb = inner.rotary_emb
+        inner, layers = model.model, len(model.model.layers)
+        mine = range(number * layers // stages, (number + 1) * layers // stages)
+        self.embed_tokens = inner.embed_tokens if number == 0 else None
+        self.rotary_emb = copy.deepcopy(inner.rotary_emb)  # a rank may have two stages
         self.layers = nn.ModuleDict({str(number): inner.layers[number] for number in mine})
-        self.norm = inner.norm if rank == stages - 1 else None
-        self.lm_head = model.lm_head if rank == stages - 1 else None
+        self.norm = inner.norm if number == stages - 1 else None
+        self.lm_head = model.lm_head if number == stages - 1 else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden if self.embed_tokens is None else self.embed_tokens(hidden)
@@ -147,28 +152,38 @@ def data_parallel(kind: str, device: torch.device, faults: Faults) -> Callable[[
     return step
 
 
-def pipeline(device: torch.device, faults: Faults) -> Callable[[torch.Tensor], None]:
-    """A step of a pipeline of as many stages as ranks, four micro-batches."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+def pipeline(kind: str, device: torch.device, faults: Faults) -> Callable[[torch.Tensor], None]:
+    """A step of a pipeline of as many stages as ranks, or twice as many."""
+    import torch.distributed.pipelining as pipelining
 
-    rank, stages = dist.get_rank(), dist.get_world_size()
-    module = Stage(llama(SIZE), rank, stages).to(device, torch.bfloat16 if CUDA else torch.float32)
-    if rank == stages - 1:
-        plant(module.layers[str(late_layer("pipeline"))], device)
-    plant_all(dict(module.named_modules()), faults)
-    nvprof_kit.annotate_model(module, root=f"stage{rank}")
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    each = 2 if kind == "interleaved" else 1
+    model = llama(Size(each * LAYERS, SIZE.width, SIZE.vocabulary)).to(torch.bfloat16 if CUDA else torch.float32)
+    modules = {number: Stage(model, number, each * ranks).to(device) for number in range(rank, each * ranks, ranks)}
+    for number, module in modules.items():
+        late = str(late_layer(kind))
+        if late in module.layers:
+            plant(module.layers[late], device)
+        plant_all(dict(module.named_modules()), faults)
+        nvprof_kit.annotate_model(module, root=f"stage{number}")
+    optimizer = torch.optim.AdamW([one for module in modules.values() for one in module.parameters()], lr=1e-4)
     nvprof_kit.annotate_optimizer(optimizer)
 
     def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
 
-    schedule = ScheduleGPipe(PipelineStage(module, rank, stages, device), n_microbatches=MICRO_BATCHES, loss_fn=loss_of)
+    stages = [pipelining.PipelineStage(module, number, each * ranks, device) for number, module in modules.items()]
+    schedule = getattr(pipelining, SCHEDULES[kind])(
+        stages if kind == "interleaved" else stages[0],
+        n_microbatches=MICRO_BATCHES if kind == "pipeline" else 2 * MICRO_BATCHES,
+        loss_fn=loss_of,
+    )
+    faults.log_messages()
 
     def step(tokens: torch.Tensor) -> None:
         with nvprof_kit.phase("pipeline"):
             inputs = (tokens[:, :-1].contiguous(),) if rank == 0 else ()
-            target = tokens[:, 1:].contiguous() if rank == stages - 1 else None
+            target = tokens[:, 1:].contiguous() if rank == ranks - 1 else None
             schedule.step(*inputs, target=target)
         optimizer.step()
         optimizer.zero_grad()
@@ -186,7 +201,7 @@ def dump_flight_recorder(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "grid", "pipeline"))
+    parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "grid", *SCHEDULES))
     parser.add_argument("--faults", default="layer,host,loader,none")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--truth", type=Path)
@@ -200,7 +215,7 @@ def main() -> None:
     dist.init_process_group("nccl" if CUDA else "gloo", device_id=device if CUDA else None)
     torch.manual_seed(0)
     faults = Faults(asked.truth, dist.get_rank(), device)
-    step = pipeline(device, faults) if asked.kind == "pipeline" else data_parallel(asked.kind, device, faults)
+    step = (pipeline if asked.kind in SCHEDULES else data_parallel)(asked.kind, device, faults)
     loader = iter(nvprof_kit.annotate_dataloader(batches()))
 
     numbers = itertools.count()

@@ -63,6 +63,55 @@ def test_real_pipelines_of_four_stages(captures: str, rank: int, layer: str) -> 
     assert not job.warnings
 
 
+def one_forward_one_backward(rank: int, micro_batches: int) -> list[set[tuple[int, int, str, int]]]:
+    """What each kernel of a rank sends and receives in a step of Schedule1F1B on four stages, in order: sender,
+    receiver, forward or backward, number.
+    """
+    kernels: list[set[tuple[int, int, str, int]]] = []
+
+    def passed(*messages: tuple[int, int, str, int]) -> None:
+        held = {one for one in messages if 0 <= one[0] < 4 and 0 <= one[1] < 4}
+        kernels.extend([held] if held else [])
+
+    first = min(micro_batches, 4 - rank)
+    for number in range(first):
+        passed((rank - 1, rank, "forward", number))
+        if number < first - 1:
+            passed((rank, rank + 1, "forward", number))
+    forward, backward = first - 1, 0
+    while True:
+        passed((rank, rank + 1, "forward", forward), (rank + 1, rank, "backward", backward))
+        if forward == micro_batches - 1:
+            break
+        forward += 1
+        passed((rank, rank - 1, "backward", backward), (rank - 1, rank, "forward", forward))
+        backward += 1
+    for number in range(backward, micro_batches):
+        if number > backward:
+            passed((rank + 1, rank, "backward", number))
+        passed((rank, rank - 1, "backward", number))
+    return kernels
+
+
+def test_one_forward_one_backward() -> None:
+    """Its kernels send and receive at once: `SendRecv`."""
+    job = open_job(sorted(STAGES.glob("1f1b-first-stage.rank*")), workers=1)
+    assert job._aligned is not None
+    rows = job._tables._frame("SELECT c, s, k, m.rank, index, m.step FROM matched AS m JOIN collectives AS x "
+                              "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index")  # fmt: skip
+    passed = {rank: one_forward_one_backward(rank, 8) for rank in range(4)}
+    rows["nth"] = rows.groupby(["rank", "step"]).cumcount()
+    counts = rows.groupby(["rank", "step"]).size().unstack("rank")
+    assert (counts == [len(passed[rank]) for rank in range(4)]).all(axis=None) and len(counts) == STEPS
+    pairs = [
+        [passed[int(one.rank)][int(one.nth)] for one in both.itertuples()]  # type: ignore[arg-type]
+        for _, both in rows.groupby(["c", "s", "k"])
+    ]
+    assert len(pairs) == 30 * STEPS and all(len(both) == 2 and both[0] == both[1] for both in pairs)
+    assert (job.verdict.rank, job.verdict.layer) == (0, "layers.0.mlp")
+    assert not job.warnings
+
+
 def gpipe(late: int, replicas: int = 1, jitter: int = 400 * US) -> tuple[pd.DataFrame, dict[int, tuple[int, int, int]]]:
     """The messages of four stages on shared GPUs: a receive ends up to `late` ns after its send. And of each row the
     sender, the receiver and the number of the message. A rank is ``stage * replicas + replica``.
