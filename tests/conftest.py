@@ -25,9 +25,11 @@ settings.load_profile("anywhere")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# a script that runs the suite in the background starts it with SIGINT ignored, and every program of the tests with it
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A suite that runs in the background of a script, or under nohup, is started with these ignored, and would start every
+# program with them ignored. With a handler that does nothing the suite still survives them, and programs have them.
+for _ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_ignored) is signal.SIG_IGN:
+        signal.signal(_ignored, lambda *_: None)
 
 GLOO = "a process of PyTorch's gloo aborts as it ends: terminate called without an active exception"
 MOMENT = "it acts on nsys at a moment; on a loaded machine nsys may not be that far, or may hold ranges back"
