@@ -346,14 +346,19 @@ def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late: Int64Array) -> 
 
     if not len(chained):
         return direct
-    reasons: dict[int, list[tuple[int, str, str, str, float]]] = {}
+    reasons: dict[int, dict[tuple[int, str, str, str], float]] = {}
     for row in direct.itertuples(index=False):
-        reasons.setdefault(int(row[0]), []).append((int(row[1]), *row[2:]))
+        _add(reasons.setdefault(int(row[0]), {}), (int(row[1]), *row[2:5]), row[5])
     for instance, of, share in chained.sort_values("instance", kind="stable").itertuples(index=False):
-        before = reasons.get(int(of)) or [(int(late[int(of)]), "collective", NO_LAYER, NO_PHASE, 1.0)]
-        whole = sum(one[4] for one in before)
-        reasons.setdefault(int(instance), []).extend((*one[:4], one[4] / whole * share) for one in before)
-    rows = [(instance, *one) for instance, found in reasons.items() for one in found]
-    frame = pd.DataFrame.from_records(rows, columns=list(_SHARES))
-    made: pd.DataFrame = frame.groupby(list(_SHARES[:-1]), sort=False)["share"].sum().reset_index()
+        before = reasons.get(int(of)) or {(int(late[int(of)]), "collective", NO_LAYER, NO_PHASE): 1.0}
+        whole, mine = sum(before.values()), reasons.setdefault(int(instance), {})
+        for reason, part in before.items():
+            _add(mine, reason, part / whole * share)
+    rows = [(instance, *reason, share) for instance, found in reasons.items() for reason, share in found.items()]
+    made: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(_SHARES))
     return made
+
+
+def _add(shares: dict[tuple[int, str, str, str], float], reason: tuple[int, str, str, str], share: float) -> None:
+    """Add a share at once: chains meet again and again, so lists of shares would double with every collective."""
+    shares[reason] = shares.get(reason, 0.0) + share
