@@ -113,6 +113,7 @@ class TestRecording:
         assert done.stderr == "nvprof-kit record: wrote run.json; next: nvprof-kit layers run.json\n"
         assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
 
+    @pytest.mark.slow
     def test_a_scripts_file_holds_when_the_program_moves(self, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(WORK + "import os, sys\nos.chdir('/')\nprint(__file__, sys.argv[0])")
         done = record(tmp_path, "train.py")
@@ -127,6 +128,7 @@ class TestRecording:
         assert done.stdout.splitlines()[-2:] == ["child", "3"], done.stderr
         assert done.stderr.count("wrote run.json") == 1
 
+    @pytest.mark.slow
     def test_a_program_that_uses_the_profiler_itself(self, tmp_path: Path) -> None:
         done = record(tmp_path, "-c", WORK + "\nimport torch\nwith torch.profiler.profile():\n    pass\nprint('end')")
         assert done.returncode == 0
@@ -134,6 +136,7 @@ class TestRecording:
         assert "run.json is not written: the program's own use of PyTorch's profiler" in done.stderr
         assert not (tmp_path / "run.json").exists()
 
+    @pytest.mark.slow
     def test_a_module(self, tmp_path: Path) -> None:
         (tmp_path / "pkg").mkdir()
         (tmp_path / "pkg" / "__init__.py").write_text("")
@@ -174,6 +177,7 @@ class TestRecording:
         assert "wrote run.json" in errors
         assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
 
+    @pytest.mark.slow
     def test_what_is_set_before_torch_is_imported_counts(self, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text("import sys\nassert 'torch' not in sys.modules\n" + WORK)
         assert record(tmp_path, "train.py").returncode == 0

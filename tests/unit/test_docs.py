@@ -59,6 +59,7 @@ def test_generated_texts_are_fresh(page: Path, generate: ModuleType) -> None:
     assert text(page) == generate.filled(text(page)), "stale: run `make docs`"
 
 
+@pytest.mark.slow
 def test_every_generated_text_is_on_a_page(generate: ModuleType) -> None:
     pages = "".join(map(text, PAGES))
     assert [name for name in generate.texts() if f"<!-- {name}:begin -->" not in pages] == []

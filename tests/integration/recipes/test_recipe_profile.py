@@ -229,6 +229,7 @@ for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
 
 
 @pytest.mark.nsys
+@pytest.mark.slow
 def test_a_program_is_annotated_without_a_line(nsys: str, tmp_path: Path) -> None:
     name = str(tmp_path / "run")
     done = run("--annotate", "-o", name, "-t", "nvtx", "--", sys.executable, "-c", UNANNOTATED, cwd=ROOT, NSYS=nsys)

@@ -94,6 +94,7 @@ def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys
     assert list(spool.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_program_that_handles_sigterm_is_waited_for(nsys: str, tmp_path: Path) -> None:
     running = start([PROFILE, "-q", "-t", "nvtx", "--", *python(SAVING, tmp_path)], tmp_path, NSYS=nsys)
     wait_for(tmp_path / "ready")

@@ -39,8 +39,8 @@ PROFILE = [str(RECIPES / "profile.sh"), "-t", "nvtx", "--"]
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        ("raise RuntimeError('boom')", 1),
-        ("os.abort()", 128 + 6),
+        pytest.param("raise RuntimeError('boom')", 1, marks=pytest.mark.slow),
+        pytest.param("os.abort()", 128 + 6, marks=pytest.mark.slow),
         ("os.kill(os.getpid(), 9)", 128 + 9),
     ],
 )

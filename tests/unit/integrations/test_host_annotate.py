@@ -147,6 +147,7 @@ def test_the_environment_keeps_what_is_there() -> None:
 
 
 @STACKS
+@pytest.mark.slow
 def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
     """PyTorch's tracer of Python takes the callable of every module by the code of ``nn.Module.__call__``."""
     trace = tmp_path / "run.json.gz"

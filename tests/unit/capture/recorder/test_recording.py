@@ -61,6 +61,7 @@ def ours(trace: Path, kind: str) -> list[str]:
     return sorted({e["name"] for e in events if e.get("name", "").startswith(f"nvprof_kit:{kind}")})
 
 
+@pytest.mark.slow
 def test_a_schedule_counts_an_optimizers_steps(tmp_path: Path) -> None:
     done = recorded(tmp_path, LOOP, "--schedule", "2:4")
     assert (done.returncode, told(done)) == (

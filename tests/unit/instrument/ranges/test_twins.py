@@ -111,9 +111,14 @@ def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 programs = st.lists(st.recursive(simple, around, max_leaves=15), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs)
 def test_any_program_looks_the_same(twins, program: list[Any]) -> None:
+    looks_the_same(twins, program)
+
+
+def looks_the_same(twins, program: list[Any]) -> None:
     seen = {name: twin.ask(program=program) for name, twin in twins.items()}
     assert [seen[name].pop("compiled") for name in ("python", "c")] == [False, True]
     assert seen["c"] == seen["python"]
@@ -141,6 +146,10 @@ EVERYTHING = [
     ["hook_fails", -2],
 ]
 """A program that does a bit of everything, and whose last backward pass is aborted by a hook."""
+
+
+def test_a_program_that_does_everything_looks_the_same(twins) -> None:
+    looks_the_same(twins, EVERYTHING)
 
 
 @pytest.mark.slow
