@@ -151,6 +151,7 @@ class TestRecording:
         assert "argv ['-c', 'a'] path0 '' name __main__" in done.stdout
         assert (tmp_path / "run.json").exists()
 
+    @pytest.mark.slow
     def test_an_exception_shows_the_programs_own_traceback(self, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(WORK + "def f():\n    raise ValueError('mine')\nf()\n")
         done = record(tmp_path, "train.py")

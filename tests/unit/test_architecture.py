@@ -135,6 +135,12 @@ MOST_FILES = 16
 """Of Python in one folder: who has the word for a thing then finds its file at a glance."""
 
 
+def test_the_tests_of_a_file_run_in_one_worker(request: pytest.FixtureRequest) -> None:
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("needs pytest --dist loadgroup, as make test has it")
+    assert request.node.nodeid.endswith("@tests/unit/test_architecture.py"), "pytest-xdist does not see the groups"
+
+
 def test_no_folder_is_crowded() -> None:
     files = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}

@@ -61,6 +61,7 @@ def read_until(terminal: int, text: str, seconds: float = 60) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys: str, tmp_path: Path) -> None:
     spool = tmp_path / "small"
     spool.mkdir()

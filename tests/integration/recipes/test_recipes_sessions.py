@@ -65,6 +65,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nsys
+@pytest.mark.slow
 def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()

@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return inside
 
 
+@pytest.mark.slow
 def test_a_client_over_stdio(folder: Path) -> None:
     mcp = pytest.importorskip("mcp")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}

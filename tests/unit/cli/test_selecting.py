@@ -184,7 +184,7 @@ RANKED = {
         ("breakdown", ["layers.0-2,4-5.up x5", "+281 %"], {"layers.0-2,4-5.up", "layers.0-5"}),
         ("diff", ["model.layers.0-3.mlp x4 recompute"], {"model.layers.0-3.mlp", "model.layers.0-3"}),
         ("memory", ["layers.0-3.norm2 x4", "+549 %"], {"layers.1-3.self_attn", "layers.0-3.norm2"}),
-        ("ranks", [], {"model.layers.0-3.self_attn", "model.layers.0-3.mlp"}),
+        pytest.param("ranks", [], {"model.layers.0-3.self_attn", "model.layers.0-3.mlp"}, marks=pytest.mark.slow),
     ],
 )
 def test_ranked_tables_fold_too(

@@ -134,6 +134,7 @@ def stretched(file: Path, copies: int, period: int, drift: float, ahead: int) ->
     db.close()
 
 
+@pytest.mark.slow
 def test_a_long_capture_whose_clock_drifts(tmp_path: Path) -> None:
     """A pair repeated to 3 s; rank 1's clock is 10 s ahead and gains 50 ppm. Repeated steps have the same numbers."""
     files = [unpacked(tmp_path, "ddp-layer", rank) for rank in (0, 1)]

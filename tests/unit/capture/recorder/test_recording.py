@@ -77,6 +77,7 @@ def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path: Pat
     assert ours(tmp_path / "run.json", "step") == ["nvprof_kit:step:step 5"]
 
 
+@pytest.mark.slow
 def test_a_schedule_that_never_came_is_said(tmp_path: Path) -> None:
     done = recorded(tmp_path, STEPS, "--schedule", "50:60")
     assert told(done) == ["nvprof-kit record: nothing was recorded by the schedule 50:60: it took 6 steps"]
