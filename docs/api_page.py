@@ -15,13 +15,13 @@ from types import ModuleType
 from typing import Any
 
 import nvprof_kit
-from nvprof_kit._results.base import Result
-from nvprof_kit._results.document import Document
+from nvprof_kit._result.document import Document
+from nvprof_kit._result.result import Result
 
 SECTIONS = {
     "opening": ("_api", "_analysis"),
     "programs": ("_agents",),
-    "answers": ("_results", "_findings"),
+    "answers": ("_result", "_findings"),
     "errors": ("errors",),
     "instrumentation": ("_instrument",),
     "recording": ("_capture", "_profiler"),
@@ -45,6 +45,8 @@ INTERNAL = {
     "Ranks.make_page",
     "Result.answered",
     "Result.select",
+    "Result.bars",
+    "Result.columns_of",
     "Result.warnings_beside",
     "Diff.warnings_beside",
     "StepOptions.selects",
@@ -69,7 +71,8 @@ def section(packages: tuple[str, ...], tables: Mapping[int, str]) -> str:
     lines: list[str] = []
     for name in nvprof_kit.__all__:
         thing = getattr(nvprof_kit, name)
-        if _home(thing).split(".")[1] in packages:
+        is_answer = inspect.isclass(thing) and issubclass(thing, (Result, Document))
+        if ("_result" if is_answer else _home(thing).split(".")[1]) in packages:
             lines += _entry(name, thing, tables)
     return "\n".join(lines).rstrip()
 

@@ -2,8 +2,6 @@
 
     python docs/generate.py        (or: make docs)
 
-It also writes the JSON Schemas of the answers, `nvprof_kit/schemas/*.json`.
-
 Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds the text called NAME. A test fails while
 a page is stale.
 """
@@ -21,12 +19,8 @@ from typing import Any, NamedTuple
 import click
 from click.testing import CliRunner
 
-from nvprof_kit._analysis.advise import advise
+import nvprof_kit
 from nvprof_kit._analysis.attribution.operations import OWNER_COLUMNS
-from nvprof_kit._analysis.breakdown import breakdown, critical_path, queue, transfers
-from nvprof_kit._analysis.breakdown import launches as launching
-from nvprof_kit._analysis.diff import diff, kernels
-from nvprof_kit._analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
 from nvprof_kit._analysis.foreign.rules import preset, presets
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus
 from nvprof_kit._analysis.kernels.classes import classify
@@ -34,21 +28,12 @@ from nvprof_kit._analysis.layers import profile as layer_profile
 from nvprof_kit._analysis.layers.layers import COLUMNS, LayersResult, layers
 from nvprof_kit._analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
 from nvprof_kit._analysis.layers.split import COLUMNS as LAYER_SPLIT_COLUMNS
-from nvprof_kit._analysis.memory import memory
-from nvprof_kit._analysis.memory import steps as memory_segments
-from nvprof_kit._analysis.memory import steps as memory_steps
-from nvprof_kit._analysis.memory import steps as memory_traffic
-from nvprof_kit._analysis.metrics import COLUMNS as METRICS_COLUMNS
-from nvprof_kit._analysis.ncu.layers import COLUMNS as NCU_COLUMNS
-from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
-from nvprof_kit._analysis.ranks import layers as ranks_layers
-from nvprof_kit._analysis.ranks.waits import waits
-from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._api.capture import ATTRIBUTED
 from nvprof_kit._cli import group
 from nvprof_kit._instrument.meters import utilisation
-from nvprof_kit._report.export import schemas
+from nvprof_kit._result import formats
+from nvprof_kit._result.column import FOLDED, Columns
+from nvprof_kit._result.result import Result
 from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
 from nvprof_kit._trace.jobs.schema import VERSION as MAP_VERSION
 from nvprof_kit._trace.ncu.schema import KERNELS
@@ -118,62 +103,41 @@ EXAMPLES = {
 """Commands of which a page shows what they print, on committed captures of an H200."""
 
 
-def _memory_columns() -> dict[str, Mapping[str, str]]:
-    return {
-        "memory": memory.HOLDERS,
-        "memory-allocation": memory_traffic.TRAFFIC,
-        "memory-step": memory_steps.STEPS,
-        "memory-segment": memory_segments.SEGMENTS,
-        "memory-leak": memory.LEAKS,
-    }
+RESULTS = ("Advice", "Breakdown", "Checks", "Diff", "Flops", "Layers", "Memory", "Metrics", "NcuKernels", "NcuLayers",
+           "NcuPlan", "RankTable", "Summary", "Timers")  # fmt: skip
+"""The classes of answers."""
 
 
-def _breakdown_columns() -> dict[str, Mapping[str, str]]:
-    return {
-        "breakdown": breakdown.COLUMNS,
-        "breakdown-idle": breakdown.IDLE_COLUMNS,
-        "breakdown-communication": transfers.COMM_COLUMNS,
-        "breakdown-copies": transfers.COPY_COLUMNS,
-        "breakdown-launches": launching.LAUNCH_COLUMNS,
-        "breakdown-queue": queue.QUEUE_TIME_COLUMNS,
-        "breakdown-critical-path": critical_path.PATH_COLUMNS,
-    }
+WITHOUT_TABLE = ("summary-", "doctor", "ncu-kernels", "timers-calls", "breakdown-steps", "memory-layer", "memory-stack",
+                 "memory-size")  # fmt: skip
+"""Schemas whose columns no page lists, or under another name."""
+
+
+@lru_cache(maxsize=1)
+def answers() -> Mapping[str, Columns]:
+    """The columns of every answer, by the name of its schema."""
+    types: list[type[Result]] = [getattr(nvprof_kit, name) for name in RESULTS]
+    return {schema: columns for answer in types for schema, columns in answer.columns.items()}
 
 
 @lru_cache(maxsize=1)
 def texts() -> Mapping[str, str]:
     """Every generated text by its name."""
     made = {f"help-{verb.replace(' ', '-')}": f"```\n{_help(verb)}\n```" for verb in _verbs()}
-    tables: dict[str, Mapping[str, str]] = {
+    tables: dict[str, Mapping[str, Any]] = {
+        **{schema: columns for schema, columns in answers().items() if not schema.startswith(WITHOUT_TABLE)},
         "layers": COLUMNS,
         "layers-memory": LAYER_MEMORY_COLUMNS,
         "layers-split": LAYER_SPLIT_COLUMNS,
-        "layers-fold": schemas.FOLD,
-        "timers": TIMERS_COLUMNS,
-        "ncu-plan": PLAN_COLUMNS,
-        "ncu-layers": NCU_COLUMNS,
-        "metrics": METRICS_COLUMNS,
-        "flops": FLOPS_COLUMNS,
-        **_memory_columns(),
-        **_breakdown_columns(),
-        "advise": advise.COLUMNS,
+        "layers-fold": FOLDED,
+        "breakdown": answers()["breakdown-steps"],
+        "memory": answers()["memory-layer"],
         "profiler": layer_profile.COLUMNS,
         "profiler-kinds": layer_profile.KIND_COLUMNS,
         "utilisation": utilisation.COLUMNS,
-        "diff": diff.COLUMNS,
-        "diff-kernels": kernels.KERNEL_COLUMNS,
-        "ranks-waits": waits.WAIT_COLUMNS,
-        "ranks-charges": waits.CHARGE_COLUMNS,
-        "ranks-layers": ranks_layers.COLUMNS,
-        "ranks-groups": parallel.GROUP_COLUMNS,
-        "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
-        "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
-        "ranks-clocks": clocks.COLUMNS,
-        "ranks-critical-path": replay.PATH_COLUMNS,
-        "ranks-what-if": replay.WHAT_IF_COLUMNS,
     }
     for verb, columns in tables.items():
-        rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
+        rows = [f"| `{name}` | {getattr(column, 'meaning', column)} |" for name, column in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made |= {f"example-{name}": _example(line) for name, line in EXAMPLES.items()}
     made["attribution-programs"] = attribution_programs()
@@ -187,7 +151,7 @@ def texts() -> Mapping[str, str]:
     return made
 
 
-def _api(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _api(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The sections of the page of the API."""
     links = {id(columns): f"[{verb}]({_place(verb)})" for verb, columns in tables.items() if _place(verb)}
     for heading, (_, columns) in OTHER_TABLES.items():
@@ -290,9 +254,9 @@ def _other_tables() -> str:
 
 
 def _schemas() -> str:
-    """The schemas of the json answers and the commands that they are of."""
-    names = sorted((*schemas.TABLES, "ranks"))
-    files = [f"| `{schemas.name_of(name)}` | {schemas.version_of(name)} |" for name in names if name != schemas.ANY]
+    """The schemas of the json answers."""
+    files = [f"| `{name}` | {version} |" for name, version in
+             (formats.schema_of(schema).values() for schema in sorted((*answers(), "ranks")))]  # fmt: skip
     return "\n".join(["| schema | version |", "|---|---|", *files])
 
 
@@ -389,10 +353,6 @@ def main() -> None:
     """Bring every page up to date."""
     for path in sorted(DOCS.rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-    folder = DOCS.parent / "nvprof_kit" / "schemas"
-    folder.mkdir(exist_ok=True)
-    for name, text in schemas.texts().items():
-        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ from ._instrument.ranges.layer_range import layer_range as layer_range
 from ._profiler import handlers as handlers
 from ._profiler.layer_profiler import LayerProfiler as LayerProfiler
 from ._profiler.options import LayerOptions as LayerOptions
+from ._result.document import Document as Document
+from ._result.result import Result as Result
 from ._results.advice import Advice as Advice
-from ._results.base import Result as Result
 from ._results.breakdown import Breakdown as Breakdown
 from ._results.checks import Checks as Checks
 from ._results.diff import Diff as Diff
-from ._results.document import Document as Document
 from ._results.flops import Flops as Flops
 from ._results.layers import Layers as Layers
 from ._results.memory import Memory as Memory

@@ -23,6 +23,7 @@ from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.blocks import computing_blocks
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
 from nvprof_kit._analysis.layers.order import layer_parents, with_ancestors
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
@@ -46,22 +47,26 @@ METRICS: dict[str, tuple[str, ...]] = {
 }
 """Column names, and the nsys metric names on different GPUs."""
 
-COLUMNS = {
-    "layer": "module path, including nested layers; or `(none)` for work outside all layers",
-    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
-    "busy_ns": "time in which one of its operations ran, in ns, summed over devices",
-    "samples": "number of samples: `busy_ns` divided by the sampling interval",
-    "enough": "whether there are enough samples; if not, the figures are missing",
-    "sm_active_pct": "SMs with at least one resident warp, in percent; mean over the busy time",
-    "sm_issue_pct": "cycles in which an SM issued an instruction, in percent",
-    "tensor_active_pct": "cycles in which the Tensor Cores were active, in percent",
-    "warps_pct": "compute warps in flight, in percent of the maximum",
-    "dram_read_pct": "DRAM read bandwidth, in percent of the peak",
-    "dram_write_pct": "DRAM write bandwidth, in percent of the peak",
-    "nvlink_rx_pct": "NVLink receive bandwidth, in percent of the peak",
-    "nvlink_tx_pct": "NVLink transmit bandwidth, in percent of the peak",
-    "pcie_rx_pct": "PCIe receive bandwidth, in percent of the peak",
-    "pcie_tx_pct": "PCIe transmit bandwidth, in percent of the peak",
+COLUMNS: Columns = {
+    "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
+    "phase": Column(
+        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
+    ),
+    "busy_ns": Column("time in which one of its operations ran, in ns, summed over devices", "ns"),
+    "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float"),
+    "enough": Column("whether there are enough samples; if not, the figures are missing", kind="bool"),
+    "sm_active_pct": Column(
+        "SMs with at least one resident warp, in percent; mean over the busy time", "percent", kind="float"
+    ),
+    "sm_issue_pct": Column("cycles in which an SM issued an instruction, in percent", "percent", kind="float"),
+    "tensor_active_pct": Column("cycles in which the Tensor Cores were active, in percent", "percent", kind="float"),
+    "warps_pct": Column("compute warps in flight, in percent of the maximum", "percent", kind="float"),
+    "dram_read_pct": Column("DRAM read bandwidth, in percent of the peak", "percent", kind="float"),
+    "dram_write_pct": Column("DRAM write bandwidth, in percent of the peak", "percent", kind="float"),
+    "nvlink_rx_pct": Column("NVLink receive bandwidth, in percent of the peak", "percent", kind="float"),
+    "nvlink_tx_pct": Column("NVLink transmit bandwidth, in percent of the peak", "percent", kind="float"),
+    "pcie_rx_pct": Column("PCIe receive bandwidth, in percent of the peak", "percent", kind="float"),
+    "pcie_tx_pct": Column("PCIe transmit bandwidth, in percent of the peak", "percent", kind="float"),
 }
 """The columns of `MetricsResult.rows` and their descriptions. Values without samples are missing."""
 

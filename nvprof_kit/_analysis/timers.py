@@ -9,7 +9,6 @@ rank, a few ranks together, or a different rank each time.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.nesting import nest
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
+from nvprof_kit._result.column import Column, Columns
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.timer_log import TimerLogs
@@ -215,30 +215,44 @@ def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: floa
     return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
 
 
-COLUMNS: Mapping[str, str] = MappingProxyType(
+COLUMNS: Columns = MappingProxyType(
     {
-        "stage": "name of the stage",
-        "rank": "rank; missing in a row over all ranks",
-        "calls": "number of calls",
-        "cpu_total_ns": "CPU time, sum over the calls",
-        "cpu_mean_ns": "mean over the calls",
-        "cpu_median_ns": "median",
-        "cpu_p95_ns": "95th percentile",
-        "cpu_min_ns": "minimum",
-        "cpu_max_ns": "maximum",
-        "cuda_total_ns": "GPU time between CUDA events, sum over the calls; missing if not measured",
-        "cuda_mean_ns": "mean over the calls",
-        "cuda_median_ns": "median",
-        "cuda_p95_ns": "95th percentile",
-        "cuda_min_ns": "minimum",
-        "cuda_max_ns": "maximum",
-        "skew_start_ns": "latest minus earliest start among the ranks, mean over the calls",
-        "skew_ns": "longest minus shortest duration among the ranks, mean over the calls; GPU time "
-        "if all calls have it",
-        "slowest": "rank with the largest mean duration",
+        "stage": Column("name of the stage", kind="str"),
+        "rank": Column("rank; missing in a row over all ranks"),
+        "calls": Column("number of calls"),
+        "cpu_total_ns": Column("CPU time, sum over the calls", "ns"),
+        "cpu_mean_ns": Column("mean over the calls", "ns"),
+        "cpu_median_ns": Column("median", "ns"),
+        "cpu_p95_ns": Column("95th percentile", "ns"),
+        "cpu_min_ns": Column("minimum", "ns"),
+        "cpu_max_ns": Column("maximum", "ns"),
+        "cuda_total_ns": Column("GPU time between CUDA events, sum over the calls; missing if not measured", "ns"),
+        "cuda_mean_ns": Column("mean over the calls", "ns"),
+        "cuda_median_ns": Column("median", "ns"),
+        "cuda_p95_ns": Column("95th percentile", "ns"),
+        "cuda_min_ns": Column("minimum", "ns"),
+        "cuda_max_ns": Column("maximum", "ns"),
+        "skew_start_ns": Column("latest minus earliest start among the ranks, mean over the calls", "ns"),
+        "skew_ns": Column(
+            "longest minus shortest duration among the ranks, mean over the calls; GPU time if all calls have it", "ns"
+        ),
+        "slowest": Column("rank with the largest mean duration"),
     }
 )
 """Columns of `TimersResult.rows`."""
+
+CALL_COLUMNS: Columns = {
+    "rank": Column("rank"),
+    "stage": Column("name of the stage", kind="str"),
+    "call": Column("index of the call, from 0"),
+    "start_ns": Column("start in Unix time, in ns", "ns"),
+    "end_ns": Column("its end", "ns"),
+    "cpu_ns": Column("CPU time, in ns", "ns"),
+    "cuda_ns": Column("GPU time between CUDA events, in ns; missing if not measured", "ns"),
+    "offset_ns": Column("start, in ns since the first start on the same clock", "ns"),
+    "depth": Column("number of enclosing stages"),
+}
+"""Columns of `TimersResult.calls`."""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.verdict import Judged
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._report.page.data import Sheet
+    from nvprof_kit._result.document import Document
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
     from nvprof_kit._results.diff import Diff
-    from nvprof_kit._results.document import Document
     from nvprof_kit._results.flops import Flops
     from nvprof_kit._results.layers import Layers
     from nvprof_kit._results.metrics import Metrics
@@ -442,7 +442,7 @@ class Capture:
             says so.
         """
         from nvprof_kit._report.page.page import MAX_COMPARED, MAX_WHOLE, report_page
-        from nvprof_kit._results.document import Document
+        from nvprof_kit._result.document import Document
 
         sheets: list[Sheet] = []
         compared: list[LayersResult] = []
@@ -495,7 +495,7 @@ class Capture:
             UsageError: The capture does not contain the step, or both step and steps are given.
         """
         from nvprof_kit._report.export.forms import TRACES, suffixes_of
-        from nvprof_kit._results.document import Document
+        from nvprof_kit._result.document import Document
 
         shown, info = self._timeline(step, steps)
         pieces = _among(form, TRACES, "form of a trace")
@@ -526,7 +526,7 @@ class Capture:
         from nvprof_kit._analysis.stacks import OPTIONAL, stacks
         from nvprof_kit._report.export.flame import folded, pprof
         from nvprof_kit._report.export.forms import STACKS, suffixes_of
-        from nvprof_kit._results.document import Document
+        from nvprof_kit._result.document import Document
 
         _among(form, dict.fromkeys(STACKS), "form of stacks")
         known = self._operations(OPTIONAL)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.verdict import Verdict
     from nvprof_kit._analysis.ranks.waits.waits import Waits
     from nvprof_kit._api.capture import TraceForm
-    from nvprof_kit._results.document import Document
+    from nvprof_kit._result.document import Document
     from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
 
@@ -254,7 +254,7 @@ class Job:
             UsageError: The job does not contain the rank.
         """
         from nvprof_kit._report.page.job import JobView, job_page
-        from nvprof_kit._results.document import Document
+        from nvprof_kit._result.document import Document
 
         self._check_there(timeline)
         captures = list(dict.fromkeys(self.ranks["capture"].astype(str)))
@@ -340,9 +340,9 @@ class Job:
             raise UsageError(f"no rank {absent[0]} in the job; it has {many(len(self.ranks), 'rank')}")
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
-        from nvprof_kit._results.ranks import RankTable, columns_of
+        from nvprof_kit._results.ranks import RankTable
 
-        return RankTable(name, rows, columns_of(name), self.warnings, sources=self._sources)
+        return RankTable(name, rows, self.warnings, sources=self._sources)
 
     @property
     def _sources(self) -> tuple[Path, ...]:

@@ -41,7 +41,7 @@ from nvprof_kit._cli.verbs.ranks import ranks
 from nvprof_kit._cli.verbs.report import report
 from nvprof_kit._cli.verbs.summary import summary
 from nvprof_kit._cli.verbs.timers import timers
-from nvprof_kit._report.plain import plain
+from nvprof_kit._result.plain import plain
 from nvprof_kit.errors import NvprofKitError
 
 _OBJECTS = 50_000

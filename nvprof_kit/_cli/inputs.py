@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from nvprof_kit._report.selection import Selection
+from nvprof_kit._result.selection import Selection
 
 
 class Number(click.FloatRange):
@@ -42,7 +42,7 @@ rules_option = click.option(
 def selecting(
     *, where: bool = True, sort: bool = True, top: str = "", fold: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add row selection options to a verb; they are passed as one `nvprof_kit._report.selection.Selection`, ``select``.
+    """Add row selection options to a verb; they are passed as one `nvprof_kit._result.selection.Selection`, ``select``.
 
     Args:
         where: Whether the rows have layers.
@@ -55,13 +55,13 @@ def selecting(
         @functools.wraps(verb)
         def parsed(*args: Any, **options: Any) -> None:
             named = {"patterns": "where", "sort_by": "sort", "most": "top"}
-            names = (*named, "fold", "max_rows", "budget")
+            names = (*named, "fold")
             values = {named.get(name, name): options.pop(name) for name in names if name in options}
             verb(*args, select=Selection(**values), **options)
 
         decorated: Callable[..., None] = parsed
-        offered = (True, True, fold, bool(top), sort, where)
-        for option, wanted in zip((_BUDGET, _MAX_ROWS, _FOLD, _top(top), _SORT, _WHERE), offered, strict=True):
+        offered = (fold, bool(top), sort, where)
+        for option, wanted in zip((_FOLD, _top(top), _SORT, _WHERE), offered, strict=True):
             decorated = option(decorated) if wanted else decorated
         return decorated
 
@@ -105,18 +105,6 @@ _FOLD = click.option(
     default=None,
     help="Equal blocks as one line, `layers.0-79 x80`; csv and json keep all rows and add the column folded_into. "
     "[default: in the printed table, if 8 or more blocks are equal]",
-)
-_MAX_ROWS = click.option(
-    "--max-rows",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Maximum rows in csv, json, md and parquet, the costliest; says how many are left out.",
-)
-_BUDGET = click.option(
-    "--budget",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="Maximum bytes of json output; leaves out rows like --max-rows.",
 )
 
 

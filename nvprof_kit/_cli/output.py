@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nvprof_kit._report.export import tables
-from nvprof_kit._report.export.writer import refuse_input, write_file
-from nvprof_kit._report.export.writer import writing as write_into
-from nvprof_kit._report.plain import title
-from nvprof_kit._report.plots import plots
-from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._results.base import TABLE, no_plot
+from nvprof_kit._result import formats
+from nvprof_kit._result.plain import title
+from nvprof_kit._result.result import TABLE, no_plot
+from nvprof_kit._result.selection import EVERYTHING, Selection
+from nvprof_kit._result.writer import refuse_input, write_file
+from nvprof_kit._result.writer import writing as write_into
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nvprof_kit._api.capture import Capture
-    from nvprof_kit._results.base import Result
-    from nvprof_kit._results.document import Document
+    from nvprof_kit._result.document import Document
+    from nvprof_kit._result.result import Result
 
 NEEDED_NSYS = "an nsys .sqlite or .nsys-rep, each also packed as .xz"
 """The expected input of a verb that reads nsys captures."""
 NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
 """The expected input of a verb that reads captures."""
 
-_BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
+_BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*formats.TABLES, *formats.PICTURES)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Output:
     """The destination of a result.
 
     Attributes:
-        form: ``table`` or a format of `nvprof_kit._report.export.tables` and `nvprof_kit._report.plots.plots`.
+        form: ``table`` or a format of `nvprof_kit._result.formats` and `nvprof_kit._result.formats`.
         path: The file to write; None for stdout.
     """
 
@@ -70,7 +69,7 @@ class Output:
         form = form or (by_suffix.get(path.suffix.lower()) if path else TABLE)
         if form is None:
             raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(by_suffix)}, or --format")
-        if form in plots.FORMATS and not plot:
+        if form in formats.PICTURES and not plot:
             raise no_plot(click.get_current_context().command_path.partition(" ")[2])
         if form == "parquet" and path is None and sys.stdout.isatty():
             raise UsageError("parquet cannot be printed to a terminal; write it to a file with -o FILE.parquet")
@@ -114,20 +113,15 @@ class Output:
         Raises:
             UsageError: The file cannot be written or is an input, or the row selection is invalid.
         """
-        if select.budget is not None and self.form != "json":
-            raise UsageError("--budget limits json output; add --format json, or use --max-rows")
         results = [replace(result, select=select) for result in results]
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
             self.print([list(result.parts()) for result in results], sources)
         else:
-            from nvprof_kit._results.base import Several
+            from nvprof_kit._result.result import Several
 
             whole = results[0] if len(results) == 1 else Several(tuple(results), select=select)
-            data, beside = whole.encode(self.form), list(whole.warnings_beside(self.form))
-            if select.budget is not None and len(data) > select.budget:
-                beside.append(f"an answer without rows has {len(data):,} bytes: more than --budget {select.budget:,}")
-            self.write(data, beside, sources)
+            self.write(whole.encode(self.form), whole.warnings_beside(self.form), sources)
 
     def write_document(self, document: Document) -> None:
         """Write a file for another program.
@@ -315,7 +309,7 @@ _CAPTURES = click.argument("captures", metavar="CAPTURE...", nargs=-1, required=
 _FORMAT = click.option(
     "--format",
     "form",
-    type=click.Choice((TABLE, *tables.FORMATS)),
+    type=click.Choice((TABLE, *formats.TABLES)),
     help="Output format. [default: a table to read, or by the suffix of FILE]",
 )
 _FILE = click.option(

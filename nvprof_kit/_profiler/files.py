@@ -52,9 +52,9 @@ class WindowFiles:
             draw: Whether to write the plots.
         """
         from nvprof_kit._analysis.layers.profile import layer_profile
-        from nvprof_kit._report.export.tables import FORMATS
-        from nvprof_kit._report.export.writer import write_file
         from nvprof_kit._report.text.layer_profile import memory_lines
+        from nvprof_kit._result.formats import encode
+        from nvprof_kit._result.writer import write_file
         from nvprof_kit._trace.open import open_capture
 
         trace = open_capture(self.trace, optional=("name",))
@@ -62,7 +62,7 @@ class WindowFiles:
             trace = own_steps(trace, last_step)
         profile = layer_profile(trace, kinds, _memory_table(boundaries))
         for what, table in (("layers", profile.rows), ("kinds", profile.kinds)):
-            write_file(self.path(f"{what}.csv"), FORMATS["csv"](table), inputs=[self.trace])
+            write_file(self.path(f"{what}.csv"), encode(table, "csv"), inputs=[self.trace])
         if boundaries:
             text = "\n".join(memory_lines(profile.rows))
             write_file(self.path("memory_usage.txt"), f"{text}\n", inputs=[self.trace])
@@ -73,10 +73,10 @@ class WindowFiles:
     def _draw(self, profile: LayerProfile, boundaries: Sequence[Boundary]) -> None:
         """Write the plots; a failed plot must not prevent the log."""
         try:
-            from nvprof_kit._report.export.writer import write_file
             from nvprof_kit._report.plots.memory_curve import curve_figure
             from nvprof_kit._report.plots.plots import encode
             from nvprof_kit._report.text.layer_profile import time_figure
+            from nvprof_kit._result.writer import write_file
 
             write_file(self.path("cuda_time_plot.png"), encode(time_figure(profile), "png"))
             if boundaries:
@@ -86,9 +86,9 @@ class WindowFiles:
 
     def write_log(self, profile: LayerProfile, facts: list[str], *, echo: bool) -> None:
         """Write the summary log, and print its head on rank 0."""
-        from nvprof_kit._report.export.writer import write_file
         from nvprof_kit._report.text.layer_profile import profile_head, profile_report
         from nvprof_kit._report.text.table.terminal import print_to, text_of
+        from nvprof_kit._result.writer import write_file
 
         write_file(self.path(f"rank_{self._rank}.log"), text_of(profile_report(profile, facts), kept=True))
         if echo and self._rank == 0:

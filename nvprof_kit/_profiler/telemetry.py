@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.ranks import rank
-from nvprof_kit._report.plain import title
+from nvprof_kit._result.plain import title
 from nvprof_kit.errors import ToolError
 
 if TYPE_CHECKING:

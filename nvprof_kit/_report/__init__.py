@@ -1,1 +1,5 @@
-"""Output: terminal tables, CSV, JSON, Markdown, Parquet, plots, pages and traces."""
+"""Output: terminal tables, plots, pages and traces."""
+
+from nvprof_kit._result.result import RENDERERS
+
+RENDERERS[:] = ["nvprof_kit._report.renderers"]

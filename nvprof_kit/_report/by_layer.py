@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.layers.fold import Blocks, Folding, Join
-from nvprof_kit._report.selection import Selection
+from nvprof_kit._result.selection import Selection
 
 if TYPE_CHECKING:
     import pandas as pd

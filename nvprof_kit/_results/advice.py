@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.advise.advise import AdviseResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.advise.advise import COLUMNS, AdviseResult
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +23,8 @@ class Advice(Result, AdviseResult):
 
     top: int = field(default=10, kw_only=True)
 
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "advise"
+    columns: ClassVar = {"advise": COLUMNS}
+    bars: ClassVar = {"advise": (("saves_ns",), ("title",))}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per finding, the largest saving first."""
@@ -39,9 +36,6 @@ class Advice(Result, AdviseResult):
             return self
         ranks = self.frame()["rank"].tolist()
         return replace(self, findings=tuple(self.findings[rank - 1] for rank in ranks))
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return ("saves_ns",), ("title",)
 
     def parts(self) -> list[RenderableType]:
         """The printed findings, one paragraph each."""

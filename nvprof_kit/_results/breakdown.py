@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.breakdown.breakdown import COLUMNS, IDLE_COLUMNS, BreakdownResult
+from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS
+from nvprof_kit._analysis.breakdown.launches import LAUNCH_COLUMNS
+from nvprof_kit._analysis.breakdown.queue import QUEUE_TIME_COLUMNS
+from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +41,17 @@ class Breakdown(Result, BreakdownResult):
     view: str | None = field(default=None, kw_only=True)
     top: int = field(default=10, kw_only=True)
 
+    columns: ClassVar = {
+        "breakdown-steps": COLUMNS,
+        "breakdown-idle": IDLE_COLUMNS,
+        "breakdown-communication": COMM_COLUMNS,
+        "breakdown-copies": COPY_COLUMNS,
+        "breakdown-launches": LAUNCH_COLUMNS,
+        "breakdown-queue": QUEUE_TIME_COLUMNS,
+        "breakdown-critical-path": PATH_COLUMNS,
+    }
+    bars: ClassVar = {f"breakdown-{view}": drawn for view, drawn in _BARS.items()}
+
     @property
     def schema(self) -> str:
         """Name of the JSON schema."""
@@ -58,9 +73,6 @@ class Breakdown(Result, BreakdownResult):
             marked = mark_ranked(with_cost(view, rows), COSTS[view], ALIKE.get(view, ()))
             rows = marked[[*rows.columns, "folded_into", "unlike"]]
         return self.select.of(rows)
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return _BARS.get(self.view or "steps", ((), ()))
 
     def parts(self) -> list[RenderableType]:
         """The printed tables, the first rows of each."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._findings import Finding
-from nvprof_kit._results.base import Result
+from nvprof_kit._report.text.doctor import COLUMNS
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,15 +27,12 @@ class Checks(Result):
     found: Mapping[str, Sequence[Finding]]
     warnings: tuple[str, ...] = ()
 
+    columns: ClassVar = {"doctor": COLUMNS}
+
     @property
     def ok(self) -> bool:
         """Whether no finding is an error."""
         return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
-
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "doctor"
 
     def to_frame(self) -> pd.DataFrame:
         """One row per finding."""

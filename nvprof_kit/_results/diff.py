@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.diff.diff import DiffResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.diff.diff import COLUMNS, DiffResult
+from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,9 @@ class Diff(Result, DiffResult):
 
     view: str = field(default="rows", kw_only=True)
     top: int = field(default=15, kw_only=True)
+
+    columns: ClassVar = {"diff": COLUMNS, "diff-kernels": KERNEL_COLUMNS}
+    bars: ClassVar = {"diff": (("change_ns",), ("level", "layer", "kernel_class", "phase"))}
 
     @property
     def held(self) -> bool:
@@ -59,9 +63,6 @@ class Diff(Result, DiffResult):
             return rows
         kept: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
         return kept
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return ("change_ns",), ("level", "layer", "kernel_class", "phase")
 
     def parts(self) -> list[RenderableType]:
         """The printed report: largest changes, changed kernels, and gates."""

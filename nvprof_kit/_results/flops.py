@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.flops.flops import FlopsResult, joined
+from nvprof_kit._analysis.flops.flops import COLUMNS, FlopsResult, joined
 from nvprof_kit._report.by_layer import ByLayer
-from nvprof_kit._results.base import Result
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,10 +24,8 @@ class Flops(Result, FlopsResult):
 
     depth: int | None = field(default=None, kw_only=True)
 
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "flops"
+    columns: ClassVar = {"flops": COLUMNS}
+    bars: ClassVar = {"flops": (("mfu",), ("layer", "phase"))}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per layer and phase, in model order, ``(none)`` last."""
@@ -37,9 +34,6 @@ class Flops(Result, FlopsResult):
     def frame(self) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         return ByLayer(self.rows, self.blocks, self.select).written()
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return ("mfu",), ("layer", "phase")
 
     def parts(self) -> list[RenderableType]:
         """The printed table and its caveats."""

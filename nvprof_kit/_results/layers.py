@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.layers.layers import LayersResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.layers.layers import COLUMNS, LayersResult
+from nvprof_kit._analysis.layers.memory import MEMORY
+from nvprof_kit._analysis.layers.split import COLUMNS as SPLIT_COLUMNS
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,12 +28,7 @@ class Layers(Result, LayersResult):
 
     depth: int | None = field(default=None, kw_only=True)
 
-    has_plot: ClassVar[bool] = True
-
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "layers"
+    columns: ClassVar = {"layers": {**COLUMNS, **MEMORY, **SPLIT_COLUMNS}}
 
     def to_frame(self) -> pd.DataFrame:
         """The rows in model order, ``(none)`` last."""

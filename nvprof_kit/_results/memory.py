@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.memory.memory import MemoryResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.memory.memory import COLUMNS, MemoryResult
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ class Memory(Result, MemoryResult):
     snapshot: Snapshot = field(kw_only=True)
     by: str | None = field(default=None, kw_only=True)
 
-    has_plot: ClassVar[bool] = True
+    columns: ClassVar = {f"memory-{view}": columns for view, columns in COLUMNS.items()}
 
     @property
     def schema(self) -> str:

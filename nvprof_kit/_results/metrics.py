@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.metrics import MetricsResult
+from nvprof_kit._analysis.metrics import COLUMNS, MetricsResult
 from nvprof_kit._report.by_layer import ByLayer
-from nvprof_kit._results.base import Result
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,15 +24,13 @@ class Metrics(Result, MetricsResult):
 
     depth: int | None = field(default=None, kw_only=True)
 
+    columns: ClassVar = {"metrics": COLUMNS}
+    bars: ClassVar = {"metrics": (("sm_active_pct",), ("layer", "phase"))}
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
-
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "metrics"
 
     def to_frame(self) -> pd.DataFrame:
         """One row per layer and phase, in order of first execution, ``(none)`` last."""
@@ -42,9 +39,6 @@ class Metrics(Result, MetricsResult):
     def frame(self) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         return ByLayer(self.rows, self.blocks, self.select).written()
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return ("sm_active_pct",), ("layer", "phase")
 
     def parts(self) -> list[RenderableType]:
         """What was sampled, and the printed table."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nvprof_kit._analysis.ncu.layers import NcuLayersResult
+from nvprof_kit._analysis.ncu.layers import COLUMNS, KERNEL_COLUMNS, NcuLayersResult
+from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit._analysis.ncu.plan import Plan
 from nvprof_kit._report.by_layer import ByLayer
-from nvprof_kit._report.export.writer import write_file
-from nvprof_kit._results.base import Result
+from nvprof_kit._result.result import Result
+from nvprof_kit._result.writer import write_file
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class NcuPlan(Result, Plan):
     rank: int | None = field(default=None, kw_only=True)
     memory_gb: float = field(default=1.0, kw_only=True)
 
+    columns: ClassVar = {"ncu-plan": PLAN_COLUMNS}
+    bars: ClassVar = {"ncu-plan": (("gpu_ns",), ("kernel", "grid"))}
+
     def __post_init__(self) -> None:
         """Check the section set here: ncu would reject an unknown one only when the script runs."""
         from nvprof_kit._capture.ncu_script import SETS
@@ -48,17 +51,9 @@ class NcuPlan(Result, Plan):
         """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "ncu-plan"
-
     def to_frame(self) -> pd.DataFrame:
         """One row per kernel and launch configuration to measure, the costliest first."""
         return self.rows
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return ("gpu_ns",), ("kernel", "grid")
 
     def parts(self) -> list[RenderableType]:
         """The printed plan: its coverage, its rows, and the next command."""
@@ -109,12 +104,7 @@ class NcuLayers(Result, NcuLayersResult):
     report: NcuReport = field(kw_only=True)
     depth: int | None = field(default=None, kw_only=True)
 
-    has_plot: ClassVar[bool] = True
-
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "ncu-layers"
+    columns: ClassVar = {"ncu-layers": COLUMNS}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per layer and phase, in model order, ``(none)`` last."""
@@ -156,10 +146,7 @@ class NcuKernels(Result):
     rows: pd.DataFrame
     warnings: tuple[str, ...] = ()
 
-    @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return "ncu-kernels"
+    columns: ClassVar = {"ncu-kernels": KERNEL_COLUMNS}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measured kernel, one column per metric, named as in ncu."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots import plots
-from nvprof_kit._results.base import Result
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,6 @@ class Plot(Result):
     drawn: Figure
     rows: pd.DataFrame
     warnings: tuple[str, ...] = ()
-
-    has_plot: ClassVar[bool] = True
 
     def to_frame(self) -> pd.DataFrame:
         """The plotted data."""

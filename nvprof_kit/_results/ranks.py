@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay
 from nvprof_kit._analysis.ranks.answer import RanksAnswer
-from nvprof_kit._report.warnings import in_order
-from nvprof_kit._results.base import Result, no_plot
+from nvprof_kit._analysis.ranks.waits import waits
+from nvprof_kit._result import formats
+from nvprof_kit._result.column import Columns
+from nvprof_kit._result.result import Result, no_plot
+from nvprof_kit.issues import in_order
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-    from nvprof_kit._report.export.bounds import Bounded
-    from nvprof_kit._results.document import Document
+    from nvprof_kit._result.document import Document
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
 """The tables of a job, by name."""
@@ -24,22 +27,18 @@ REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 """Those that are only made of a limited number of collectives."""
 
 
-def columns_of(view: str) -> Mapping[str, str]:
-    """The meaning of the columns of a job's table."""
-    from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay
-    from nvprof_kit._analysis.ranks.waits import waits
-
-    return {
-        "waits": waits.WAIT_COLUMNS,
-        "charges": waits.CHARGE_COLUMNS,
-        "layers": layers.COLUMNS,
-        "clocks": clocks.COLUMNS,
-        "groups": parallel.GROUP_COLUMNS,
-        "bubbles": bubbles.BUBBLE_COLUMNS,
-        "micro-batches": bubbles.MICRO_BATCH_COLUMNS,
-        "critical-path": replay.PATH_COLUMNS,
-        "what-if": replay.WHAT_IF_COLUMNS,
-    }[view]
+COLUMNS: Mapping[str, Columns] = {
+    "ranks-waits": waits.WAIT_COLUMNS,
+    "ranks-charges": waits.CHARGE_COLUMNS,
+    "ranks-layers": layers.COLUMNS,
+    "ranks-clocks": clocks.COLUMNS,
+    "ranks-groups": parallel.GROUP_COLUMNS,
+    "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
+    "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
+    "ranks-critical-path": replay.PATH_COLUMNS,
+    "ranks-what-if": replay.WHAT_IF_COLUMNS,
+}
+"""The columns of each table, by its schema."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -49,18 +48,16 @@ class RankTable(Result):
     Attributes:
         name: Name of the table: ``waits``, ``charges``, ``layers``, …
         rows: The table; the same as `to_frame`.
-        columns: The meaning of each column.
         warnings: What may be missing or distorted in the job.
         top: Maximum number of rows to print.
     """
 
     name: str
     rows: pd.DataFrame
-    columns: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     top: int = field(default=20, kw_only=True)
 
-    has_plot: ClassVar[bool] = True
+    columns: ClassVar = COLUMNS
 
     @property
     def schema(self) -> str:
@@ -111,7 +108,7 @@ class Ranks(Result, RanksAnswer):
     top: int = field(default=10, kw_only=True)
     make_page: Callable[[], Document] | None = field(default=None, kw_only=True)
 
-    has_plot: ClassVar[bool] = True
+    columns: ClassVar = COLUMNS
 
     def to_frame(self, view: str = "waits") -> pd.DataFrame:
         """One table: ``waits``, ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
@@ -121,7 +118,7 @@ class Ranks(Result, RanksAnswer):
 
     def only(self, view: str) -> RankTable:
         """One of the tables of `to_frame` as a separate result."""
-        return RankTable(view, self.table(view), columns_of(view), self.warnings, top=self.top, sources=self.sources)
+        return RankTable(view, self.table(view), self.warnings, top=self.top, sources=self.sources)
 
     def parts(self) -> list[RenderableType]:
         """The printed report: verdict, waiting by cause, layers, clocks, critical path and what-if."""
@@ -139,42 +136,29 @@ class Ranks(Result, RanksAnswer):
         return "ranks-waits"
 
     def encode(self, form: str) -> bytes:
-        """As in `Result`; ``html`` is the page of the job, ``json`` all tables, each shortened to the limit on rows."""
+        """As in `Result`; ``html`` is the page of the job, ``json`` all tables."""
         if form == "html" and self.make_page is not None:
             return self.make_page().data
         if form != "json":
             return super().encode(form)
-        from nvprof_kit._report.export.bounds import bounded
-
         tables = {view: self.table(view) for view in VIEWS}
         chosen = self.select.each({view: table for view, table in tables.items() if table is not None})
-        most = self.select.max_rows
-        while True:
-            data = self._whole({view: bounded(table, self.select, most) for view, table in chosen.items()})
-            longest = min(max(map(len, chosen.values())), max(map(len, chosen.values())) if most is None else most)
-            if self.select.budget is None or len(data) <= self.select.budget or not longest:
-                return data
-            most = longest * min(self.select.budget * 9 // 10, len(data) // 2) // len(data)
-
-    def _whole(self, found: Mapping[str, Bounded]) -> bytes:
-        """All tables as one JSON document."""
-        from nvprof_kit._report.export import schemas
-        from nvprof_kit._report.export.answer import missing_in, records
-        from nvprof_kit._report.export.tables import as_json
-
-        missing = {name: view for view, one in found.items() for name in missing_in(one.rows)}
-        reasons = {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()}
+        unknown: dict[str, str] = {}
+        for view, table in chosen.items():
+            unknown |= formats.reasons(table, self.columns_of(f"ranks-{view}"))
         if self.not_replayed:
-            reasons |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
-        cut = {view: one.truncated for view, one in found.items() if one.left_out}
-        whole = self.to_dict() | {
+            unknown |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
+        answer = self.to_dict() | {
             "warnings": list(in_order(self.warnings)),
             "sources": list(self.answered),
-            "unknown": reasons,
-            "truncated": cut or None,
-            **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
+            "unknown": unknown,
+            "columns": {
+                view.replace("-", "_"): formats.described(table, self.columns_of(f"ranks-{view}"))
+                for view, table in chosen.items()
+            },
+            **{view.replace("-", "_"): formats.records(table) for view, table in chosen.items()},
         }
-        return (as_json(whole, indent=1) + "\n").encode("utf-8", "replace")
+        return (formats.as_json(answer, indent=1) + "\n").encode("utf-8", "replace")
 
     def figure(self) -> Figure:
         """Draw how long the other ranks waited for each rank, split by cause."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._analysis.summary.summary import SummaryResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.summary.views import COLUMNS
+from nvprof_kit._result.result import Result
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,10 +39,13 @@ class Summary(Result, SummaryResult):
 
     top: int = field(default=12, kw_only=True)
 
+    columns: ClassVar = {f"summary-{view}": columns for view, columns in COLUMNS.items()}
+    bars: ClassVar = {f"summary-{view}": drawn for view, drawn in _BARS.items()}
+
     @property
     def schema(self) -> str:
         """Name of the JSON schema."""
-        return f"summary-{next(iter(self.views))}"
+        return "-".join(("summary", *self.views)) if len(self.views) == 1 else "summary"
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """One view; the name may be omitted if there is only one.
@@ -55,9 +59,6 @@ class Summary(Result, SummaryResult):
         if view is not None and view not in self.views:
             raise UsageError(f"{view}: no such view here; available: {names}")
         return self.views[view or next(iter(self.views))]
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        return _BARS.get(next(iter(self.views)), ((), ())) if len(self.views) == 1 else ((), ())
 
     def parts(self) -> list[RenderableType]:
         """The printed views, the first rows of each."""

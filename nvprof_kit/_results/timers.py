@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from nvprof_kit._analysis.timers import TimersResult
-from nvprof_kit._results.base import Result
+from nvprof_kit._analysis.timers import CALL_COLUMNS, COLUMNS, TimersResult
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ class Timers(Result, TimersResult):
 
     by_call: bool = field(default=False, kw_only=True)
 
-    has_plot: ClassVar[bool] = True
+    columns: ClassVar = {"timers": COLUMNS, "timers-calls": CALL_COLUMNS}
 
     @property
     def schema(self) -> str:

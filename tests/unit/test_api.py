@@ -43,7 +43,7 @@ reveal_type(capture.ncu_plan().script())  # str
 reveal_type(capture.export("run.pb.gz"))  # pathlib.Path
 reveal_type(capture.page("other.sqlite").data)  # bytes
 reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
-reveal_type(capture.pprof())  # nvprof_kit._results.document.Document
+reveal_type(capture.pprof())  # nvprof_kit._result.document.Document
 reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[str, ...]
 reveal_type(capture.sources)  # tuple[pathlib.Path, ...]
@@ -60,9 +60,9 @@ reveal_type(job.micro_batches())  # nvprof_kit._results.ranks.RankTable
 reveal_type(job.critical_path())  # nvprof_kit._results.ranks.RankTable
 reveal_type(job.what_if(3, "model.layers.1"))  # nvprof_kit._results.ranks.RankTable
 reveal_type(job.answer().to_frame("charges"))  # pandas.core.frame.DataFrame
-reveal_type(job.page())  # nvprof_kit._results.document.Document
+reveal_type(job.page())  # nvprof_kit._result.document.Document
 reveal_type(job.report("job.html"))  # pathlib.Path
-reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._results.document.Document
+reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._result.document.Document
 reveal_type(job.export("job.json.gz"))  # pathlib.Path
 reveal_type(job.warnings)  # tuple[str, ...]
 reveal_type(job.ranks)  # pandas.core.frame.DataFrame
@@ -73,7 +73,7 @@ reveal_type(reports.report.kernels)  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_snapshot("s.pickle").snapshot.events)  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").logs.stages)  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").sources)  # tuple[pathlib.Path, ...]
-reveal_type(layers.selected(where="*.mlp", sort="gpu_self_ns", budget=10_000))  # nvprof_kit._results.layers.Layers
+reveal_type(layers.selected(where="*.mlp", sort="gpu_self_ns", top=5))  # nvprof_kit._results.layers.Layers
 reveal_type(nvprof_kit.open_snapshot("s.pickle").memory().to_frame("leak"))  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.doctor().ok)  # bool

@@ -17,23 +17,26 @@ from support.captures.nsys_file import NsysFile
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"names", "errors", "_findings", "_toml"}
+FOUNDATION = {"names", "errors", "issues", "_findings", "_toml"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
+    "issues": set(),
     "_findings": set(),
     "_toml": set(),
     "_instrument": FOUNDATION,
     "_capture": FOUNDATION,
     "_capture.recorder": FOUNDATION | {"_instrument", "_capture"},
     "_trace": FOUNDATION,
-    "_analysis": FOUNDATION | {"_trace"},
-    "_report": FOUNDATION | {"_trace", "_analysis"},
-    "_results": FOUNDATION | {"_trace", "_analysis", "_report"},
-    "_api": FOUNDATION | {"_capture", "_trace", "_analysis", "_report", "_results"},
+    "_result": FOUNDATION | {"_trace"},
+    "_analysis": FOUNDATION | {"_trace", "_result"},
+    "_report": FOUNDATION | {"_trace", "_result", "_analysis"},
+    "_results": FOUNDATION | {"_trace", "_result", "_analysis", "_report"},
+    "_api": FOUNDATION | {"_capture", "_trace", "_result", "_analysis", "_report", "_results"},
     "_agents": FOUNDATION | {"_api"},
-    "_cli": FOUNDATION | {"_capture", "_trace", "_analysis", "_report", "_results", "_api", "_agents", "integrations"},
-    "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_analysis", "_report"},
+    "_cli": FOUNDATION
+    | {"_capture", "_trace", "_result", "_analysis", "_report", "_results", "_api", "_agents", "integrations"},
+    "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_result", "_analysis", "_report"},
     "integrations": FOUNDATION | {"_instrument", "_capture"},
     "__main__": {"_cli"},
 }
@@ -219,7 +222,7 @@ WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]
 
 def test_every_file_is_written_by_the_writer() -> None:
     """It refuses inputs, and writes whole or not at all; what only fills a buffer is none of it."""
-    rooms = ("_cli", "_report", "_results", "_profiler", "_api")
+    rooms = ("_cli", "_report", "_result", "_results", "_analysis", "_profiler", "_api")
     found = {
         f"{module_name(path)}: {line.strip()}"
         for path in FILES
@@ -227,5 +230,5 @@ def test_every_file_is_written_by_the_writer() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if WRITES.search(line) and "savefig(buffer" not in line
     }
-    allowed = ("_report.export.writer: ", "_cli.__init__: setattr(sys, name")
+    allowed = ("_result.writer: ", "_cli.__init__: setattr(sys, name")
     assert {one for one in found if not one.startswith(allowed)} == set()

@@ -22,6 +22,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._findings import Finding
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
@@ -55,21 +56,29 @@ FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyTyp
 )
 """The function of each rule of `nvprof_kit._findings.RULES` that needs only a capture."""
 
-COLUMNS = {
-    "rank": "1 for the largest possible saving",
-    "rule": "name of the rule",
-    "title": "the finding in a few words",
-    "evidence": "the numbers from the capture",
-    "layer": "layer; '' if not in one layer",
-    "phase": "phase of that layer, or of the loop",
-    "start_ns": "start of the interval to look at in Nsight, in ns since the start of the capture",
-    "end_ns": "its end",
-    "saves_ns": "upper bound of the saving in ns, over the whole capture and all GPUs; savings "
-    "of different findings overlap",
-    "saves": "the same as a share of the wall time of the steps, including waits for data between them",
-    "advice": "the change to try",
-    "confidence": "`high`: the capture shows it; `medium`: it follows under usual assumptions; `low`: check first",
-    "refuted_by": "observation that would refute the finding",
+COLUMNS: Columns = {
+    "rank": Column("1 for the largest possible saving"),
+    "rule": Column("name of the rule", kind="str"),
+    "title": Column("the finding in a few words", kind="str"),
+    "evidence": Column("the numbers from the capture", kind="str"),
+    "layer": Column("layer; '' if not in one layer", kind="str"),
+    "phase": Column("phase of that layer, or of the loop", kind="str"),
+    "start_ns": Column("start of the interval to look at in Nsight, in ns since the start of the capture", "ns"),
+    "end_ns": Column("its end", "ns"),
+    "saves_ns": Column(
+        "upper bound of the saving in ns, over the whole capture and all GPUs; savings of different findings overlap",
+        "ns",
+    ),
+    "saves": Column(
+        "the same as a share of the wall time of the steps, including waits for data between them",
+        "share",
+        kind="float",
+    ),
+    "advice": Column("the change to try", kind="str"),
+    "confidence": Column(
+        "`high`: the capture shows it; `medium`: it follows under usual assumptions; `low`: check first", kind="str"
+    ),
+    "refuted_by": Column("observation that would refute the finding", kind="str"),
 }
 """The columns of `AdviseResult.rows`."""
 

@@ -30,6 +30,7 @@ from nvprof_kit._analysis.breakdown.launches import launch_table
 from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
 from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, exposed
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
@@ -38,33 +39,33 @@ if TYPE_CHECKING:
 OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
-COLUMNS = {
-    "step": "step number, missing outside steps",
-    "process": "index of the process in the capture",
-    "device": "device ordinal in the process",
-    "wall_ns": "duration of the step on the device, from the end of the previous step to its own end",
-    "compute_ns": "time in which a compute kernel runs, whatever else runs",
-    "exposed_comm_ns": "communication time not overlapped by compute",
-    "exposed_copy_ns": "time of copies and memsets, not overlapped by compute or communication",
-    "idle_ns": "time in which nothing runs; the four add up to `wall_ns`",
-    "comm_ns": "communication time, overlapped or exposed",
-    "copy_ns": "copy time, overlapped or exposed",
-    **{f"idle_{cause}_ns": f"idle: {meaning}" for cause, meaning in CAUSES.items()},
+COLUMNS: Columns = {
+    "step": Column("step number, missing outside steps"),
+    "process": Column("index of the process in the capture"),
+    "device": Column("device ordinal in the process"),
+    "wall_ns": Column("duration of the step on the device, from the end of the previous step to its own end", "ns"),
+    "compute_ns": Column("time in which a compute kernel runs, whatever else runs", "ns"),
+    "exposed_comm_ns": Column("communication time not overlapped by compute", "ns"),
+    "exposed_copy_ns": Column("time of copies and memsets, not overlapped by compute or communication", "ns"),
+    "idle_ns": Column("time in which nothing runs; the four add up to `wall_ns`", "ns"),
+    "comm_ns": Column("communication time, overlapped or exposed", "ns"),
+    "copy_ns": Column("copy time, overlapped or exposed", "ns"),
+    **{f"idle_{cause}_ns": Column(f"idle: {meaning}", "ns") for cause, meaning in CAUSES.items()},
     **QUEUE_COLUMNS,
-    "start_ns": "start of the step on the device, in ns since the start of the capture",
+    "start_ns": Column("start of the step on the device, in ns since the start of the capture", "ns"),
 }
 """The columns of `BreakdownResult.steps`."""
 
-IDLE_COLUMNS = {
-    "cause": "why the device was idle",
-    "layer": "layer that the host was in, `(none)` outside layers",
-    "phase": "phase of that layer, or of the loop",
-    "operator": "innermost PyTorch operator it was in; '' if none or not recorded",
-    "call": "CUDA API call it was in, '' if none",
-    "gaps": "number of idle gaps with this cause and place",
-    "idle_ns": "idle time with this cause and place",
-    "longest_ns": "the longest such time in one gap",
-    "longest_at_ns": "its start, in ns since the start of the capture; jump there in Nsight",
+IDLE_COLUMNS: Columns = {
+    "cause": Column("why the device was idle", kind="str"),
+    "layer": Column("layer that the host was in, `(none)` outside layers", kind="str"),
+    "phase": Column("phase of that layer, or of the loop", kind="str"),
+    "operator": Column("innermost PyTorch operator it was in; '' if none or not recorded", kind="str"),
+    "call": Column("CUDA API call it was in, '' if none", kind="str"),
+    "gaps": Column("number of idle gaps with this cause and place"),
+    "idle_ns": Column("idle time with this cause and place", "ns"),
+    "longest_ns": Column("the longest such time in one gap", "ns"),
+    "longest_at_ns": Column("its start, in ns since the start of the capture; jump there in Nsight", "ns"),
 }
 """The columns of `BreakdownResult.idle`."""
 

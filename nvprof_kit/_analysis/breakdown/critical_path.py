@@ -22,19 +22,22 @@ from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Waits, pieces_of
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PATH_COLUMNS = {
-    "layer": "module path, or `(none)`",
-    "phase": "phase of the layer or of the loop",
-    "operator": "for host time, the innermost PyTorch operator; '' if none or not recorded",
-    "gpu_ns": "time of the path in operations of the layer",
-    "host_ns": "time of the path on the host, in ranges of the layer",
-    "wait_ns": "time of the path between an operation's launch, or the end of the previous operation, and its start",
-    "share": "sum of the three over the wall time of the step; all shares add up to 1",
+PATH_COLUMNS: Columns = {
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("phase of the layer or of the loop", kind="str"),
+    "operator": Column("for host time, the innermost PyTorch operator; '' if none or not recorded", kind="str"),
+    "gpu_ns": Column("time of the path in operations of the layer", "ns"),
+    "host_ns": Column("time of the path on the host, in ranges of the layer", "ns"),
+    "wait_ns": Column(
+        "time of the path between an operation's launch, or the end of the previous operation, and its start", "ns"
+    ),
+    "share": Column("sum of the three over the wall time of the step; all shares add up to 1", "share", kind="float"),
 }
 """The columns of the critical path."""
 

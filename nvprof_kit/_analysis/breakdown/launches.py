@@ -12,22 +12,28 @@ from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LAUNCH_COLUMNS = {
-    "layer": "module path, or `(none)`",
-    "phase": "phase of the layer or of the loop",
-    "ops": "its own operations whose launching call is in the capture",
-    "gpu_ns": "sum of their durations",
-    "call_ns": "sum of the durations of the launching calls; a graph launch is divided among its operations",
-    "short_ops": "number of operations shorter than the call that launched them",
-    "delay_ns": "median time from the return of the launching call to the start of the "
-    "operation; 0 if it started before",
-    "idle_ns": "time in which the device was idle because the host, in this layer, had not launched the next operation",
-    "launch_bound": "True if `idle_ns` exceeds a tenth of `gpu_ns`",
+LAUNCH_COLUMNS: Columns = {
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("phase of the layer or of the loop", kind="str"),
+    "ops": Column("its own operations whose launching call is in the capture"),
+    "gpu_ns": Column("sum of their durations", "ns"),
+    "call_ns": Column(
+        "sum of the durations of the launching calls; a graph launch is divided among its operations", "ns"
+    ),
+    "short_ops": Column("number of operations shorter than the call that launched them"),
+    "delay_ns": Column(
+        "median time from the return of the launching call to the start of the operation; 0 if it started before", "ns"
+    ),
+    "idle_ns": Column(
+        "time in which the device was idle because the host, in this layer, had not launched the next operation", "ns"
+    ),
+    "launch_bound": Column("True if `idle_ns` exceeds a tenth of `gpu_ns`", kind="bool"),
 }
 """The columns of the launch analysis."""
 

@@ -16,27 +16,28 @@ from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-QUEUE_COLUMNS = {
-    "queue_mean": "mean number of launched operations that have not begun",
-    "queue_max": "their maximum number",
-    "queue_empty": "share of the time in which none was queued",
+QUEUE_COLUMNS: Columns = {
+    "queue_mean": Column("mean number of launched operations that have not begun", kind="float"),
+    "queue_max": Column("their maximum number"),
+    "queue_empty": Column("share of the time in which none was queued", "share", kind="float"),
 }
 """The columns that `queue_by_window` computes for each step."""
 
-QUEUE_TIME_COLUMNS = {
-    "step": "step number, missing if none",
-    "process": "index of the process in the capture",
-    "device": "device ordinal in the process",
-    "stream": "the stream",
-    "start_ns": "start of the interval, in ns since the start of the capture",
-    "end_ns": "end of the interval",
-    "queue_mean": "mean number of operations of the stream that are launched but have not begun",
-    "queue_max": "their maximum number",
+QUEUE_TIME_COLUMNS: Columns = {
+    "step": Column("step number, missing if none"),
+    "process": Column("index of the process in the capture"),
+    "device": Column("device ordinal in the process"),
+    "stream": Column("the stream"),
+    "start_ns": Column("start of the interval, in ns since the start of the capture", "ns"),
+    "end_ns": Column("end of the interval", "ns"),
+    "queue_mean": Column("mean number of operations of the stream that are launched but have not begun", kind="float"),
+    "queue_max": Column("their maximum number"),
 }
 """The columns of `queue_over_time`."""
 

@@ -17,43 +17,53 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activit
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
 from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
 from nvprof_kit._analysis.hardware import link_of
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COMM_COLUMNS = {
-    "layer": "module path, or `(none)`",
-    "phase": "phase of the layer or of the loop",
-    "collective": "`AllReduce`, `AllGather`, … if the kernel's name contains it",
-    "ops": "kernels",
-    "gpu_ns": "sum of their durations",
-    "exposed_ns": "the part not overlapped by compute on the same device",
-    "hidden": "the overlapped part, as a share of `gpu_ns`",
-    "waiting_ns": "the part of `exposed_ns` in excess of the fastest similar collective: "
-    "possibly waiting for other ranks",
-    "bytes": "bytes of the larger buffer (all of an all-gather's output), missing if unknown",
-    "exposed_bytes": "estimate of the bytes moved while exposed, in proportion to time",
-    "ranks": "number of ranks in the group; missing if unknown or not the same for all",
-    "algorithm_gb_per_s": "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks",
-    "bus_gb_per_s": "bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link",
+COMM_COLUMNS: Columns = {
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("phase of the layer or of the loop", kind="str"),
+    "collective": Column("`AllReduce`, `AllGather`, … if the kernel's name contains it", kind="str"),
+    "ops": Column("kernels"),
+    "gpu_ns": Column("sum of their durations", "ns"),
+    "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
+    "hidden": Column("the overlapped part, as a share of `gpu_ns`", "share", kind="float"),
+    "waiting_ns": Column(
+        "the part of `exposed_ns` in excess of the fastest similar collective: possibly waiting for other ranks", "ns"
+    ),
+    "bytes": Column("bytes of the larger buffer (all of an all-gather's output), missing if unknown", "bytes"),
+    "exposed_bytes": Column("estimate of the bytes moved while exposed, in proportion to time", "bytes"),
+    "ranks": Column("number of ranks in the group; missing if unknown or not the same for all"),
+    "algorithm_gb_per_s": Column(
+        "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks",
+        "gb_per_s",
+        kind="float",
+    ),
+    "bus_gb_per_s": Column(
+        "bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link", "gb_per_s", kind="float"
+    ),
 }
 """The columns of the communication table."""
 
-COPY_COLUMNS = {
-    "copy": "direction of the copy, or memset",
-    "memory": "host memory: `pageable`, `pinned` or `managed`; '' if none or unknown",
-    "layer": "module path, or `(none)`",
-    "phase": "phase of the layer or of the loop",
-    "ops": "copies",
-    "bytes": "sum of their bytes",
-    "gpu_ns": "sum of their durations",
-    "exposed_ns": "the part not overlapped by compute on the same device",
-    "gb_per_s": "bytes over duration, 10⁹ bytes per second",
-    "link": "link of a copy to or from the host or another GPU: `PCIe 5 x16`, `NVLink`; '' if unknown",
-    "of_link": "`gb_per_s` as a share of the link's bandwidth in one direction",
-    "blocking": "number of copies that block the host: synchronous calls, or pageable memory",
+COPY_COLUMNS: Columns = {
+    "copy": Column("direction of the copy, or memset", kind="str"),
+    "memory": Column("host memory: `pageable`, `pinned` or `managed`; '' if none or unknown", kind="str"),
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("phase of the layer or of the loop", kind="str"),
+    "ops": Column("copies"),
+    "bytes": Column("sum of their bytes", "bytes"),
+    "gpu_ns": Column("sum of their durations", "ns"),
+    "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
+    "gb_per_s": Column("bytes over duration, 10⁹ bytes per second", "gb_per_s", kind="float"),
+    "link": Column(
+        "link of a copy to or from the host or another GPU: `PCIe 5 x16`, `NVLink`; '' if unknown", kind="str"
+    ),
+    "of_link": Column("`gb_per_s` as a share of the link's bandwidth in one direction", kind="float"),
+    "blocking": Column("number of copies that block the host: synchronous calls, or pageable memory"),
 }
 """The columns of the copy table."""
 

@@ -22,6 +22,7 @@ from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected
 from nvprof_kit._analysis.diff.kernels import compared_kernels
 from nvprof_kit._analysis.diff.samples import StepSums, step_sums
 from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 
@@ -31,25 +32,37 @@ if TYPE_CHECKING:
 OPTIONAL = ("name", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
-COLUMNS = {
-    "level": "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
-    "layer": "module path or `(none)`; '' for all layers",
-    "phase": "phase of the layer or of the loop; '' for all phases",
-    "kernel_class": "kernel class; '' for all classes",
-    "base_ns": "time per step in BASE: the geometric mean over the compared steps (not the median of `breakdown`), "
-    "or the arithmetic mean if a step lacks the row",
-    "new_ns": "the same in NEW",
-    "change_ns": "the difference",
-    "change": "the difference divided by `base_ns`; missing if that is 0",
-    "low": "lower end of the 95 % confidence interval of `change`; missing with too few steps",
-    "high": "upper end of the interval",
-    "p": "p-value of no change (t test), corrected for the number of rows of the same level",
-    "p_alone": "the p-value before the correction",
-    "verdict": "`slower`, `faster`, `same`, `undecided`, `new`, `gone`",
-    "within": "the change is within ± this value with 95 % confidence",
-    "at_most": "the change is below this value with 95 % confidence; gates compare it with their limit",
-    "error": "standard error of `change`, from steps and runs; missing if `change` is",
-    "df": "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs",
+COLUMNS: Columns = {
+    "level": Column(
+        "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
+        kind="str",
+    ),
+    "layer": Column("module path or `(none)`; '' for all layers", kind="str"),
+    "phase": Column("phase of the layer or of the loop; '' for all phases", kind="str"),
+    "kernel_class": Column("kernel class; '' for all classes", kind="str"),
+    "base_ns": Column(
+        "time per step in BASE: the geometric mean over the compared steps (not the median of `breakdown`), "
+        "or the arithmetic mean if a step lacks the row",
+        "ns",
+    ),
+    "new_ns": Column("the same in NEW", "ns"),
+    "change_ns": Column("the difference", "ns"),
+    "change": Column("the difference divided by `base_ns`; missing if that is 0", "share", kind="float"),
+    "low": Column(
+        "lower end of the 95 % confidence interval of `change`; missing with too few steps", "share", kind="float"
+    ),
+    "high": Column("upper end of the interval", "share", kind="float"),
+    "p": Column("p-value of no change (t test), corrected for the number of rows of the same level", kind="float"),
+    "p_alone": Column("the p-value before the correction", kind="float"),
+    "verdict": Column("`slower`, `faster`, `same`, `undecided`, `new`, `gone`", kind="str"),
+    "within": Column("the change is within ± this value with 95 % confidence", "share", kind="float"),
+    "at_most": Column(
+        "the change is below this value with 95 % confidence; gates compare it with their limit", "share", kind="float"
+    ),
+    "error": Column("standard error of `change`, from steps and runs; missing if `change` is", "share", kind="float"),
+    "df": Column(
+        "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs", kind="float"
+    ),
 }
 """The columns of `DiffResult.rows`."""
 

@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvprof_kit._result.column import Column, Columns
+
 if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.diff.samples import StepSums
 
-KERNEL_COLUMNS = {
-    "what": "`new`, `gone`, `renamed`, or `launches` if the number of launches differs",
-    "name": "name of the kernel; in BASE if it is gone or renamed",
-    "now": "its name in NEW if it is renamed",
-    "kernel_class": "its class",
-    "count": "launches per step, in BASE unless it is new",
-    "base_ns": "time per step in BASE",
-    "new_ns": "time per step in NEW",
-    "base_count": "launches per step in BASE",
-    "new_count": "launches per step in NEW",
+KERNEL_COLUMNS: Columns = {
+    "what": Column("`new`, `gone`, `renamed`, or `launches` if the number of launches differs", kind="str"),
+    "name": Column("name of the kernel; in BASE if it is gone or renamed", kind="str"),
+    "now": Column("its name in NEW if it is renamed", kind="str"),
+    "kernel_class": Column("its class", kind="str"),
+    "count": Column("launches per step, in BASE unless it is new", kind="float"),
+    "base_ns": Column("time per step in BASE", "ns"),
+    "new_ns": Column("time per step in NEW", "ns"),
+    "base_count": Column("launches per step in BASE", kind="float"),
+    "new_count": Column("launches per step in NEW", kind="float"),
 }
 """The columns of `nvprof_kit._analysis.diff.diff.DiffResult.kernels`."""
 

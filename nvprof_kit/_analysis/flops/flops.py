@@ -26,6 +26,7 @@ from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.blocks import computing_blocks
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.names import NO_LAYER
@@ -61,21 +62,33 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
     return "above the peak: " + ", or ".join(reason for reason, possible in reasons if possible)
 
 
-COLUMNS = {
-    "layer": "module path, including nested layers; or `(none)` for work outside every layer",
-    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
-    "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
-    "layers inside it ran in the phase",
-    "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
-    "dtype": "data types of at least 1 % of its operations, the most frequent first: `bf16`, `bf16+fp32`",
-    "flops": "floating point operations in that time: the count per call, times the calls",
-    "model_flops": "the same without recomputation by activation checkpointing",
-    "tflops_per_s": "`flops` divided by `gpu_busy_ns`, in 10^12 per second",
-    "hfu": "hardware FLOPs utilization: the time that `flops` take at the GPU's peak for their data "
-    "types, divided by `gpu_busy_ns`",
-    "mfu": "model FLOPs utilization: the same for `model_flops`",
-    "unknown": "operators with unknown work, not included in `flops`, by name",
-    "note": "why a figure is missing, too low or above the peak",
+COLUMNS: Columns = {
+    "layer": Column("module path, including nested layers; or `(none)` for work outside every layer", kind="str"),
+    "phase": Column(
+        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
+    ),
+    "calls": Column(
+        "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
+        "layers inside it ran in the phase"
+    ),
+    "gpu_busy_ns": Column("length of the union of its operations' intervals there, in ns, summed over devices", "ns"),
+    "dtype": Column(
+        "data types of at least 1 % of its operations, the most frequent first: `bf16`, `bf16+fp32`", kind="str"
+    ),
+    "flops": Column(
+        "floating point operations in that time: the count per call, times the calls", "flop", kind="float"
+    ),
+    "model_flops": Column("the same without recomputation by activation checkpointing", "flop", kind="float"),
+    "tflops_per_s": Column("`flops` divided by `gpu_busy_ns`, in 10^12 per second", "tflops_per_s", kind="float"),
+    "hfu": Column(
+        "hardware FLOPs utilization: the time that `flops` take at the GPU's peak for their data "
+        "types, divided by `gpu_busy_ns`",
+        "share",
+        kind="float",
+    ),
+    "mfu": Column("model FLOPs utilization: the same for `model_flops`", "share", kind="float"),
+    "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
+    "note": Column("why a figure is missing, too low or above the peak", kind="str"),
 }
 """The columns of `FlopsResult.rows` and what they mean."""
 

@@ -22,8 +22,10 @@ from nvprof_kit._analysis.kernels.classes import KernelClasses, classify
 from nvprof_kit._analysis.layers.memory import LayerMemory, layer_memory, with_memory
 from nvprof_kit._analysis.layers.order import model_order
 from nvprof_kit._analysis.layers.split import parts_by_class, parts_by_phase, split_rows, split_tree
-from nvprof_kit._analysis.layers.sums import Columns, LayerSums, sum_layers
+from nvprof_kit._analysis.layers.sums import Columns as StepColumns
+from nvprof_kit._analysis.layers.sums import LayerSums, sum_layers
 from nvprof_kit._analysis.layers.warnings import layer_warnings
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
 
@@ -32,30 +34,32 @@ if TYPE_CHECKING:
 
 LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
-COLUMNS = {
-    "step": "step number, missing outside steps (only by step)",
-    "instance": "index of the step instance in time, from 0 (step numbers can repeat); missing "
-    "outside steps (only by step)",
-    "layer": "module path, or `(none)` for work outside every layer",
-    "phase": (
-        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
-        "`data`, …) or `other`"
+COLUMNS: Columns = {
+    "step": Column("step number, missing outside steps (only by step)"),
+    "instance": Column(
+        "index of the step instance in time, from 0 (step numbers can repeat); missing outside steps (only by step)"
     ),
-    "calls": (
+    "layer": Column("module path, or `(none)` for work outside every layer", kind="str"),
+    "phase": Column(
+        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
+        "`data`, …) or `other`",
+        kind="str",
+    ),
+    "calls": Column(
         "how often it ran: its ranges, plus one for each CUDA graph replay that contains it; 0 if only layers inside "
         "it ran in the phase; for `(none)` the ranges of the phase"
     ),
-    "gpu_ops": (
+    "gpu_ops": Column(
         "its own GPU operations (kernels, copies, memsets, whole-graph replays): those whose innermost layer it is"
     ),
-    "gpu_self_ns": "sum of their durations, in ns",
-    "compute_ns": "the part of `gpu_self_ns` in compute kernels, in ns",
-    "comm_ns": "the part in communication kernels, including waiting for other ranks, in ns",
-    "copy_ns": "the part in copies and memsets, in ns; the three add up to `gpu_self_ns`",
-    "gpu_total_ns": "`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns",
-    "gpu_busy_ns": "the same as `gpu_total_ns`, but overlapping operations count once per device, in ns",
-    "cpu_ns": "wall time on the CPU inside its ranges, in ns",
-    "share": "`gpu_self_ns` divided by its sum over all rows, 0 to 1",
+    "gpu_self_ns": Column("sum of their durations, in ns", "ns"),
+    "compute_ns": Column("the part of `gpu_self_ns` in compute kernels, in ns", "ns"),
+    "comm_ns": Column("the part in communication kernels, including waiting for other ranks, in ns", "ns"),
+    "copy_ns": Column("the part in copies and memsets, in ns; the three add up to `gpu_self_ns`", "ns"),
+    "gpu_total_ns": Column("`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns", "ns"),
+    "gpu_busy_ns": Column("the same as `gpu_total_ns`, but overlapping operations count once per device, in ns", "ns"),
+    "cpu_ns": Column("wall time on the CPU inside its ranges, in ns", "ns"),
+    "share": Column("`gpu_self_ns` divided by its sum over all rows, 0 to 1", "share", kind="float"),
 }
 """The columns of `LayersResult.rows` and what they mean."""
 
@@ -180,7 +184,7 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     trace = translate(trace, options.rules if attribution is None else None)
     attribution = attribution or attribute(trace)
     choice = choose_steps(trace, attribution, options.steps)
-    columns = Columns.by_step(len(choice.shown)) if options.by_step else Columns.apart(choice.shown)
+    columns = StepColumns.by_step(len(choice.shown)) if options.by_step else StepColumns.apart(choice.shown)
     classes = classify(trace.ops) if "name" in trace.ops else None
     whole = not (options.by_step or options.steps.selects)
     sums = sum_layers(trace, attribution, columns, classes, busy=not whole)
@@ -249,7 +253,7 @@ class _Builder:
     """
 
     sums: LayerSums
-    columns: Columns
+    columns: StepColumns
     choice: StepChoice
     options: LayersOptions
     by_sort: bool

@@ -7,7 +7,6 @@ calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import layer_column
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, steps_around
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import (
@@ -35,30 +35,34 @@ from nvprof_kit.names import (
 if TYPE_CHECKING:
     import pandas as pd
 
-CARRIED: Mapping[str, str] = MappingProxyType(
+CARRIED: Columns = MappingProxyType(
     {
-        "memory_begin_bytes": "bytes allocated at the begin of a call, median over calls",
-        "memory_end_bytes": "bytes allocated at the end of a call, median over calls",
-        "memory_retained_bytes": (
-            "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees"
+        "memory_begin_bytes": Column("bytes allocated at the begin of a call, median over calls", "bytes"),
+        "memory_end_bytes": Column("bytes allocated at the end of a call, median over calls", "bytes"),
+        "memory_retained_bytes": Column(
+            "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
+            "bytes",
         ),
-        "memory_peak_bytes": (
+        "memory_peak_bytes": Column(
             "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
-            "maximum over the begins and ends of the call and of the layers inside it"
+            "maximum over the begins and ends of the call and of the layers inside it",
+            "bytes",
         ),
     }
 )
 """Columns from the marks in layer ranges; missing without marks."""
 
-TRACED: Mapping[str, str] = MappingProxyType(
+TRACED: Columns = MappingProxyType(
     {
-        "cuda_alloc_bytes": "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers",
-        "cuda_free_bytes": "bytes freed by CUDA (`cudaFree`) in the layer, without nested layers",
+        "cuda_alloc_bytes": Column(
+            "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes"
+        ),
+        "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
     }
 )
 """Columns from CUDA allocations; missing if nsys did not trace them."""
 
-MEMORY: Mapping[str, str] = MappingProxyType({**CARRIED, **TRACED})
+MEMORY: Columns = MappingProxyType({**CARRIED, **TRACED})
 
 _ON_DEVICE = ("device", "array", "managed")
 _MOST_BYTES = 1 << 50

@@ -16,6 +16,7 @@ from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
 SPLITS: Mapping[str, str] = MappingProxyType({"class": "class_", "phase": "during_"})
 """The ways to split time, and the prefixes of their column names."""
 
-COLUMNS = {
-    "class_NAME_ns": "the part of `gpu_self_ns` in kernels of a class: `class_gemm_ns`, `class_attention_ns`, …, in ns "
-    "(only with `--columns class`)",
-    "during_NAME_ns": "the part that ran during a phase of the loop: `during_prefill_ns`, `during_decode_ns`, …, or "
-    "`during_other_ns`, in ns (only with `--columns phase`)",
+COLUMNS: Columns = {
+    "class_NAME_ns": Column(
+        "the part of `gpu_self_ns` in kernels of a class: `class_gemm_ns`, `class_attention_ns`, …, in ns "
+        "(only with `--columns class`)",
+        "ns",
+    ),
+    "during_NAME_ns": Column(
+        "the part that ran during a phase of the loop: `during_prefill_ns`, `during_decode_ns`, …, or "
+        "`during_other_ns`, in ns (only with `--columns phase`)",
+        "ns",
+    ),
 }
 """The columns and what they mean."""
 

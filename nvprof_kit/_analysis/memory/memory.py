@@ -17,7 +17,8 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
-from nvprof_kit._analysis.memory.steps import segment_table, step_table, traffic_table
+from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_table, step_table, traffic_table
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 
@@ -27,30 +28,43 @@ if TYPE_CHECKING:
 
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
-HOLDERS: Mapping[str, str] = MappingProxyType(
+HOLDERS: Columns = MappingProxyType(
     {
-        "layer": "module path of the layer that allocated it, `(none)` outside layers",
-        "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`",
-        "bytes": "bytes held at the peak",
-        "blocks": "number of blocks",
-        "largest_bytes": "size of the largest",
-        "share": "`bytes` divided by the peak",
+        "layer": Column("module path of the layer that allocated it, `(none)` outside layers", kind="str"),
+        "phase": Column(
+            "`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`", kind="str"
+        ),
+        "bytes": Column("bytes held at the peak", "bytes"),
+        "blocks": Column("number of blocks"),
+        "largest_bytes": Column("size of the largest", "bytes"),
+        "share": Column("`bytes` divided by the peak", "share", kind="float"),
     }
 )
 """Columns of `MemoryResult.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
 
-LEAKS: Mapping[str, str] = MappingProxyType(
+LEAKS: Columns = MappingProxyType(
     {
-        "layer": "module path of the layer that allocated it",
-        "phase": "phase of the layer, or of the loop",
-        "stack": "call stack of the allocation",
-        "steps": "number of steps that left blocks behind",
-        "blocks": "number of blocks left behind",
-        "bytes": "bytes left behind",
-        "bytes_per_step": "mean over these steps",
+        "layer": Column("module path of the layer that allocated it", kind="str"),
+        "phase": Column("phase of the layer, or of the loop", kind="str"),
+        "stack": Column("call stack of the allocation", kind="str"),
+        "steps": Column("number of steps that left blocks behind"),
+        "blocks": Column("number of blocks left behind"),
+        "bytes": Column("bytes left behind", "bytes"),
+        "bytes_per_step": Column("mean over these steps", "bytes", kind="float"),
     }
 )
 """Columns of `MemoryResult.leaks`."""
+
+COLUMNS: Mapping[str, Columns] = {
+    "layer": HOLDERS,
+    "stack": {**HOLDERS, "stack": Column("call stack of the allocation", kind="str")},
+    "size": {**HOLDERS, "size": Column("size class of the blocks", kind="str")},
+    "allocation": TRAFFIC,
+    "step": STEPS,
+    "segment": SEGMENTS,
+    "leak": LEAKS,
+}
+"""The columns of each table."""
 
 _LEAK_STEPS = 3
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._result.column import Column, Columns
 
-SEGMENTS: Mapping[str, str] = MappingProxyType(
+SEGMENTS: Columns = MappingProxyType(
     {
-        "address": "start address of the segment",
-        "kind": "`small`, `large` or `expandable`",
-        "stream": "stream that it belongs to",
-        "pool": "memory pool that it belongs to",
-        "total_bytes": "bytes reserved from CUDA",
-        "allocated_bytes": "the part in allocated blocks",
-        "rounding_bytes": "the part of `allocated_bytes` added by rounding",
-        "free_bytes": "bytes not allocated, which only PyTorch's allocator can use",
-        "largest_free_bytes": "largest contiguous free block",
-        "blocks": "number of allocated blocks",
-        "fragmentation": "1 - `largest_free_bytes` / `free_bytes`; 0 if the free bytes are contiguous",
+        "address": Column("start address of the segment"),
+        "kind": Column("`small`, `large` or `expandable`", kind="str"),
+        "stream": Column("stream that it belongs to"),
+        "pool": Column("memory pool that it belongs to", kind="str"),
+        "total_bytes": Column("bytes reserved from CUDA", "bytes"),
+        "allocated_bytes": Column("the part in allocated blocks", "bytes"),
+        "rounding_bytes": Column("the part of `allocated_bytes` added by rounding", "bytes"),
+        "free_bytes": Column("bytes not allocated, which only PyTorch's allocator can use", "bytes"),
+        "largest_free_bytes": Column("largest contiguous free block", "bytes"),
+        "blocks": Column("number of allocated blocks"),
+        "fragmentation": Column(
+            "1 - `largest_free_bytes` / `free_bytes`; 0 if the free bytes are contiguous", "share", kind="float"
+        ),
     }
 )
 """Columns of the segments' table."""
@@ -51,16 +53,16 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
     return in_order
 
 
-STEPS: Mapping[str, str] = MappingProxyType(
+STEPS: Columns = MappingProxyType(
     {
-        "step": "step number",
-        "peak_bytes": "maximum of the allocated bytes during the step",
-        "end_bytes": "bytes allocated at its end",
-        "growth_bytes": "increase of `end_bytes` since the previous step",
-        "allocated_bytes": "sum of the bytes of its allocations",
-        "allocations": "number of its allocations",
-        "largest_bytes": "the largest allocation",
-        "kept_bytes": "bytes of its allocations that are still held at the end of the snapshot",
+        "step": Column("step number"),
+        "peak_bytes": Column("maximum of the allocated bytes during the step", "bytes"),
+        "end_bytes": Column("bytes allocated at its end", "bytes"),
+        "growth_bytes": Column("increase of `end_bytes` since the previous step", "bytes"),
+        "allocated_bytes": Column("sum of the bytes of its allocations", "bytes"),
+        "allocations": Column("number of its allocations"),
+        "largest_bytes": Column("the largest allocation", "bytes"),
+        "kept_bytes": Column("bytes of its allocations that are still held at the end of the snapshot", "bytes"),
     }
 )
 """Columns of the table of steps."""
@@ -115,15 +117,15 @@ def _most(level: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
     return most
 
 
-TRAFFIC: Mapping[str, str] = MappingProxyType(
+TRAFFIC: Columns = MappingProxyType(
     {
-        "layer": "module path of the layer, `(none)` outside layers",
-        "phase": "phase of the layer, or of the loop",
-        "allocations": "number of allocations",
-        "allocated_bytes": "sum of their bytes",
-        "largest_bytes": "size of the largest",
-        "peak_bytes": "maximum of the bytes held at a time",
-        "kept_bytes": "bytes still held at the end of the snapshot",
+        "layer": Column("module path of the layer, `(none)` outside layers", kind="str"),
+        "phase": Column("phase of the layer, or of the loop", kind="str"),
+        "allocations": Column("number of allocations"),
+        "allocated_bytes": Column("sum of their bytes", "bytes"),
+        "largest_bytes": Column("size of the largest", "bytes"),
+        "peak_bytes": Column("maximum of the bytes held at a time", "bytes"),
+        "kept_bytes": Column("bytes still held at the end of the snapshot", "bytes"),
     }
 )
 """Columns of the table of allocations."""

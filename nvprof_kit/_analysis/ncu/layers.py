@@ -21,6 +21,7 @@ from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
 from nvprof_kit._analysis.ncu.sums import Pairs, Sums
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
@@ -46,35 +47,57 @@ def tidy(report: NcuReport) -> pd.DataFrame:
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-COLUMNS = {
-    "layer": "module path, including nested layers; or `(none)` for work outside all layers",
-    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
-    "launches": "number of kernel launches: the measured ones or, with a capture, those of the capture",
-    "gpu_ns": "their GPU time in ns, from ncu or, with a capture, from the capture, including copies",
-    "covered": "fraction of `gpu_ns` that measured kernels represent, 0 to 1",
-    "compute_pct": "SM throughput in percent of the peak, mean over the covered time",
-    "memory_pct": "memory throughput (the busiest part of the memory system), in percent of the peak",
-    "dram_pct": "DRAM throughput, in percent of the peak",
-    "l2_pct": "L2 cache throughput, in percent of the peak",
-    "l1_pct": "L1 cache throughput, in percent of the peak",
-    "tensor_pct": "Tensor Core throughput, in percent of the peak",
-    "occupancy_pct": "achieved occupancy: active warps per SM, in percent of the maximum",
-    "l2_hit_pct": "L2 hit rate, in percent of sectors",
-    "l1_hit_pct": "L1 hit rate, in percent of sectors",
-    "dram_bytes": "bytes between DRAM and L2, over the covered launches",
-    "l2_bytes": "bytes between L2 and the SMs, over the covered launches",
-    "l1_bytes": "bytes through the L1 caches, over the covered launches",
-    "nvlink_bytes": "bytes over NVLink in both directions, including protocol overhead, over the covered launches",
-    "nvlink_sent_bytes": "bytes sent over NVLink, without protocol overhead",
-    "nvlink_received_bytes": "bytes received over NVLink, without those that a peer sent before the launch began",
-    "flop": "floating point operations of the CUDA cores, over the covered launches",
-    "tensor_flop": "operations of the Tensor Cores, over the covered launches",
-    "intensity": "arithmetic intensity: all operations per byte of DRAM traffic",
-    "stall": "most frequent stall reason of warps, as named by ncu",
-    "bound": "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`",
-    "reason": "reason for `bound`",
+COLUMNS: Columns = {
+    "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
+    "phase": Column(
+        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
+    ),
+    "launches": Column("number of kernel launches: the measured ones or, with a capture, those of the capture"),
+    "gpu_ns": Column(
+        "their GPU time in ns, from ncu or, with a capture, from the capture, including copies", "ns", kind="float"
+    ),
+    "covered": Column("fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float"),
+    "compute_pct": Column("SM throughput in percent of the peak, mean over the covered time", "percent", kind="float"),
+    "memory_pct": Column(
+        "memory throughput (the busiest part of the memory system), in percent of the peak", "percent", kind="float"
+    ),
+    "dram_pct": Column("DRAM throughput, in percent of the peak", "percent", kind="float"),
+    "l2_pct": Column("L2 cache throughput, in percent of the peak", "percent", kind="float"),
+    "l1_pct": Column("L1 cache throughput, in percent of the peak", "percent", kind="float"),
+    "tensor_pct": Column("Tensor Core throughput, in percent of the peak", "percent", kind="float"),
+    "occupancy_pct": Column(
+        "achieved occupancy: active warps per SM, in percent of the maximum", "percent", kind="float"
+    ),
+    "l2_hit_pct": Column("L2 hit rate, in percent of sectors", "percent", kind="float"),
+    "l1_hit_pct": Column("L1 hit rate, in percent of sectors", "percent", kind="float"),
+    "dram_bytes": Column("bytes between DRAM and L2, over the covered launches", "bytes", kind="float"),
+    "l2_bytes": Column("bytes between L2 and the SMs, over the covered launches", "bytes", kind="float"),
+    "l1_bytes": Column("bytes through the L1 caches, over the covered launches", "bytes", kind="float"),
+    "nvlink_bytes": Column(
+        "bytes over NVLink in both directions, including protocol overhead, over the covered launches",
+        "bytes",
+        kind="float",
+    ),
+    "nvlink_sent_bytes": Column("bytes sent over NVLink, without protocol overhead", "bytes", kind="float"),
+    "nvlink_received_bytes": Column(
+        "bytes received over NVLink, without those that a peer sent before the launch began", "bytes", kind="float"
+    ),
+    "flop": Column("floating point operations of the CUDA cores, over the covered launches", "flop", kind="float"),
+    "tensor_flop": Column("operations of the Tensor Cores, over the covered launches", "flop", kind="float"),
+    "intensity": Column("arithmetic intensity: all operations per byte of DRAM traffic", kind="float"),
+    "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str"),
+    "bound": Column(
+        "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`", kind="str"
+    ),
+    "reason": Column("reason for `bound`", kind="str"),
 }
 """The columns of `NcuLayersResult.rows` and what they mean. What was not measured is missing."""
+
+KERNEL_COLUMNS: Columns = {
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("its phase", kind="str"),
+}
+"""The columns of the table of kernels that are not metrics; metrics are named as in ncu."""
 
 _MEANS = tuple(name for name in PERCENTAGES if name != "waves")
 

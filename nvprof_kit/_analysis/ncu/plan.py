@@ -21,6 +21,7 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
 from nvprof_kit._analysis.layers.order import with_ancestors
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import NO_LAYER
@@ -77,16 +78,16 @@ def _hit(signature: npt.NDArray[np.intp], number: Ints, chosen: list[int], count
     return hit
 
 
-COLUMNS = {
-    "kernel": "the kernel's name",
-    "grid": "grid size of the launch, in blocks",
-    "block": "block size, in threads",
-    "registers": "registers per thread",
-    "shared_bytes": "static and dynamic shared memory per block, in bytes",
-    "launches": "number of launches with this kernel and launch configuration",
-    "gpu_ns": "their GPU time, in ns",
-    "share": "`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1",
-    "covered": "cumulative share of this row and the rows above it, 0 to 1",
+COLUMNS: Columns = {
+    "kernel": Column("the kernel's name", kind="str"),
+    "grid": Column("grid size of the launch, in blocks", kind="str"),
+    "block": Column("block size, in threads", kind="str"),
+    "registers": Column("registers per thread"),
+    "shared_bytes": Column("static and dynamic shared memory per block, in bytes", "bytes"),
+    "launches": Column("number of launches with this kernel and launch configuration"),
+    "gpu_ns": Column("their GPU time, in ns", "ns"),
+    "share": Column("`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1", "share", kind="float"),
+    "covered": Column("cumulative share of this row and the rows above it, 0 to 1", "share", kind="float"),
 }
 """The columns of `Plan.rows` and what they mean."""
 

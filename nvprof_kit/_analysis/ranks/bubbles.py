@@ -7,36 +7,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import JobTables
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BUBBLE_COLUMNS = {
-    "step": "step",
-    "stage": "pipeline stage",
-    "rank": "rank",
-    "step_ns": "duration of the step on the rank's device",
-    "busy_ns": "the part spent computing or copying",
-    "wait_ns": "the part in exposed sends and receives: waiting for the other stage, and moving bytes",
-    "host_ns": "the idle part: the host had not launched the next operation, was fetching data, …",
-    "other_ns": "the part in other exposed collectives",
-    "bubble_ns": "the part that is not busy",
-    "bubble_share": "`bubble_ns` divided by `step_ns`",
-    "ideal_share": "minimum for GPipe and 1F1B: (p - 1) / (m + p - 1) for p equal stages and m micro-batches",
+BUBBLE_COLUMNS: Columns = {
+    "step": Column("step"),
+    "stage": Column("pipeline stage"),
+    "rank": Column("rank"),
+    "step_ns": Column("duration of the step on the rank's device", "ns", kind="float"),
+    "busy_ns": Column("the part spent computing or copying", "ns", kind="float"),
+    "wait_ns": Column(
+        "the part in exposed sends and receives: waiting for the other stage, and moving bytes", "ns", kind="float"
+    ),
+    "host_ns": Column(
+        "the idle part: the host had not launched the next operation, was fetching data, …", "ns", kind="float"
+    ),
+    "other_ns": Column("the part in other exposed collectives", "ns", kind="float"),
+    "bubble_ns": Column("the part that is not busy", "ns", kind="float"),
+    "bubble_share": Column("`bubble_ns` divided by `step_ns`", kind="float"),
+    "ideal_share": Column(
+        "minimum for GPipe and 1F1B: (p - 1) / (m + p - 1) for p equal stages and m micro-batches", kind="float"
+    ),
 }
 """The columns of the table of bubbles."""
 
-MICRO_BATCH_COLUMNS = {
-    "step": "step",
-    "stage": "stage that waits",
-    "rank": "rank that waits",
-    "direction": "`forward`: waits for the previous stage; `backward`: for the next stage",
-    "micro_batch": "index of the message in the step in this direction, from 0",
-    "from_rank": "rank that it waits for",
-    "wait_ns": "time from its arrival to that of the sender",
-    "transfer_ns": "time from the arrival of the sender to the end",
-    "bubble_ns": "the exposed part of `wait_ns`",
+MICRO_BATCH_COLUMNS: Columns = {
+    "step": Column("step"),
+    "stage": Column("stage that waits"),
+    "rank": Column("rank that waits"),
+    "direction": Column("`forward`: waits for the previous stage; `backward`: for the next stage", kind="str"),
+    "micro_batch": Column("index of the message in the step in this direction, from 0"),
+    "from_rank": Column("rank that it waits for"),
+    "wait_ns": Column("time from its arrival to that of the sender", "ns", kind="float"),
+    "transfer_ns": Column("time from the arrival of the sender to the end", "ns", kind="float"),
+    "bubble_ns": Column("the exposed part of `wait_ns`", "ns", kind="float"),
 }
 """The columns of the table of micro-batches."""
 

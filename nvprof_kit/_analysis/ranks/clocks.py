@@ -14,17 +14,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._result.column import Column, Columns
+
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {
-    "rank": "rank",
-    "offset_ns": "offset to add to the rank's times at `at_ns`; missing if the rank could not be aligned",
-    "drift_ppm": "increase of the offset per time after `at_ns`, in parts per million",
-    "residual_ns": "scaled median absolute deviation of the ends of collectives after alignment",
-    "matched": "number of collectives used",
-    "at_ns": "reference time on the rank's own clock",
-    "through": "rank whose clock it was aligned with",
+COLUMNS: Columns = {
+    "rank": Column("rank"),
+    "offset_ns": Column(
+        "offset to add to the rank's times at `at_ns`; missing if the rank could not be aligned", "ns", kind="float"
+    ),
+    "drift_ppm": Column("increase of the offset per time after `at_ns`, in parts per million", "ppm", kind="float"),
+    "residual_ns": Column(
+        "scaled median absolute deviation of the ends of collectives after alignment", "ns", kind="float"
+    ),
+    "matched": Column("number of collectives used"),
+    "at_ns": Column("reference time on the rank's own clock", "ns", kind="float"),
+    "through": Column("rank whose clock it was aligned with"),
 }
 """The columns of the table of clocks."""
 

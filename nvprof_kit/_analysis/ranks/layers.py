@@ -7,26 +7,33 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.ranks.stages import with_equals
+from nvprof_kit._result.column import Column, Columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {
-    "layer": "module path, or `(none)`",
-    "phase": "phase of the layer or of the loop",
-    "rank": "rank",
-    "median_ns": "time in its own compute kernels, median over the rank's steps",
-    "idle_ns": "time in which the device was idle in this layer, median over steps",
-    "comm_ns": "time in its communication kernels, including waiting, median over steps",
-    "ops": "number of its compute kernels, median over steps",
-    "steps": "number of steps that contain it",
-    "stage": "pipeline stage of the rank, in the order of layers; 0 if all ranks have the same layers",
-    "peers_ns": "median of `median_ns` over its peers: the ranks of its stage with this layer and phase; if there are "
-    "none, the corresponding layers of all stages",
-    "peers_idle_ns": "median of `idle_ns` over its peers",
-    "excess_ns": "`median_ns` minus `peers_ns`",
-    "score": "`excess_ns` divided by the scaled median absolute deviation of the peers",
-    "unlike": "True if the rank differs from its peers: score above 5, and excess above 5 % and 10 µs",
+COLUMNS: Columns = {
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("phase of the layer or of the loop", kind="str"),
+    "rank": Column("rank"),
+    "median_ns": Column("time in its own compute kernels, median over the rank's steps", "ns", kind="float"),
+    "idle_ns": Column("time in which the device was idle in this layer, median over steps", "ns", kind="float"),
+    "comm_ns": Column("time in its communication kernels, including waiting, median over steps", "ns", kind="float"),
+    "ops": Column("number of its compute kernels, median over steps", kind="float"),
+    "steps": Column("number of steps that contain it"),
+    "stage": Column("pipeline stage of the rank, in the order of layers; 0 if all ranks have the same layers"),
+    "peers_ns": Column(
+        "median of `median_ns` over its peers: the ranks of its stage with this layer and phase; if there are "
+        "none, the corresponding layers of all stages",
+        "ns",
+        kind="float",
+    ),
+    "peers_idle_ns": Column("median of `idle_ns` over its peers", "ns", kind="float"),
+    "excess_ns": Column("`median_ns` minus `peers_ns`", "ns", kind="float"),
+    "score": Column("`excess_ns` divided by the scaled median absolute deviation of the peers", kind="float"),
+    "unlike": Column(
+        "True if the rank differs from its peers: score above 5, and excess above 5 % and 10 µs", kind="bool"
+    ),
 }
 """The columns of the table of layers."""
 

@@ -12,21 +12,22 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
     import pandas as pd
 
-GROUP_COLUMNS = {
-    "group": "the communicator",
-    "name": "name that the program gave it, '' if unknown",
-    "parallel": "data, tensor, pipeline, context, expert, or unknown",
-    "told_by": "how it was recognized: `name`, or `use` (kinds of collectives and where they run)",
-    "size": "number of ranks",
-    "ranks": "ranks with a capture",
-    "kinds": "kinds of its collectives",
-    "collectives": "number of collectives, summed over its ranks",
+GROUP_COLUMNS: Columns = {
+    "group": Column("the communicator", kind="str"),
+    "name": Column("name that the program gave it, '' if unknown", kind="str"),
+    "parallel": Column("data, tensor, pipeline, context, expert, or unknown", kind="str"),
+    "told_by": Column("how it was recognized: `name`, or `use` (kinds of collectives and where they run)", kind="str"),
+    "size": Column("number of ranks"),
+    "ranks": Column("ranks with a capture", kind="str"),
+    "kinds": Column("kinds of its collectives", kind="str"),
+    "collectives": Column("number of collectives, summed over its ranks"),
 }
 """The columns of the table of groups."""
 

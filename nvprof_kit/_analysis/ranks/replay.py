@@ -15,30 +15,31 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PATH_COLUMNS = {
-    "step": "step, -1 outside steps",
-    "rank": "rank on the path",
-    "layer": "layer, or `(none)`",
-    "phase": "phase of that layer, or of the loop",
-    "what": "`compute`, `copy`, `transfer`, or idle with its cause",
-    "ns": "time of the path; the rows add up to the replayed time",
-    "share": "`ns` divided by the replayed time",
+PATH_COLUMNS: Columns = {
+    "step": Column("step, -1 outside steps"),
+    "rank": Column("rank on the path"),
+    "layer": Column("layer, or `(none)`", kind="str"),
+    "phase": Column("phase of that layer, or of the loop", kind="str"),
+    "what": Column("`compute`, `copy`, `transfer`, or idle with its cause", kind="str"),
+    "ns": Column("time of the path; the rows add up to the replayed time", "ns", kind="float"),
+    "share": Column("`ns` divided by the replayed time", "share", kind="float"),
 }
 """The columns of the critical path."""
 
-WHAT_IF_COLUMNS = {
-    "what": "what is changed to the median of its peers",
-    "measured_ns": "measured step time, mean",
-    "replayed_ns": "step time of the replay without changes, mean",
-    "step_ns": "step time of the replay with the change, mean",
-    "saved_ns": "saving per step: `replayed_ns` minus `step_ns`",
-    "saved_share": "`saved_ns` divided by `replayed_ns`",
+WHAT_IF_COLUMNS: Columns = {
+    "what": Column("what is changed to the median of its peers", kind="str"),
+    "measured_ns": Column("measured step time, mean", "ns", kind="float"),
+    "replayed_ns": Column("step time of the replay without changes, mean", "ns", kind="float"),
+    "step_ns": Column("step time of the replay with the change, mean", "ns", kind="float"),
+    "saved_ns": Column("saving per step: `replayed_ns` minus `step_ns`", "ns", kind="float"),
+    "saved_share": Column("`saved_ns` divided by `replayed_ns`", kind="float"),
 }
 """The columns of what-if."""
 

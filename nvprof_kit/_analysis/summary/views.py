@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,10 @@ from nvprof_kit._analysis.attribution.instances import whole_calls
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
+from nvprof_kit._analysis.layers.layers import BY_STEP
+from nvprof_kit._analysis.layers.layers import COLUMNS as LAYER_COLUMNS
 from nvprof_kit._analysis.summary.facts import Facts, by_appearance
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import PHASE_CATEGORIES, Category
@@ -27,6 +31,89 @@ NO_CPU = (
 
 _Stretches = tuple[Int64Array, Int64Array]
 """Starts and ends of the intervals in which threads ran, in ns."""
+
+_STATISTICS: Columns = {
+    "calls": Column("number of calls"),
+    **{
+        f"{clock}_{name}_ns": Column(f"{meaning}, in ns", "ns")
+        for clock, time in (("cpu", "CPU time"), ("gpu", "GPU time"))
+        for name, meaning in (
+            ("total", f"{time}, sum over the calls"),
+            ("avg", "mean over the calls"),
+            ("max", "maximum"),
+            ("min", "minimum"),
+            ("p50", "median"),
+            ("p95", "95th percentile"),
+        )
+    },
+    "cpu_ratio": Column("`cpu_total_ns` divided by that of the capture", "share", kind="float"),
+    "gpu_ratio": Column("`gpu_total_ns` divided by that of the capture", "share", kind="float"),
+}
+_BY_STEP: Columns = {name: LAYER_COLUMNS[name] for name in BY_STEP}
+_GPU: Columns = {
+    "process": Column("index of the process in the capture; missing for a CPU used by several"),
+    "device": Column("device ordinal in the process; missing for a CPU"),
+    "wall_ns": Column("duration of the recording, in ns", "ns"),
+}
+
+COLUMNS: Mapping[str, Columns] = {
+    "device": {
+        **_BY_STEP,
+        **_GPU,
+        "name": Column("name of the GPU, or `CPU`", kind="str"),
+        "busy_ns": Column("time in which it was busy, in ns; missing without context switches", "ns"),
+        "utilisation": Column("`busy_ns` over `wall_ns`; above 1 for several threads on a CPU", "share", kind="float"),
+    },
+    "overview": {
+        **_BY_STEP,
+        "event": Column("kind of activity; overlapping time counts once", kind="str"),
+        **_STATISTICS,
+    },
+    "model": {
+        **_BY_STEP,
+        "part": Column("part of the loop", kind="str"),
+        "gpu_ops": Column("number of GPU operations"),
+        **_STATISTICS,
+    },
+    "distributed": {
+        **_BY_STEP,
+        **_GPU,
+        "compute_ns": Column("time in which it computed, in ns", "ns"),
+        "comm_ns": Column("time in which it communicated, in ns", "ns"),
+        "overlap_ns": Column("time of both, in ns", "ns"),
+        "exposed_comm_ns": Column("exposed communication, in ns", "ns"),
+        "comm_ratio": Column("`comm_ns` over `wall_ns`", "share", kind="float"),
+        "overlap_ratio": Column("`overlap_ns` over `comm_ns`", "share", kind="float"),
+    },
+    "operator": {
+        **_BY_STEP,
+        "operator": Column("name of the operator", kind="str"),
+        "kernel": Column("a kernel that it launched; '' for the operator itself", kind="str"),
+        **_STATISTICS,
+    },
+    "kernel": {
+        **_BY_STEP,
+        "name": Column("name of the kernel", kind="str"),
+        "kernel_class": Column("its class", kind="str"),
+        "family": Column("the rule that classified it", kind="str"),
+        **_STATISTICS,
+    },
+    "memory": {
+        **_BY_STEP,
+        "copy": Column("direction of the copy, or memset", kind="str"),
+        "memory": Column("host memory, '' if none", kind="str"),
+        **_STATISTICS,
+        "bytes": Column("sum of their bytes", "bytes"),
+        "gb_per_s": Column("10^9 bytes per second", "gb_per_s", kind="float"),
+    },
+    "user": {
+        **_BY_STEP,
+        "range": Column("text of the range", kind="str"),
+        "category": Column("its category", kind="str"),
+        **_STATISTICS,
+    },
+}
+"""The columns of each view; an answer has a subset."""
 
 _COLUMNS = ("process", "device", "name", "wall_ns", "busy_ns", "utilisation")
 

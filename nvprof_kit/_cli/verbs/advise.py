@@ -15,7 +15,7 @@ from nvprof_kit.errors import NvprofKitError
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.job import Job
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 
 @click.command(short_help="Find what could be made faster, with evidence and fixes.")

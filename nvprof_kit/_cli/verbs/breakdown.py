@@ -14,7 +14,7 @@ from nvprof_kit._cli.progress import each
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.capture import BreakdownView
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "critical-path")
 

@@ -12,7 +12,7 @@ from nvprof_kit._cli.progress import each
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 
 def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, ...]) -> dict[str, float]:

@@ -9,12 +9,12 @@ import click
 from nvprof_kit._cli.inputs import LINES, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
-from nvprof_kit._report.plots import plots
+from nvprof_kit._result import formats
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 
 @click.command(short_help="GPU and CPU time of each layer.")
@@ -50,7 +50,7 @@ def layers(
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
     in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a plot.
     """
-    if request.output.form in plots.FORMATS and len(request.captures) > 1:
+    if request.output.form in formats.PICTURES and len(request.captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(request.captures)}; plot them one by one")
     options: dict[str, Any] = {
         "by_step": by == "step",

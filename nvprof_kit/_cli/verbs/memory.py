@@ -15,7 +15,7 @@ from nvprof_kit._trace.files.kinds import PICKLE, expect
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.sources import MemoryView
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 

@@ -12,7 +12,7 @@ from nvprof_kit._cli.progress import each
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 
 @click.command(short_help="GPU Metrics of each layer, sampled by nsys.")

@@ -12,9 +12,9 @@ from nvprof_kit._capture.ncu_script import SETS
 from nvprof_kit._cli.inputs import LINES, Number, rules_option, selecting
 from nvprof_kit._cli.output import NEEDED_NSYS, Output, Reading, named_domain, reading, writing
 from nvprof_kit._cli.progress import each, progress
-from nvprof_kit._report.plots import plots
-from nvprof_kit._report.selection import Selection
-from nvprof_kit._results.base import TABLE
+from nvprof_kit._result import formats
+from nvprof_kit._result.result import TABLE
+from nvprof_kit._result.selection import Selection
 from nvprof_kit._trace.files.kinds import NCU, NSYS, expect
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
@@ -141,7 +141,7 @@ def kernels(output: Output, report: str, domain: str, select: Selection) -> None
     """
     from nvprof_kit._api.sources import open_ncu
 
-    if output.form in plots.FORMATS:
+    if output.form in formats.PICTURES:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
     output.spare([report])
     expect(report, NCU, _NEEDED)

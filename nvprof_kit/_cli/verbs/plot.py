@@ -9,7 +9,7 @@ import click
 from nvprof_kit._cli.inputs import rules_option, steps_options
 from nvprof_kit._cli.output import Reading, reading_into
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._report.plots import plots
+from nvprof_kit._result import formats
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ VIEWS = ("layers", "timeline", "steps", "tree", "queue")
 
 
 @click.command(short_help="Plot layers, timeline, steps, tree or queue, as png, svg or pdf.")
-@reading_into({f".{name}": name for name in plots.FORMATS})
+@reading_into({f".{name}": name for name in formats.PICTURES})
 @click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as fit.")
 @click.option("--step", type=int, help="Step of the timeline; default: the step of median length.")

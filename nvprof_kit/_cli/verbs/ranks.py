@@ -14,7 +14,7 @@ from nvprof_kit._trace.files.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
     from nvprof_kit._results.ranks import Ranks
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")

@@ -10,13 +10,13 @@ import click
 from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options, top_option
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
-from nvprof_kit._report.export import tables
+from nvprof_kit._result import formats
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.capture import SummaryView
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
 
@@ -47,7 +47,7 @@ def summary(
 
     csv, json, md and parquet hold one view: name it with --view.
     """
-    if request.output.form in tables.FORMATS and len(views) != 1:
+    if request.output.form in formats.TABLES and len(views) != 1:
         raise UsageError(
             f"--format {request.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}"
         )

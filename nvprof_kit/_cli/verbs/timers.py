@@ -14,7 +14,7 @@ from nvprof_kit._trace.files.kinds import TIMERS, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
-    from nvprof_kit._report.selection import Selection
+    from nvprof_kit._result.selection import Selection
 
 
 @click.command(short_help="Stages timed by global_timer: statistics, skew, straggler.")

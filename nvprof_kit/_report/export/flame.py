@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nvprof_kit._analysis.stacks import frames
 from nvprof_kit._report.export import wire
-from nvprof_kit._report.plain import plain, title
+from nvprof_kit._result.plain import plain, title
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:

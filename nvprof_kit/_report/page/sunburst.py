@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from nvprof_kit._report.export.writer import write_file
 from nvprof_kit._report.page.template import render
+from nvprof_kit._result.writer import write_file
 
 Row = Sequence[Any]
 """Kind, path, bytes, device."""

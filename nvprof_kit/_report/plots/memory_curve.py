@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.export.writer import write_file
 from nvprof_kit._report.plots.plots import encode
+from nvprof_kit._result.writer import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

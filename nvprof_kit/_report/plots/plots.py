@@ -9,14 +9,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nvprof_kit._report.plain import plain
+from nvprof_kit._result.plain import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
-
-FORMATS = ("png", "svg", "pdf")
-"""The plot formats by file suffix."""
 
 PHASE_COLOURS: Mapping[str, str] = MappingProxyType(
     {"forward": "#0072B2", "backward": "#E69F00", "recompute": "#009E73", "other": "#8C8C8C"}
@@ -28,8 +25,8 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 
 def encode(figure: Figure, plot_format: str) -> bytes:
-    """Encode a figure in one of `FORMATS`. Texts from a capture are shown as they are: ``$`` begins no formula, and
-    control characters, which XML forbids, are replaced.
+    """Encode a figure in ``png``, ``svg`` or ``pdf``. Texts from a capture are shown as they are: ``$`` begins no
+    formula, and control characters, which XML forbids, are replaced.
     """
     _show_texts_as_they_are(figure)
     buffer = io.BytesIO()

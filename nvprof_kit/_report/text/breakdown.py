@@ -12,12 +12,12 @@ from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
-from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
+from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,11 +11,11 @@ from rich.text import Text
 from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
-from nvprof_kit._report.plain import title
 from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
+from nvprof_kit._result.plain import title
 
 if TYPE_CHECKING:
     import pandas as pd

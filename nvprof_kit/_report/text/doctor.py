@@ -11,17 +11,18 @@ from rich.text import Text
 
 from nvprof_kit._findings import SEVERITIES, Finding
 from nvprof_kit._report.text.table.fit import section
+from nvprof_kit._result.column import Column, Columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {
-    "subject": "the capture, or `machine`",
-    "level": "`error` (the run or the capture is of no use), `warning` (it misleads), `note`, `ok`",
-    "check": "what was checked",
-    "seen": "what was found",
-    "why": "why it matters",
-    "fix": "the command or change that fixes it",
+COLUMNS: Columns = {
+    "subject": Column("the capture, or `machine`", kind="str"),
+    "level": Column("`error` (the run or the capture is of no use), `warning` (it misleads), `note`, `ok`", kind="str"),
+    "check": Column("what was checked", kind="str"),
+    "seen": Column("what was found", kind="str"),
+    "why": Column("why it matters", kind="str"),
+    "fix": Column("the command or change that fixes it", kind="str"),
 }
 """Columns of the findings table with their meaning."""
 

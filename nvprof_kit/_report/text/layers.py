@@ -12,7 +12,6 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
 from nvprof_kit._analysis.layers.memory import memory_tree
 from nvprof_kit._analysis.layers.split import SPLITS
-from nvprof_kit._report.selection import UNFOLDED, Selection
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes
 from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import (
@@ -24,6 +23,7 @@ from nvprof_kit._report.text.table.units import (
     percent,
     percents,
 )
+from nvprof_kit._result.selection import UNFOLDED, Selection
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
-from nvprof_kit._report.plain import title
-from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
+from nvprof_kit._result.plain import title
+from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     import pandas as pd

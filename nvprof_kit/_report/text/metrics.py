@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds
+from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.metrics import MetricsResult

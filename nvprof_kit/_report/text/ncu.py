@@ -10,11 +10,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.ncu.plan import predicted_seconds
-from nvprof_kit._report.plain import title
-from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
+from nvprof_kit._result.plain import title
+from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuLayersResult

@@ -10,11 +10,11 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.plain import title
 from nvprof_kit._report.plots.plots import PALETTE
-from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
+from nvprof_kit._result.plain import title
+from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ import nvprof_kit
 from nvprof_kit._analysis.flops.flops import joined
 from nvprof_kit._cli import group
 from nvprof_kit._report.by_layer import ByLayer
-from nvprof_kit._report.warnings import in_order
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import in_order
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -222,10 +222,9 @@ def test_folded_figures_are_those_of_all_the_blocks() -> None:
     assert (row["min_ns"], row["max_ns"]) == (busy.min(), busy.max())
 
 
-@pytest.mark.parametrize("verb", ["breakdown", "advise", "summary --view kernel"])
+@pytest.mark.parametrize("verb", ["breakdown --view idle", "advise"])
 def test_other_verbs_take_the_options(verb: str, capture: str) -> None:
-    said = json.loads(table(*verb.split(), capture, "--format", "json", "--max-rows", "1"))
-    assert len(said["rows"]) <= 1
+    assert "rows" in json.loads(table(*verb.split(), capture, "--format", "json", "--where", "layers.3*"))
 
 
 def test_sorting_tables_of_which_one_has_the_column(capture: str) -> None:

@@ -20,8 +20,8 @@ from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
 from nvprof_kit._cli import group
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import print_to
-from nvprof_kit._report.warnings import in_order
-from nvprof_kit._results.base import Result
+from nvprof_kit._result.result import Result
+from nvprof_kit.issues import in_order
 
 DATA = Path(__file__).parents[2] / "data"
 WIDTHS = (60, 80, 100, 120)

@@ -14,33 +14,42 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.ranks.waits.causes import Causes, Pair, unresolved
 from nvprof_kit._analysis.ranks.waits.coarse import coarse_charges
 from nvprof_kit._analysis.ranks.waits.reasons import host_reasons, stage_work
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WAIT_COLUMNS = {
-    "step": "step of the collective, -1 outside steps",
-    "collective": "communicator, kind and number",
-    "waiting_rank": "rank that waited",
-    "late_rank": "rank that arrived last",
-    "wait_ns": "time from the arrival of the waiting rank to that of the late rank",
-    "cause": "main cause of the delay on the late rank",
-    "layer": "layer in which most of the delay arose",
-    "phase": "phase in which most of the delay arose",
-    "cause_rank": "origin of the delay: differs from `late_rank` if that rank had itself waited in another collective",
+WAIT_COLUMNS: Columns = {
+    "step": Column("step of the collective, -1 outside steps"),
+    "collective": Column("communicator, kind and number", kind="str"),
+    "waiting_rank": Column("rank that waited"),
+    "late_rank": Column("rank that arrived last"),
+    "wait_ns": Column("time from the arrival of the waiting rank to that of the late rank", "ns", kind="float"),
+    "cause": Column("main cause of the delay on the late rank", kind="str"),
+    "layer": Column("layer in which most of the delay arose", kind="str"),
+    "phase": Column("phase in which most of the delay arose", kind="str"),
+    "cause_rank": Column(
+        "origin of the delay: differs from `late_rank` if that rank had itself waited in another collective"
+    ),
 }
 """The columns of the table of waits."""
 
-CHARGE_COLUMNS = {
-    "step": "step, -1 outside steps",
-    "rank": "rank that caused the waiting",
-    "cause": "cause of the waiting",
-    "layer": "layer in which it lost the time",
-    "phase": "phase of that layer, or of the loop",
-    "wait_ns": "time that other ranks waited for it; the rows add up to the total waiting time",
-    "cost_ns": "exposed waiting time per waiting rank: the mean over the ranks of the communicator that waits most",
+CHARGE_COLUMNS: Columns = {
+    "step": Column("step, -1 outside steps"),
+    "rank": Column("rank that caused the waiting"),
+    "cause": Column("cause of the waiting", kind="str"),
+    "layer": Column("layer in which it lost the time", kind="str"),
+    "phase": Column("phase of that layer, or of the loop", kind="str"),
+    "wait_ns": Column(
+        "time that other ranks waited for it; the rows add up to the total waiting time", "ns", kind="float"
+    ),
+    "cost_ns": Column(
+        "exposed waiting time per waiting rank: the mean over the ranks of the communicator that waits most",
+        "ns",
+        kind="float",
+    ),
 }
 """The columns of the table of charges."""
 

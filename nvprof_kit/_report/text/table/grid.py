@@ -17,9 +17,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from nvprof_kit._report.plain import plain
-from nvprof_kit._report.selection import Selection
 from nvprof_kit._report.text.table.bar import BAR_WIDTH, Bar
+from nvprof_kit._result.plain import plain
+from nvprof_kit._result.selection import Selection
 
 _GAP = 2
 _SHORT, _SHORT_LABEL = 12, 24

@@ -12,14 +12,14 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from nvprof_kit._report.plain import plain, title
 from nvprof_kit._report.text.table.bar import Bar
 from nvprof_kit._report.text.table.fit import fitted
 from nvprof_kit._report.text.table.grid import WIDE, Column, Grid
 from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.units import counted
-from nvprof_kit._report.warnings import in_order
+from nvprof_kit._result.plain import plain, title
 from nvprof_kit._trace.schema import CaptureInfo
+from nvprof_kit.issues import in_order
 
 __all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table", "text_of", "warning_lines"]
 

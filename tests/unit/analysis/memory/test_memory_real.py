@@ -13,7 +13,7 @@ from support.brute_force.caching_allocator import Replay
 from support.golden import Golden
 
 from nvprof_kit._analysis.memory.memory import MemoryResult, memory
-from nvprof_kit._report.export.tables import encode
+from nvprof_kit._result.formats import encode
 from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 
 DATA = Path(__file__).parents[3] / "data" / "snapshots"

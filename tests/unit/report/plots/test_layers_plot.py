@@ -7,7 +7,8 @@ import pytest
 from support.captures.layers_result import MS, layers_result, tree
 
 from nvprof_kit._report.plots.layers import MAX_BARS, layers_bars, layers_figure
-from nvprof_kit._report.plots.plots import FORMATS, encode
+from nvprof_kit._report.plots.plots import encode
+from nvprof_kit._result.formats import PICTURES
 
 
 def bars(depth: int | None = None) -> list[tuple[object, ...]]:
@@ -58,7 +59,7 @@ def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
     assert {label.count(".") for label in layers_bars(large)["label"] if label != "model (itself)"} == {2}
 
 
-@pytest.mark.parametrize("plot_format", FORMATS)
+@pytest.mark.parametrize("plot_format", PICTURES)
 def test_every_format_is_drawn(plot_format: str) -> None:
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert encode(layers_figure(layers_result()), plot_format).startswith(starts[plot_format])

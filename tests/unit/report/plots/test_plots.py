@@ -13,11 +13,12 @@ from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.timeline import OPTIONAL, Timeline, timeline
-from nvprof_kit._report.plots.plots import FORMATS, PHASE_COLOURS, encode
+from nvprof_kit._report.plots.plots import PHASE_COLOURS, encode
 from nvprof_kit._report.plots.queue import queue_areas, queue_figure
 from nvprof_kit._report.plots.steps import steps_bars, steps_figure
 from nvprof_kit._report.plots.timeline import IDLE, last_words, timeline_bands, timeline_figure
 from nvprof_kit._report.plots.tree import tree_boxes, tree_figure
+from nvprof_kit._result.formats import PICTURES
 from nvprof_kit._trace.open import open_capture
 
 LENGTHS = pd.DataFrame({"step": [0, 1], "wall_ns": [30 * MS, 22 * MS]})
@@ -126,7 +127,7 @@ def test_last_words() -> None:
     ]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", PICTURES)
 def test_every_format(form: str, shown: Timeline) -> None:
     assert encode(timeline_figure(shown), form)[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
 

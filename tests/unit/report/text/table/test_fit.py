@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.selection import Selection
 from nvprof_kit._report.text.table.fit import Rest, fitted, section
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import table, text_of, warning_lines
+from nvprof_kit._result.selection import Selection
 
 
 def shown(parts: list[RenderableType], height: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvprof_kit._report.export.writer import write_file, writing
+from nvprof_kit._result.writer import write_file, writing
 from nvprof_kit.errors import UsageError
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pandas as pd
 import pyarrow.parquet as pq
 
-from nvprof_kit._report.export.tables import FORMATS, encode, with_capture
+from nvprof_kit._result.formats import encode, records, with_capture
 
 TABLE = pd.DataFrame(
     {
@@ -20,25 +19,19 @@ TABLE = pd.DataFrame(
 )
 
 
-def test_formats() -> None:
-    assert list(FORMATS) == ["csv", "json", "md", "parquet"]
-
-
 def test_csv() -> None:
     assert encode(TABLE, "csv").decode() == (
         'step,layer,gpu_self_ns,share\n3,"a|b, ""c""",9007199254740993,0.3333333333333333\n,(none),1,0.0\n'
     )
 
 
-def test_json_is_a_list_of_rows() -> None:
-    assert json.loads(encode(TABLE, "json")) == [
+def test_rows_as_json() -> None:
+    infinite = pd.DataFrame({"ratio": [float("inf"), 1.0]})
+    assert records(infinite) == [{"ratio": None}, {"ratio": 1.0}]
+    assert records(TABLE) == [
         {"step": 3, "layer": 'a|b, "c"', "gpu_self_ns": 9007199254740993, "share": 0.3333333333333333},
         {"step": None, "layer": "(none)", "gpu_self_ns": 1, "share": 0.0},
     ]
-
-
-def test_json_of_no_rows() -> None:
-    assert json.loads(encode(TABLE[:0], "json")) == []
 
 
 def test_markdown() -> None:
@@ -52,7 +45,7 @@ def test_markdown() -> None:
 
 def test_parquet_keeps_types_and_missing_values() -> None:
     table = pq.read_table(io.BytesIO(encode(TABLE, "parquet")))
-    assert table.to_pylist() == json.loads(encode(TABLE, "json"))
+    assert table.to_pylist() == records(TABLE)
     assert [str(field.type) for field in table.schema if field.name != "layer"] == ["int64", "int64", "double"]
 
 

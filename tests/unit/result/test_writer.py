@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._report.export.writer import WriteError, write_file, writing
+from nvprof_kit._result.writer import WriteError, write_file, writing
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[4]
@@ -121,7 +121,7 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
 def test_no_planted_name_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("safe")
-    monkeypatch.setattr("nvprof_kit._report.export.writer.secrets.token_hex", lambda _: "known")
+    monkeypatch.setattr("nvprof_kit._result.writer.secrets.token_hex", lambda _: "known")
     (tmp_path / ".nvprof-kit-known.tmp").symlink_to(victim)
     with pytest.raises(WriteError, match="cannot write it"):
         write_file(tmp_path / "a", "x")

@@ -23,16 +23,12 @@ class Selection:
         sort: Column to sort by: numbers descending, texts ascending. '' keeps the order.
         top: Maximum number of rows to print; None for the default of the command.
         fold: Whether to print equal blocks as one row; None folds if there are many.
-        max_rows: Maximum number of rows in a file; None for all.
-        budget: Maximum number of bytes of a JSON answer; None for no limit.
     """
 
     where: tuple[str, ...] = ()
     sort: str = ""
     top: int | None = None
     fold: bool | None = None
-    max_rows: int | None = None
-    budget: int | None = None
 
     @property
     def asked(self) -> bool:

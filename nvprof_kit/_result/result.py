@@ -1,21 +1,20 @@
-"""The base class of all results."""
+"""The base class of all answers."""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from nvprof_kit._report.export import tables
-from nvprof_kit._report.export.bounds import bounded
-from nvprof_kit._report.export.writer import write_file
-from nvprof_kit._report.plots import plots
-from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._report.warnings import in_order
+from nvprof_kit._result import formats
+from nvprof_kit._result.column import CAPTURE, FOLDED, Columns
+from nvprof_kit._result.selection import EVERYTHING, Selection
+from nvprof_kit._result.writer import write_file
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import in_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,13 +26,21 @@ _Own = TypeVar("_Own", bound="Result")
 TABLE = "table"
 """The format for people to read."""
 
-BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS, "html")}
+BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*formats.TABLES, *formats.PICTURES, "html")}
 """The formats of a result by file suffix."""
+
+RENDERERS: list[str] = []
+"""The module that shows results to people, by its name; `nvprof_kit._report` sets it when it is imported."""
+
+
+def renderers() -> Any:
+    """The module that shows results to people; it has a function for each way of showing."""
+    return import_module(RENDERERS[0])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result(ABC):
-    """The result of a question.
+    """The answer to a question.
 
     ``print(result)`` prints the same table as the command line, and a notebook displays it in color. `to_frame` returns
     the figures as a DataFrame, and `save` writes them to a file.
@@ -41,13 +48,15 @@ class Result(ABC):
     Attributes:
         sources: The input files; `save` refuses to overwrite them.
         select: Which rows are printed and written, and in which order; see `selected`.
+        columns: The columns of each table, by the name of the table's schema in JSON.
+        bars: For each of these tables, the columns that `figure` draws as bars, and those with the labels.
     """
 
     sources: tuple[Path, ...] = field(default=(), kw_only=True)
     select: Selection = field(default=EVERYTHING, kw_only=True)
 
-    has_plot: ClassVar[bool] = False
-    """Whether `figure` has a drawing made for this result."""
+    columns: ClassVar[Mapping[str, Columns]] = {}
+    bars: ClassVar[Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {}
 
     if TYPE_CHECKING:
 
@@ -59,9 +68,10 @@ class Result(ABC):
     def to_frame(self) -> pd.DataFrame:
         """The figures as a DataFrame; units are in the column names: ``_ns`` and ``_bytes`` are int64."""
 
-    @abstractmethod
-    def parts(self) -> Iterable[RenderableType]:
+    def parts(self) -> Sequence[RenderableType]:
         """What is printed: Rich renderables."""
+        shown: Sequence[RenderableType] = renderers().parts(self)
+        return shown
 
     def figure(self) -> Figure:
         """Draw the result with Matplotlib.
@@ -69,23 +79,13 @@ class Result(ABC):
         Raises:
             UsageError: This result has no plot.
         """
-        from nvprof_kit._report.plots.bars import bars_figure
-
-        values, labels = self._bars()
-        frame = self.to_frame() if values else None
-        if frame is None or not {*values, *labels} <= set(frame):
-            raise no_plot(type(self).__name__)
-        return bars_figure(frame, values, labels, type(self).__name__)
-
-    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        """The columns of `to_frame` to draw as bars, and the columns with labels; empty if there is no such plot."""
-        return (), ()
+        drawn: Figure = renderers().figure(self)
+        return drawn
 
     def page(self) -> bytes:
         """The result as a self-contained HTML page, UTF-8 encoded."""
-        from nvprof_kit._report.page.plain import result_page
-
-        return result_page(type(self).__name__, self._repr_html_())
+        page: bytes = renderers().page(self)
+        return page
 
     def encode(self, form: str) -> bytes:
         """Encode the result.
@@ -98,17 +98,16 @@ class Result(ABC):
             UsageError: The result has no plot.
         """
         if form == TABLE:
-            from nvprof_kit._report.text.table.terminal import text_of
-
-            return text_of(self.parts(), kept=True).encode("utf-8", "replace")
+            text: str = renderers().text_of(self.parts(), kept=True)
+            return text.encode("utf-8", "replace")
         if form == "html":
             return self.page()
-        if form in plots.FORMATS:
-            return plots.encode(self.figure(), form)
+        if form in formats.PICTURES:
+            picture: bytes = renderers().encode_figure(self.figure(), form)
+            return picture
         if form == "json":
             return self._json(self.frame())
-        table = bounded(self.frame(), self.select).rows
-        return tables.encode(table, form) + (tables.quoted(in_order(self.warnings)) if form == "md" else b"")
+        return formats.encode(self.frame(), form) + (formats.quoted(in_order(self.warnings)) if form == "md" else b"")
 
     def frame(self) -> pd.DataFrame:
         """The rows of `to_frame` that `select` chooses, sorted; a limit on the number of rows is not applied.
@@ -125,8 +124,6 @@ class Result(ABC):
         sort: str = "",
         top: int | None = None,
         fold: bool | None = None,
-        max_rows: int | None = None,
-        budget: int | None = None,
     ) -> _Own:
         """Choose which rows to print and write.
 
@@ -135,41 +132,38 @@ class Result(ABC):
             sort: Column to sort by; numbers in descending order.
             top: Maximum number of rows to print per table.
             fold: Whether to print equal blocks as one row; None folds if there are many.
-            max_rows: Maximum number of rows to write to a file; the costliest are kept.
-            budget: Maximum number of bytes of a JSON answer, which then contains as many of the costliest rows as fit.
 
         Returns:
             A copy of the result with this selection.
         """
         patterns = (where,) if isinstance(where, str) else tuple(where)
-        return replace(self, select=Selection(patterns, sort, top, fold, max_rows, budget))
+        return replace(self, select=Selection(patterns, sort, top, fold))
 
     @property
     def schema(self) -> str:
         """Name of the JSON schema; docs/json.md lists all."""
-        return "rows"
+        return next(iter(self.columns), "rows")
 
     @property
     def answered(self) -> tuple[str, ...]:
         """The input files, as text."""
         return tuple(map(str, self.sources))
 
-    def _json(self, table: pd.DataFrame) -> bytes:
-        from nvprof_kit._report.export.answer import json_answer
+    def columns_of(self, schema: str) -> Columns:
+        """The columns that a table may have, those of folded rows and of several captures among them."""
+        return {"capture": CAPTURE, **FOLDED, **self.columns.get(schema, {})}
 
-        if os.environ.get("NVPROF_KIT_JSON") == "list":  # the format before JSON had a schema; for one release
-            return tables.encode(bounded(table, self.select).rows, "json")
-        return json_answer(self.schema, table, in_order(self.warnings), self.answered, self.select)
+    def _json(self, table: pd.DataFrame) -> bytes:
+        head = {
+            **formats.schema_of(self.schema),
+            "warnings": list(in_order(self.warnings)),
+            "sources": list(self.answered),
+        }
+        return formats.json_answer(head, table, self.columns_of(self.schema))
 
     def warnings_beside(self, form: str) -> Sequence[str]:
-        """The warnings that a format has no place for, and how many rows were left out."""
-        if form == "json" and os.environ.get("NVPROF_KIT_JSON") == "list":
-            old = "NVPROF_KIT_JSON=list gives the bare list of rows that json was; the next release has no such thing"
-            return (*in_order(self.warnings), f"{old}: read `rows` of the answer")
-        if form in (TABLE, "html", "json", *plots.FORMATS):
-            return in_order(self.warnings) if form in plots.FORMATS else ()
-        found = bounded(self.frame(), self.select)
-        return (*(() if form == "md" else in_order(self.warnings)), *((found.sentence,) if found.left_out else ()))
+        """The warnings that a format has no place for."""
+        return () if form in (TABLE, "html", "json", "md") else in_order(self.warnings)
 
     def save(self, path: str | Path) -> Path:
         """Write the result to a file. The file appears complete or not at all.
@@ -192,9 +186,8 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """The table that the command line prints."""
-        from nvprof_kit._report.text.table.terminal import text_of
-
-        return text_of(self.parts()).strip("\n")
+        text: str = renderers().text_of(self.parts())
+        return text.strip("\n")
 
     __repr__ = __str__
 
@@ -203,9 +196,8 @@ class Result(ABC):
         yield from self.parts()
 
     def _repr_html_(self) -> str:
-        from nvprof_kit._report.text.table.terminal import html_of
-
-        return html_of(self.parts())
+        element: str = renderers().html_of(self.parts())
+        return element
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -224,12 +216,16 @@ class Several(Result):
     @property
     def warnings(self) -> tuple[str, ...]:
         """All warnings, each with its file."""
-        return tuple(f"{result.sources[0]}: {one}" for result in self.results for one in result.warnings)
+        return tuple(f"{result.sources[0]}: {warning}" for result in self.results for warning in result.warnings)
 
     @property
     def schema(self) -> str:
         """Name of the JSON schema."""
         return self.results[0].schema
+
+    def columns_of(self, schema: str) -> Columns:
+        """The columns that a table may have."""
+        return self.results[0].columns_of(schema)
 
     @property
     def answered(self) -> tuple[str, ...]:
@@ -238,7 +234,7 @@ class Several(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of all results, with the column ``capture``."""
-        return tables.with_capture([(str(result.sources[0]), result.frame()) for result in self.results])
+        return formats.with_capture([(str(result.sources[0]), result.frame()) for result in self.results])
 
     def frame(self) -> pd.DataFrame:
         """The same as `to_frame`: each result has already selected its rows."""

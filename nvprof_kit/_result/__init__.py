@@ -1,0 +1,1 @@
+"""Answers: columns, results, selection of rows, formats, and the one writer of files."""

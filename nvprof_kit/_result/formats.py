@@ -1,0 +1,153 @@
+"""Tables as CSV, JSON, Markdown or Parquet, with the same columns and units as in Python.
+
+An answer in JSON describes itself: the name and version of its schema, the type, unit and meaning of its columns,
+warnings, and why values are missing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._result.column import Column, Columns, column_of
+from nvprof_kit._result.plain import STEERING, csv_cell, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+TABLES = ("csv", "json", "md", "parquet")
+"""The formats of tables, by file suffix."""
+
+PICTURES = ("png", "svg", "pdf")
+"""The formats of plots, by file suffix."""
+
+_CONTROL = re.compile(f"[{''.join(map(chr, STEERING))}]")
+
+
+def encode(table: pd.DataFrame, data_format: str) -> bytes:
+    """Encode a table as ``csv``, ``md`` or ``parquet``, text in UTF-8.
+
+    CSV has integers as integers, floats with all digits, and missing values as empty cells.
+    """
+    return _ENCODERS[data_format](table)
+
+
+def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """Concatenate the tables of several captures, with a first column ``capture``."""
+    import pandas as pd
+
+    labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables]
+    together: pd.DataFrame = pd.concat(labelled, ignore_index=True)
+    return together
+
+
+def quoted(warnings: Iterable[str]) -> bytes:
+    """Warnings as a block quote below a Markdown table."""
+    return "".join(f"\n> {_cell(warning)}\n" for warning in warnings).encode()
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    return _mapped(table, csv_cell).to_csv(index=False, lineterminator="\n").encode()
+
+
+def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
+    """Apply a function to all texts in a table; numbers and missing values are unchanged."""
+    texts = [str(name) for name in table if table[name].dtype.kind not in "iufbmM"]
+    written = {name: table[name].astype(object).map(lambda one: write(one) if isinstance(one, str) else one)
+               for name in texts}  # fmt: skip
+    return table.assign(**written) if written else table
+
+
+VERSION = 1
+"""Version of the schemas of JSON. A new column keeps it; it grows where a column goes, or changes its meaning or type.
+"""
+
+_INFINITE = (float("inf"), float("-inf"))
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The first keys of an answer in JSON: the name of its schema, and the version."""
+    return {"schema": f"nvprof-kit/{name}", "version": VERSION}
+
+
+def json_answer(head: Mapping[str, Any], table: pd.DataFrame, columns: Columns) -> bytes:
+    """A table as an answer in JSON, one row per line.
+
+    Args:
+        head: The first keys.
+        table: The rows.
+        columns: The columns that the table may have.
+    """
+    head = {**head, "unknown": reasons(table, columns), "columns": described(table, columns)}
+    fields = ",\n".join(f"{json.dumps(name)}: {as_json(value)}" for name, value in head.items())
+    rows = ",\n".join(map(as_json, records(table)))
+    return f'{{\n{fields},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
+
+
+def described(table: pd.DataFrame, columns: Columns) -> dict[str, dict[str, str]]:
+    """Type, unit and meaning of each column of a table; a column that is not among `columns` is left out."""
+    known = {str(name): column_of(columns, str(name)) for name in table}
+    return {name: column.described() for name, column in known.items() if column is not None}
+
+
+def reasons(table: pd.DataFrame, columns: Columns) -> dict[str, str]:
+    """Why values are missing, for each column in which some are."""
+    floats = table.select_dtypes("float")
+    infinite = set(floats.columns[floats.isin(_INFINITE).any()])
+    missing = [str(name) for name in table if name in infinite or table[name].isna().any()]
+    return {name: (column_of(columns, name) or Column("")).missing for name in missing}
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as dictionaries with plain numbers; missing values are None."""
+    plain = table.astype(object).where(table.notna(), None)
+    rows: list[dict[str, Any]] = plain.to_dict("records")
+    return [{str(name): _plain_number(value) for name, value in row.items()} for row in rows]
+
+
+def _plain_number(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and value in _INFINITE else value
+
+
+def as_json(value: object, indent: int | None = None) -> str:
+    """A value as JSON, in one line unless ``indent`` is given, without terminal control characters."""
+    return _CONTROL.sub(_escaped, json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Escape a non-ASCII control character, which JSON permits but some terminals interpret."""
+    return f"\\u{ord(found.group()):04x}"
+
+
+_MARKED = re.compile(r"[\\|<\[`]")
+"""Characters that Markdown would read as a cell's end, HTML (``kernel<float>`` would vanish), a link or code."""
+
+
+def _markdown(table: pd.DataFrame) -> bytes:
+    numbers = set(table.select_dtypes("number"))
+    rules = ["---:" if name in numbers else "---" for name in table.columns]
+    plain = table.astype(object).where(table.notna(), None)
+    rows = [[_cell(value) for value in row] for row in plain.itertuples(index=False)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in ([*map(str, table.columns)], rules, *rows)).encode()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is None:
+        return ""
+    return _MARKED.sub(r"\\\g<0>", plain(str(value))).replace("\n", " ")
+
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+_ENCODERS: Mapping[str, Callable[[pd.DataFrame], bytes]] = {"csv": _csv, "md": _markdown, "parquet": _parquet}
