@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ def test_every_class_but_none_is_told_by_some_rule() -> None:
         ("void c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int)", "comm"),
         ("void all_to_all_vdev_kernel(long*)", "comm"),
         ("fsdp::all_gather_copy_in", "other"),
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int, int const*)", "copy"),
+        ("triton_poi_fused_moe_forward_0", "elementwise"),
         ("triton_poi_fused_add_all_gather_into_tensor_wait_tensor_0", "elementwise"),
         ("void LayerNorm<BlockAllReduce, float>(float*)", "norm"),
         ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3", "reduction"),
@@ -62,6 +65,14 @@ def test_every_class_but_none_is_told_by_some_rule() -> None:
 )
 def test_names_of_libraries_and_generators(name: str, kernel_class: str) -> None:
     assert family_of(name).kernel_class == kernel_class
+
+
+def test_labelled_names_of_real_kernels_have_their_class() -> None:
+    with (DATA / "kernel-names.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert len(rows) >= 600
+    assert {row["class"] for row in rows} == set(CLASSES)
+    assert [row for row in rows if family_of(row["name"]).kernel_class != row["class"]] == []
 
 
 def test_rules_of_a_user_are_asked_first() -> None:
