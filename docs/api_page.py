@@ -20,7 +20,6 @@ from nvprof_kit._result.result import Result
 
 SECTIONS = {
     "opening": ("_api", "_analysis"),
-    "programs": ("_agents",),
     "answers": ("_result", "_findings"),
     "errors": ("errors",),
     "instrumentation": ("_instrument",),

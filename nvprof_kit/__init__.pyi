@@ -1,6 +1,4 @@
 # The one list of what the package offers: the lazy loader, `__all__` and the types all follow from it.
-from ._agents.server import serve_mcp as serve_mcp
-from ._agents.skill import skill_path as skill_path
 from ._analysis.attribution.steps import StepOptions as StepOptions
 from ._api.capture import Capture as Capture
 from ._api.capture import Tables as Tables

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
 PlotView = Literal["layers", "timeline", "steps", "tree", "queue"]
-TraceForm = Literal["pftrace", "json.gz", "json"]
-StacksForm = Literal["pprof", "folded"]
+TraceForm = Literal["json.gz", "json"]
 
 MANY_OPERATIONS = 200_000
 """Captures with more operations get findings in a report only on request, because finding them takes long."""
@@ -487,19 +486,18 @@ class Capture:
 
         Args:
             step: Include only this step; None for the whole capture.
-            form: ``pftrace`` is Perfetto's protobuf format and the smallest; ``json`` and ``json.gz`` also open in
-                chrome://tracing.
+            form: Plain or gzipped JSON; both viewers open both.
             steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
 
         Raises:
             UsageError: The capture does not contain the step, or both step and steps are given.
         """
-        from nvprof_kit._report.export.forms import TRACES, suffixes_of
+        from nvprof_kit._report.export.trace_events import BY_SUFFIX, suffixes_of, trace_events
         from nvprof_kit._result.document import Document
 
         shown, info = self._timeline(step, steps)
-        pieces = _among(form, TRACES, "form of a trace")
-        return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources, info.warnings)
+        _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
+        return Document(lambda: trace_events(shown, info, form), suffixes_of(form), self.sources, info.warnings)
 
     def _timeline(self, step: int | None, steps: StepOptions | None = None) -> tuple[Timeline, CaptureInfo]:
         """What ran in a step, in some steps, or in the whole capture."""
@@ -509,47 +507,16 @@ class Capture:
         instance, chosen = self._instance(step), self._chosen(step, steps)
         return timeline(known.trace, known.attribution, instance, chosen=chosen), known.trace.info
 
-    def pprof(
-        self, *, step: int | None = None, form: StacksForm = "pprof", steps: StepOptions | None = None
-    ) -> Document:
-        """Make a GPU time profile for flame graph viewers. A stack is the module path, the phase and the kernel.
-
-        Args:
-            step: Include only this step; None for the whole capture.
-            form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for the text format of
-                FlameGraph.
-            steps: Include only these steps; None for the whole capture.
-
-        Raises:
-            UsageError: The capture does not contain the step, or both step and steps are given.
-        """
-        from nvprof_kit._analysis.stacks import OPTIONAL, stacks
-        from nvprof_kit._report.export.flame import folded, pprof
-        from nvprof_kit._report.export.forms import STACKS, suffixes_of
-        from nvprof_kit._result.document import Document
-
-        _among(form, dict.fromkeys(STACKS), "form of stacks")
-        known = self._operations(OPTIONAL)
-        rows, ops = stacks(known, self._chosen(step, steps)), known.trace.ops
-        length = int(ops["end_ns"].max() - ops["start_ns"].min()) if len(ops) else 0
-        made = pprof(rows, known.trace.info, length) if form == "pprof" else folded(rows)
-        return Document(made, suffixes_of(form), self.sources, known.trace.info.warnings)
-
     def export(self, path: str | Path, *, step: int | None = None, steps: StepOptions | None = None) -> Path:
-        """Write the output of `perfetto` or `pprof` to a file.
-
-        The suffix selects the format: ``.pftrace``, ``.perfetto-trace``, ``.json.gz`` or ``.json`` for `perfetto`,
-        ``.pb.gz`` or ``.folded`` for `pprof`.
+        """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
 
         Raises:
             UsageError: The suffix is unknown, or the capture does not contain the step.
         """
-        from nvprof_kit._report.export.forms import TRACES, form_of
+        from nvprof_kit._report.export.trace_events import form_of
 
         form: Any = form_of(Path(path))
-        make: Any = self.perfetto if form in TRACES else self.pprof
-        written: Path = make(step=step, form=form, steps=steps).save(path)
-        return written
+        return self.perfetto(step=step, form=form, steps=steps).save(path)
 
     def _chosen(self, step: int | None, steps: StepOptions | None) -> npt.NDArray[np.bool_] | None:
         """Which instances of steps are asked for, None for the whole capture."""

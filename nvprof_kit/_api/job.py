@@ -287,8 +287,7 @@ class Job:
         Args:
             ranks: Include only these ranks; all by default.
             step: Include only this step; None for the whole captures.
-            form: ``pftrace`` is Perfetto's protobuf format and the smallest; ``json`` and ``json.gz`` also open in
-                chrome://tracing.
+            form: Plain or gzipped JSON; both viewers open both.
             steps: Include only these steps; None for the whole captures.
 
         Raises:
@@ -298,7 +297,7 @@ class Job:
         from nvprof_kit._api.capture import _among
         from nvprof_kit._api.capture import open as open_capture
         from nvprof_kit._api.job_trace import trace_of_ranks
-        from nvprof_kit._report.export.forms import TRACES
+        from nvprof_kit._report.export.trace_events import BY_SUFFIX
 
         self._check_there(ranks)
         shown = self.ranks[self.ranks["source"] == "profile"]
@@ -309,7 +308,7 @@ class Job:
                 raise UsageError(f"{path}: the map's capture is not here; a trace is made of the captures themselves")
             captures.append(open_capture(path, domain=self._domain))
             captures[-1]._rules = self._rules
-        _among(form, TRACES, "form of a trace")
+        _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
         return trace_of_ranks(captures, self.ranks, self._aligned.clocks, step, form, steps=steps)
 
     def export(
@@ -320,18 +319,14 @@ class Job:
         step: int | None = None,
         steps: StepOptions | None = None,
     ) -> Path:
-        """Write the output of `perfetto` to a file.
-
-        The suffix selects the format: ``.pftrace``, ``.perfetto-trace``, ``.json.gz`` or ``.json``.
+        """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
 
         Raises:
             UsageError: The suffix is unknown, or as in `perfetto`.
         """
-        from nvprof_kit._report.export.forms import TRACES, form_of
+        from nvprof_kit._report.export.trace_events import form_of
 
         form: Any = form_of(Path(path))
-        if form not in TRACES:
-            raise UsageError(f"{path}: stacks are of one capture, not of a job; nvprof_kit.open(CAPTURE).export(…)")
         return self.perfetto(ranks=ranks, step=step, form=form, steps=steps).save(path)
 
     def _check_there(self, ranks: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ def trace_of_ranks(
     ranks: pd.DataFrame,
     clocks: pd.DataFrame,
     step: int | None,
-    form: Literal["pftrace", "json.gz", "json"],
+    form: Literal["json.gz", "json"],
     *,
     steps: StepOptions | None = None,
 ) -> Document:
@@ -42,8 +42,8 @@ def trace_of_ranks(
     Raises:
         UsageError: A capture does not belong to exactly one rank of the job.
     """
-    from nvprof_kit._report.export.forms import suffixes_of
     from nvprof_kit._report.export.job_trace import job_trace
+    from nvprof_kit._report.export.trace_events import suffixes_of
     from nvprof_kit._result.document import Document
 
     by_rank = _clocks(clocks)

@@ -18,9 +18,7 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit._cli.completion import complete_if_requested
 from nvprof_kit._cli.verbs.advise import advise
-from nvprof_kit._cli.verbs.agents import mcp, skill
 from nvprof_kit._cli.verbs.breakdown import breakdown
 from nvprof_kit._cli.verbs.capture.capturing import launch, profile, start, status, stop
 from nvprof_kit._cli.verbs.capture.doctor import doctor
@@ -39,10 +37,14 @@ from nvprof_kit._cli.verbs.ncu import ncu
 from nvprof_kit._cli.verbs.plot import plot
 from nvprof_kit._cli.verbs.ranks import ranks
 from nvprof_kit._cli.verbs.report import report
+from nvprof_kit._cli.verbs.skill import skill
 from nvprof_kit._cli.verbs.summary import summary
 from nvprof_kit._cli.verbs.timers import timers
 from nvprof_kit._result.plain import plain
 from nvprof_kit.errors import NvprofKitError
+
+_COMPLETE = "_NVPROF_KIT_COMPLETE"
+"""Set by a shell that asks for completions, as click's scripts do."""
 
 _OBJECTS = 50_000
 """New objects until a collection; Python's default is some hundred or thousand."""
@@ -92,7 +94,6 @@ for _verb in (
     doctor,
     scrub,
     skill,
-    mcp,
 ):
     group.add_command(_verb)
 ncu.add_command(ncu_profile)
@@ -108,9 +109,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         _replace_unencodable(stream)
-    completed = complete_if_requested(group)
-    if completed is not None:
-        sys.exit(completed)
+    if instruction := os.environ.get(_COMPLETE):
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(group, {}, "nvprof-kit", _COMPLETE, instruction))
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         with _rare_collections(), group.make_context("nvprof-kit", arguments) as context:

@@ -1,4 +1,4 @@
-"""Trace handlers: print a table, keep the trace, write it for TensorBoard, or export metrics.
+"""Trace handlers: print a table, keep the trace, or write it for TensorBoard.
 
 Each function returns a handler to pass to `nvprof_kit.scheduled` or `nvprof_kit.LayerProfiler` as ``on_trace_ready``.
 """
@@ -77,44 +77,6 @@ def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady
         _keep(trace, folder, mesh, name)
 
     return handle
-
-
-def prometheus(registry: Any = None, *, folder: str | Path | None = None, kinds: int = 32) -> OnTraceReady:
-    """Export each window as Prometheus gauges: time per step by kind of layer, phase and rank, and the step time.
-
-    The handler opens no socket. To be scraped, call ``prometheus_client.start_http_server`` or serve the registry in
-    another way. If a window fails, a warning says so.
-
-    Args:
-        registry: The ``CollectorRegistry``. None for the library's default or, with a folder, a new one.
-        folder: Folder of the node exporter's textfile collector; each rank writes ``nvprof_kit_rank0.prom`` there. None
-            writes no file.
-        kinds: Maximum number of layer kinds; further kinds are combined as ``(other)``.
-
-    Raises:
-        ToolError: prometheus-client is not installed.
-    """
-    from nvprof_kit._profiler.telemetry import PrometheusGauges
-
-    return PrometheusGauges(registry, None if folder is None else Path(folder), kinds)
-
-
-def otlp(meter_provider: Any = None, *, kinds: int = 32) -> OnTraceReady:
-    """Export each window as OpenTelemetry gauges, with the figures and labels of `prometheus`.
-
-    The handler opens no socket; the readers of the meter provider export the gauges, for example over OTLP. If a window
-    fails, a warning says so.
-
-    Args:
-        meter_provider: The ``MeterProvider``; None for the program's global one.
-        kinds: Maximum number of layer kinds; further kinds are combined as ``(other)``.
-
-    Raises:
-        ToolError: opentelemetry-sdk is not installed.
-    """
-    from nvprof_kit._profiler.telemetry import OtlpGauges
-
-    return OtlpGauges(meter_provider, kinds)
 
 
 def together(*handlers: OnTraceReady) -> OnTraceReady:

@@ -1,4 +1,4 @@
-"""A file for another program: an HTML page, a Perfetto trace, a pprof profile."""
+"""A file for another program: an HTML page or a trace."""
 
 from __future__ import annotations
 

@@ -40,10 +40,9 @@ reveal_type(capture.sql("SELECT 1"))  # pandas.core.frame.DataFrame
 reveal_type(capture.plot("timeline").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.report("run.html"))  # pathlib.Path
 reveal_type(capture.ncu_plan().script())  # str
-reveal_type(capture.export("run.pb.gz"))  # pathlib.Path
+reveal_type(capture.export("run.json"))  # pathlib.Path
 reveal_type(capture.page("other.sqlite").data)  # bytes
 reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
-reveal_type(capture.pprof())  # nvprof_kit._result.document.Document
 reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[str, ...]
 reveal_type(capture.sources)  # tuple[pathlib.Path, ...]
@@ -103,8 +102,6 @@ CALLS = {
     "timers": "TimerLog.timers",
     "record": "record",
     "recipes": "recipes_folder",
-    "skill": "skill_path",
-    "mcp": "serve_mcp",
     "doctor": "doctor",
     "scrub": "scrub",
 }
@@ -171,7 +168,7 @@ RECIPES = ("profile", "launch", "start", "stop", "status")
 @pytest.mark.parametrize("verb", [verb for verb in verbs() if not {verb, verb.split()[-1]} & {*RECIPES}])
 def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
     if verb not in CALLS:
-        assert hasattr(nvprof_kit, f"open_{verb}") or verb == "ranks", f"what is {verb} in Python?"
+        assert hasattr(nvprof_kit, f"open_{verb}") or verb in ("ranks", "skill"), f"what is {verb} in Python?"
         return
     assert callable(in_python(CALLS[verb]))
 
@@ -189,7 +186,6 @@ PARAMETERS = {
     "news": ("Capture.diff", "new"),
     "limits": ("Capture.diff", "fail_on"),
     "with_communication": ("Capture.diff", "communication"),
-    "to": ("Capture.export", "path"),
     "view": ("RankTable.save", "path"),  # each view is a method of Job
     "given": ("open_job", "ranks"),
     "shown": ("Job.report", "timeline"),
@@ -199,7 +195,6 @@ PARAMETERS = {
     "snapshot": ("open_snapshot", "path"),
     "logs": ("open_timers", "paths"),
     "words": ("doctor", "command"),
-    "printed": ("skill_path", ""),
     "stacks": ("RecordOptions", "stacks"),
     "shapes": ("RecordOptions", "shapes"),
     "memory": ("RecordOptions", "memory"),

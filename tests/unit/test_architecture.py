@@ -33,9 +33,8 @@ MAY_IMPORT = {
     "_report": FOUNDATION | {"_trace", "_result", "_analysis"},
     "_results": FOUNDATION | {"_trace", "_result", "_analysis", "_report"},
     "_api": FOUNDATION | {"_capture", "_trace", "_result", "_analysis", "_report", "_results"},
-    "_agents": FOUNDATION | {"_api"},
     "_cli": FOUNDATION
-    | {"_capture", "_trace", "_result", "_analysis", "_report", "_results", "_api", "_agents", "integrations"},
+    | {"_capture", "_trace", "_result", "_analysis", "_report", "_results", "_api", "integrations"},
     "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_result", "_analysis", "_report"},
     "integrations": FOUNDATION | {"_instrument", "_capture"},
     "__main__": {"_cli"},

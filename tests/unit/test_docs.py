@@ -39,7 +39,7 @@ def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-_PAGES = {"skill": "agents", "mcp": "agents"}
+_PAGES = {"skill": "agents"}
 """Verbs that share a page."""
 
 

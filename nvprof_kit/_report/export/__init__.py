@@ -1,1 +1,1 @@
-"""Export formats: CSV, JSON, Markdown, Parquet, Perfetto."""
+"""Export formats: CSV, JSON, Markdown, Parquet, traces."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._report.export.forms import packed
-from nvprof_kit._report.export.perfetto import packets
 from nvprof_kit._report.export.trace_events import events
 from nvprof_kit._report.export.tracks import Int64Array, Part, Process, Slices, Track, slices, tracks
 from nvprof_kit._trace.schema import CaptureInfo
@@ -56,15 +54,12 @@ def job_trace(
     Args:
         ranks: The ranks in order, each with a function that reads it.
         origin: Time zero on the common clock.
-        form: ``pftrace``, ``json`` or ``json.gz``.
+        form: ``json`` or ``json.gz``.
     """
     named = list(ranks)
     about = {"ranks": ", ".join(str(clock.rank) for clock, _ in named)}
     parts = (_part(place, clock, read, origin) for place, (clock, read) in enumerate(named))
-    if form == "pftrace":
-        return packets(parts, about)
-    made = events(parts, about)
-    return packed(made) if form == "json.gz" else made
+    return events(parts, about, form)
 
 
 def _part(place: int, clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]], origin: int) -> Part:

@@ -1,4 +1,4 @@
-"""Traces in the JSON Trace Event Format, for the Perfetto UI and chrome://tracing.
+"""Traces in the JSON Trace Event Format, plain or gzipped, for the Perfetto UI and chrome://tracing.
 
 Times are microseconds since the first event with three decimals, so exact nanoseconds. Each operation also has its
 duration in nanoseconds, layer, phase and step as arguments, so that queries give the same numbers as our tables.
@@ -7,7 +7,10 @@ duration in nanoseconds, layer, phase and step as arguments, so that queries giv
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import pyarrow.compute as pc
 
 from nvprof_kit._report.export.tracks import Int64Array, Labels, Part, Process, Slices, Track, slices, tracks
 from nvprof_kit._trace.schema import CaptureInfo
+from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
@@ -26,24 +30,60 @@ _Part = Any
 _Quoted = dict[int, tuple[tuple[str, ...], pa.Array]]
 
 
-def trace_events(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
+BY_SUFFIX: Mapping[str, str] = MappingProxyType({".json.gz": "json.gz", ".gz": "json.gz", ".json": "json"})
+"""Formats by suffix, longer suffixes first."""
+
+
+def form_of(path: Path) -> str:
+    """The format for a file name.
+
+    Raises:
+        UsageError: The suffix is unknown.
+    """
+    for suffix, form in BY_SUFFIX.items():
+        if path.name.lower().endswith(suffix):
+            return form
+    raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(BY_SUFFIX)}")
+
+
+def suffixes_of(form: str) -> tuple[str, ...]:
+    """The file suffixes of a format."""
+    return tuple(suffix for suffix in BY_SUFFIX if BY_SUFFIX[suffix] == form)
+
+
+def packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Gzip chunks of bytes, without a timestamp."""
+    packer = zlib.compressobj(2, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()
+
+
+def trace_events(shown: Timeline, info: CaptureInfo, form: str) -> Iterator[bytes]:
     """The file in chunks.
 
     Args:
         shown: The timeline of the whole capture or of one step.
         info: Information about the capture.
+        form: ``json`` or ``json.gz``.
     """
     about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "warnings": list(info.warnings)}
-    return events([Part(tracks(shown, info), slices(shown))], about)
+    return events([Part(tracks(shown, info), slices(shown))], about, form)
 
 
-def events(parts: Iterable[Part], about: Mapping[str, Any]) -> Iterator[bytes]:
+def events(parts: Iterable[Part], about: Mapping[str, Any], form: str) -> Iterator[bytes]:
     """The file of several captures in chunks, one capture after the other.
 
     Args:
         parts: The captures, with distinct process and track numbers.
         about: Metadata of the trace.
+        form: ``json`` or ``json.gz``.
     """
+    lines = _events(parts, about)
+    return packed(lines) if form == "json.gz" else lines
+
+
+def _events(parts: Iterable[Part], about: Mapping[str, Any]) -> Iterator[bytes]:
     yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
     known: _Quoted = {}  # caches each quoted text
     before = ""

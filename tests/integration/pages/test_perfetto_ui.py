@@ -35,7 +35,7 @@ def chromium() -> Iterator[Any]:
 def exported(capture: Path, folder: Path, suffix: str = "json.gz") -> Path:
     trace = folder / f"trace.{suffix}"
     with pytest.raises(SystemExit) as ended:
-        main(["export", "--to", "perfetto", str(capture), "-o", str(trace)])
+        main(["export", str(capture), "-o", str(trace)])
     assert ended.value.code == 0
     return trace
 
@@ -49,21 +49,18 @@ def table(capture: Path) -> pd.DataFrame:
     ("capture", "suffix"),
     [
         ("llama-2023.4", "json.gz"),
-        ("graph-2023.4", "perfetto-trace"),
-        ("ddp.rank0-2024.2", "pftrace"),
+        ("graph-2023.4", "json"),
+        ("ddp.rank0-2024.2", "json.gz"),
     ],
 )
 def test_its_answers_are_our_numbers(chromium: Any, capture: str, suffix: str, tmp_path: Path) -> None:
     path = TESTS / "data" / f"{capture}.sqlite.xz"
 
-    def said(sql: str) -> list[tuple[Any, ...]]:
-        return ui.query(sql if "json" in suffix else sql.replace("'args.", "'debug."))
-
     with opened_in_perfetto(chromium, exported(path, tmp_path, suffix)) as ui:
         assert ui.query(LOST) == []
         ours = table(path).groupby(["layer", "phase"])["gpu_self_ns"].sum()
-        assert {(layer, phase): ns for layer, phase, ns in said(DOCUMENTED)} == ours.to_dict()
-        by_step = said(
+        assert {(layer, phase): ns for layer, phase, ns in ui.query(DOCUMENTED)} == ours.to_dict()
+        by_step = ui.query(
             "SELECT EXTRACT_ARG(arg_set_id, 'args.step') AS step, count(*), sum(dur), "
             "sum(EXTRACT_ARG(arg_set_id, 'args.ns')) FROM slice WHERE category = 'operation' GROUP BY step"
         )
@@ -88,31 +85,6 @@ def tracks_in_view(ui: PerfettoUi) -> None:
         ui.page.get_by_text(name).first.wait_for(state="attached", timeout=10_000)
 
 
-SHOWN = """
-    SELECT process.name, thread.name, slice.category, slice.name, slice.ts - (SELECT min(ts) FROM slice), slice.dur,
-           slice.depth, (SELECT group_concat(key || '=' || coalesce(string_value, int_value), '|') FROM (
-               SELECT replace(replace(flat_key, 'args.', ''), 'debug.', '') AS key, string_value, int_value
-                 FROM args WHERE args.arg_set_id = slice.arg_set_id ORDER BY key))
-      FROM slice JOIN thread_track ON slice.track_id = thread_track.id
-      JOIN thread USING (utid) JOIN process USING (upid)
-     ORDER BY 1, 2, 5, 7, 6, 4
-"""
-
-
-def test_both_forms_show_the_same(chromium: Any, tmp_path: Path) -> None:
-    """Slices of every kind, their processes, tracks, times, nesting and arguments: as packets what they are as JSON."""
-    path, seen = TESTS / "data" / "checkpoint-2023.4.sqlite.xz", {}
-    for suffix in ("json", "pftrace"):
-        with opened_in_perfetto(chromium, exported(path, tmp_path, suffix)) as ui:
-            assert ui.query(LOST) == []
-            seen[suffix] = ui.query(SHOWN)
-            if suffix == "pftrace":
-                assert ("cr-tool",) in ui.query("SELECT name FROM metadata")
-    kinds = {"idle", "step", "operations of a step", "phase", "layer", "operation", "range"}
-    assert {row[2] for row in seen["json"]} == kinds
-    assert seen["pftrace"] == seen["json"]
-
-
 def test_hostile_names_stay_names(chromium: Any, tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 50, 900, category="step", payload=1)
@@ -127,7 +99,7 @@ def test_hostile_names_stay_names(chromium: Any, tmp_path: Path) -> None:
 
 def test_ranks_of_a_job_stand_aligned(chromium: Any, tmp_path: Path) -> None:
     captures = [str(TESTS / "data" / "ranks" / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)]
-    trace = tmp_path / "job.pftrace"
+    trace = tmp_path / "job.json.gz"
     with pytest.raises(SystemExit, match="0"):
         main(["export", *captures, "-o", str(trace)])
     ended = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import os
@@ -64,8 +63,8 @@ def test_a_file_of_any_name(name: str, capture: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert not {"\x1b", "\x9b", "\u202e"} & {*said.out, *said.err}
     assert "run · nsys" in said.out.replace(said.out.splitlines()[0].partition(" · nsys")[0], "run", 1).splitlines()[0]
-    for suffix in ("json", "html", "pftrace", "pb.gz", "csv", "md", "parquet"):
-        verb = {"html": "report", "pftrace": "export", "pb.gz": "export"}.get(suffix, "layers")
+    for suffix in ("json", "html", "json.gz", "csv", "md", "parquet"):
+        verb = {"html": "report", "json.gz": "export"}.get(suffix, "layers")
         assert run(verb, file, "-o", f"{out}.{suffix}") == 0, suffix
     json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
     if name == "<b>":
@@ -104,11 +103,7 @@ def test_plots_show_any_name_as_it_is(view: str, tmp_path: Path, capsys: pytest.
     ElementTree.parse(tmp_path / "o.svg")  # XML has no control characters
 
 
-def test_stacks_and_json_have_no_control_characters(capture: Path, tmp_path: Path) -> None:
-    for suffix in ("folded", "pb.gz"):
-        assert run("export", capture, "-o", tmp_path / f"o.{suffix}") == 0
+def test_json_has_no_control_characters(capture: Path, tmp_path: Path) -> None:
     assert run("layers", capture, "-o", tmp_path / "o.json") == 0
-    texts = [(tmp_path / "o.folded").read_bytes(), gzip.decompress((tmp_path / "o.pb.gz").read_bytes())]
-    texts.append((tmp_path / "o.json").read_bytes())
-    for text in texts:
-        assert not any(one.encode() in text for one in ("\x1b[31m", "\x9b31m", "\u202e"))
+    text = (tmp_path / "o.json").read_bytes()
+    assert not any(one.encode() in text for one in ("\x1b[31m", "\x9b31m", "\u202e"))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -16,7 +12,6 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._capture.recipe_options import program_name, recipe_options, report_name
 from nvprof_kit._cli import group
@@ -171,91 +166,6 @@ def test_a_report_is_called_as_its_program(command: str, name: str) -> None:
     assert program_name(command.split()) == name
     then = time.strptime("2026-11-22 22:13:00", "%Y-%m-%d %H:%M:%S")
     assert report_name(command.split(), then) == f"{name}-20261122-221300"
-
-
-def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:
-    """What a shell is offered for the last word."""
-    *_, last = split = words.split(" ")
-    place = last if shell == "fish" else str(len(split) - 1)
-    asked = {"_NVPROF_KIT_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": place}
-    done = subprocess.run(
-        [sys.executable, "-m", "nvprof_kit"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **asked},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
-    if shell == "zsh":  # kind, value and help, a line each
-        return lines[1::3]
-    return [line.partition(",")[2] for line in lines]
-
-
-def test_the_shell_completes_captures_presets_sets_and_layers(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 3", 50, 900, category="step")
-    file.range_("model.layers.0", 100, 200, category="forward")
-    file.range_("model.layers.0 backward", 300, 400, category="backward")
-    file.range_("model.layers.1", 500, 600, category="forward")
-    file.write()
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "run.json.gz").touch()
-    assert completed(tmp_path, "nvprof-kit layers r") == ["run.json.gz", "run.sqlite"]
-    assert completed(tmp_path, "nvprof-kit profile --preset m") == ["memory", "metrics"]
-    assert completed(tmp_path, "nvprof-kit ncu profile --set s") == ["speed-of-light", "stalls"]
-    assert completed(tmp_path, "nvprof-kit ncu profile --layer model.l") == ["model.layers.0", "model.layers.1"]
-    assert "--step" in completed(tmp_path, "nvprof-kit profile --st")
-    assert completed(tmp_path, "nvprof-kit flops --where model.l") == ["model.layers.0", "model.layers.1"]
-
-
-def test_bash_takes_a_name_with_a_space_and_descends_into_folders(tmp_path: Path) -> None:
-    (tmp_path / "my (old) runs").mkdir()
-    (tmp_path / "my (old) runs" / "a b.sqlite").touch()
-    (tmp_path / "kit").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m nvprof_kit\n")
-    (tmp_path / "kit").chmod(0o755)
-    asked = r"""
-        eval "$(_NVPROF_KIT_COMPLETE=bash_source ./kit)"
-        compopt() { echo "$@"; } # bash has it only while it completes
-        for COMP_WORDS in 'nvprof-kit layers my\ \(old\)\ runs/a' 'nvprof-kit layers my'; do
-          COMPREPLY=() COMP_CWORD=2
-          _nvprof_kit_completion ./kit
-          printf '%s\n' "${COMPREPLY[@]}"
-        done"""
-    done = subprocess.run(
-        ["bash", "-c", asked],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.splitlines() == [
-        r"my\ \(old\)\ runs/a\ b.sqlite",
-        "-o nospace",
-        r"my\ \(old\)\ runs/",
-    ], done.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize(
-    "capture", ["mine.sqlite", "mine.sqlite.xz", "mine.nsys-rep", "mine.json", "mine.json.gz", "mine.json.xz"]
-)
-def test_layers_come_from_the_capture_that_is_named(shell: str, capture: str, tmp_path: Path) -> None:
-    newest = NsysFile(tmp_path / "newest.sqlite")
-    newest.range_("other", 100, 200, category="forward")
-    mine = NsysFile(tmp_path / "mine.sqlite")
-    mine.range_("model.layers.0", 100, 200, category="forward")
-    mine.write()
-    newest.write()
-    trace = json.dumps({"traceEvents": [{"ph": "X", "name": "nvprof_kit:forward:model.layers.0", "ts": 1, "dur": 2}]})
-    pack = {".xz": lzma.compress, ".gz": gzip.compress}.get(Path(capture).suffix, bytes)
-    held = trace.encode() if ".json" in capture else (tmp_path / "mine.sqlite").read_bytes()
-    (tmp_path / capture).write_bytes(b"a report" if capture.endswith("-rep") else pack(held))
-    words = f"nvprof-kit layers {capture} --where model"
-    given = completed(tmp_path, words, shell)
-    assert given == ["model.layers.0"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -25,7 +25,6 @@ from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.jobs.finding import head_of
 from nvprof_kit._trace.jobs.flight_recorder import read_flight_recorder
 from nvprof_kit._trace.jobs.nccl_inspector import read_nccl_inspector
-from nvprof_kit._trace.layer_names import layer_names
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
@@ -242,23 +241,6 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
         open_ncu(path)
     with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
         read_nccl_inspector(path)
-
-
-def test_completion_unpacks_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Completion runs at a key press; it gives no names, and unpacks no more than the limit."""
-    monkeypatch.setattr(packed, "_LEAST", 1 << 20)
-    monkeypatch.setattr(packed, "_RATIO", 10)
-    unpacked: list[int] = []
-    read_into = packed.Bounded.readinto
-
-    def counted(self: packed.Bounded, buffer: Any) -> int:
-        unpacked.append(len(buffer))
-        return read_into(self, buffer)
-
-    monkeypatch.setattr(packed.Bounded, "readinto", counted)
-    (path := tmp_path / "a.sqlite.xz").write_bytes(lzma.compress(b"SQLite format 3\0" + bytes(30 << 20)))
-    assert layer_names(path) == []
-    assert 0 < sum(unpacked) < 4 << 20
 
 
 def test_the_search_for_ranks_unpacks_the_beginning_only(tmp_path: Path) -> None:

@@ -45,11 +45,10 @@ def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
     names = " ".join(sorted(processes(two)))
     assert "rank 0" in names and "rank 2" in names and "rank 1" not in names
     assert two.stat().st_size < job.export(tmp_path / "all.json.gz").stat().st_size
-    assert job.perfetto(form="pftrace").save(tmp_path / "run.pftrace").stat().st_size > 500
     with pytest.raises(UsageError, match="no rank 7 in the job; it has 3 ranks"):
         job.export(tmp_path / "x.json", ranks=[7])
-    with pytest.raises(UsageError, match="stacks are of one capture"):
-        job.export(tmp_path / "x.folded")
+    with pytest.raises(UsageError, match=r"x\.pftrace: no format has this suffix"):
+        job.export(tmp_path / "x.pftrace")
 
 
 def test_a_job_of_maps_whose_captures_are_gone(captures: list[Path], tmp_path: Path) -> None:

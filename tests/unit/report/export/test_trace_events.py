@@ -22,7 +22,7 @@ from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.timeline import OPTIONAL, timeline
-from nvprof_kit._report.export.forms import TRACES
+from nvprof_kit._report.export.trace_events import trace_events
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
 
@@ -32,7 +32,7 @@ CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024
 
 
 def exported(trace: Trace, instance: int | None = None) -> dict[str, Any]:
-    packed = TRACES["json.gz"](timeline(trace, attribute(trace), instance), trace.info)
+    packed = trace_events(timeline(trace, attribute(trace), instance), trace.info, "json.gz")
     return json.loads(gzip.decompress(b"".join(packed)), parse_float=Decimal)
 
 
@@ -169,7 +169,7 @@ def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> Non
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"traceEvents": events}))
     trace = open_capture(path, optional=OPTIONAL)
-    packed = b"".join(TRACES["json"](timeline(trace, attribute(trace)), trace.info)).decode()
+    packed = b"".join(trace_events(timeline(trace, attribute(trace)), trace.info, "json")).decode()
     assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed
 
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nvprof_kit._agents.skill import skill_path
+import nvprof_kit
 from nvprof_kit._cli import group, main
 
 DATA = Path(__file__).parents[2] / "data"
-TEXT = skill_path().read_text(encoding="utf-8")
+SKILL = Path(nvprof_kit.__file__).parent / "skill" / "SKILL.md"
+TEXT = SKILL.read_text(encoding="utf-8")
 COMMANDS = dict(re.findall(r"^## (.+\?)\n\n```sh\n(.+)\n```$", TEXT, re.MULTILINE))
 """The command of each question."""
 
@@ -151,7 +152,7 @@ def test_without_marks_the_memory_of_a_layer_is_not_known(ask: Callable[..., Tol
 
 
 def test_the_verb_tells_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, out in ((["skill"], f"{skill_path()}\n"), (["skill", "--print"], TEXT)):
+    for words, out in ((["skill"], f"{SKILL}\n"), (["skill", "--print"], TEXT)):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert not ended.value.code and capsys.readouterr().out == out
