@@ -33,8 +33,7 @@ MAY_IMPORT = {
     "_report": FOUNDATION | {"_trace", "_result", "_analysis"},
     "_results": FOUNDATION | {"_trace", "_result", "_analysis", "_report"},
     "_api": FOUNDATION | {"_capture", "_trace", "_result", "_analysis", "_report", "_results"},
-    "_cli": FOUNDATION
-    | {"_capture", "_trace", "_result", "_analysis", "_report", "_results", "_api", "integrations"},
+    "_cli": FOUNDATION | {"_capture", "_trace", "_result", "_analysis", "_report", "_results", "_api", "integrations"},
     "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_result", "_analysis", "_report"},
     "integrations": FOUNDATION | {"_instrument", "_capture"},
     "__main__": {"_cli"},
