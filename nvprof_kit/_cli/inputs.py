@@ -75,15 +75,14 @@ def top_option(default: int, what: str) -> Callable[..., Any]:
         default: The maximum number of rows without the option.
         what: What it counts, for the help.
     """
-    more = f"{what}; without it, a terminal shows those that fit."
-    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=more)
+    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=f"{what}.")
 
 
 def _top(what: str) -> Callable[..., Any]:
     return click.option("--top", "most", type=click.IntRange(min=1), metavar="N", help=what)
 
 
-LINES = "Rows to print, the costliest first; default: as many as fit the terminal, all without a terminal."
+LINES = "Rows to print, the costliest first. [default: all]"
 """Help of ``--top`` for tables with a row per layer."""
 
 _WHERE = click.option(

@@ -155,7 +155,7 @@ class Output:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def print(self, results: Sequence[Sequence[RenderableType]], inputs: Iterable[str | Path] = ()) -> None:
-        """Print text results, separated by empty lines; on a terminal each fits its height, unless rows were asked for.
+        """Print text results, separated by empty lines.
 
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
@@ -165,7 +165,7 @@ class Output:
         if self.path is None:
             with _stdout():
                 for parts in _apart(results):
-                    print_to(sys.stdout, parts, fit=not _asked_for_rows())
+                    print_to(sys.stdout, parts)
                 sys.stdout.flush()
         else:
             write_file(self.path, text_of(chain(*_apart(results)), kept=True), inputs=inputs)
@@ -177,13 +177,6 @@ def _apart(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[Ren
     for number, parts in enumerate(results):
         yield ["", *parts] if number and last != "" else parts
         last = parts[-1] if parts else last
-
-
-def _asked_for_rows() -> bool:
-    """Whether ``--top`` was given, which then decides instead of the terminal's height."""
-    context = click.get_current_context(silent=True)
-    given = ParameterSource.COMMANDLINE
-    return context is not None and any(context.get_parameter_source(name) is given for name in ("top", "most"))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.table.fit import Rest, section
 from nvprof_kit._report.text.table.terminal import capture_line, warning_lines
 from nvprof_kit._report.text.table.units import Milliseconds, percent
 
@@ -30,11 +29,11 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
     """
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
     for rank, finding in enumerate(result.findings[:top], 1):
-        parts += section([*_paragraph(rank, finding, result.wall_ns), ""], way="--top N shows them")
+        parts += [*_paragraph(rank, finding, result.wall_ns), ""]
     if not result.findings:
         parts += [Text("No rule found anything in this capture."), ""]
     if len(result.findings) > top:
-        parts += [Rest(len(result.findings) - top, "… and {} more; --top shows them"), ""]
+        parts += [Text(f"… and {len(result.findings) - top:,} more; --top N shows them", "dim"), ""]
     whole = f"the whole capture{f' and its {result.gpus} GPUs' if result.gpus > 1 else ''}"
     note = f"Savings are upper bounds, over {whole}. Findings overlap, so savings do not add up."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]

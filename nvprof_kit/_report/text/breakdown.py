@@ -12,9 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
-from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
-from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
 from nvprof_kit._result.selection import EVERYTHING, Selection
@@ -95,7 +93,7 @@ def breakdown_report(
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             shown = _queue(rows) if name == "queue" else rows
             made = [Text(heading, "bold"), _plain(_nonempty(shown.head(top)), len(shown) - top), ""]
-            parts += made if view else section(made, name)
+            parts += made
     notes = ranked_notes(tables.values())
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
     return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings)]
@@ -195,8 +193,7 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     spent = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
     whole = int(spent.sum())
     lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in spent.items() if ns]
-    more = "  … and {} more; --view idle has all"
-    return ["", Text("Idle:", "bold"), Lines(lines, rest=more, least=1)] if lines else []
+    return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
 def _nonempty(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,8 +11,6 @@ from rich.text import Text
 from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
-from nvprof_kit._report.text.table.fit import section
-from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
 from nvprof_kit._result.plain import title
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 _MS = Cells(1, 3)
 _MARKUP = re.compile(r"[\\|*`\[\]]")
 _UNIT = "Milliseconds per step: geometric means, not the median step"
-_NOTES = "… and {} more notes of this kind; -o FILE.txt has them"
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
@@ -57,8 +54,8 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
     ]
     if len(result.kernels):
         lines, more = _kernel_lines(result, top)
-        shown: list[RenderableType] = [Text(_kernel_head(result), "bold"), Lines([*map(Text, lines)], more)]
-        parts += ["", *section(shown, "kernels", "", "--top N shows them")]
+        parts += ["", Text(_kernel_head(result), "bold"), *map(Text, lines)]
+        parts += [Text(f"… and {more:,} more; --top N shows them", "dim")] if more else []
     if result.gates:
         parts += ["", *(Text(line, "" if held else "bold red") for held, line in _gate_lines(result))]
     return [
@@ -66,7 +63,7 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
         "",
         Text(f"{_UNIT}; GPU time, and wall time for the step.", "dim"),
         *(Text(note, "dim") for note in _fold_notes(changed)),
-        *([Lines([Text(note, "dim") for note in result.notes], rest=_NOTES, least=1)] if result.notes else []),
+        *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
     ]
 

@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._findings import SEVERITIES, Finding
-from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._result.column import Column, Columns
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ COLUMNS: Columns = {
     "fix": Column("the command or change that fixes it", kind="str"),
 }
 """Columns of the findings table with their meaning."""
-
-_ALWAYS = ("error", "warning")
-"""What is printed however small the terminal is."""
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
@@ -51,8 +47,7 @@ def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableTy
     for subject, findings in found.items():
         parts += [Text(subject, "bold")] if len(found) > 1 else []
         for finding in findings:
-            lines = _lines(finding)
-            parts += lines if finding.severity in _ALWAYS else section(lines, way="`| less` or --format md shows them")
+            parts += _lines(finding)
     counted = Counter(finding.severity for findings in found.values() for finding in findings)
     named = [
         f"{counted[level]} {level if level == 'ok' or counted[level] == 1 else level + 's'}" for level in SEVERITIES

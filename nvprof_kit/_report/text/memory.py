@@ -10,7 +10,6 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
-from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
@@ -75,7 +74,7 @@ def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selectio
     for name, rows in select.each(tables).items():
         if len(rows):
             made = [Text(VIEWS[name], "bold"), _table(rows, most, name), ""]
-            parts += section(made, name, "--by") if len(views) > 1 else made
+            parts += made
     notes = [Text("MiB of 1,048,576 bytes.", "dim"), *ranked_notes(tables.values())]
     return [*parts, *notes, *warning_lines(result.warnings)]
 

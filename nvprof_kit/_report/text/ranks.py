@@ -9,7 +9,6 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
 from nvprof_kit._analysis.ranks.words import many, of_job
-from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, percent
@@ -49,7 +48,7 @@ def ranks_report(found: RanksAnswer, top: int = 10, fold: bool | None = None) ->
     if len(found.critical_path):
         tables["critical-path"] = _path(found.critical_path, top, fold)
         tables["what-if"] = _what_if(found.what_if, found.replay_error or 0.0)
-    parts += [part for name, made in tables.items() if made for part in section(made, name)]
+    parts += [part for made in tables.values() for part in made]
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, Text(note, "dim"), *warning_lines(found.warnings)]
 

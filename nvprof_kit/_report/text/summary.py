@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.table.fit import section
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell, short_kernel
 
@@ -31,7 +30,7 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
     for name, rows in result.views.items():
         table = [_table(_readable(rows.head(top)), len(rows) - top)] if len(rows) else []
         view = [Text(name.capitalize(), "bold"), *table, Text(result.notes[name], "dim"), ""]
-        parts += section(view, name) if len(result.views) > 1 else view
+        parts += view
     return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings)]
 
 

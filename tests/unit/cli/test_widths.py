@@ -11,13 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from rich.cells import cell_len
 from rich.text import Text
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
-from nvprof_kit._cli import group
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import print_to
 from nvprof_kit._result.result import Result
@@ -75,7 +73,7 @@ ANSWERS: dict[str, Callable[[Path], Result]] = {
 
 
 class Terminal(io.StringIO):
-    """A terminal of any width; the height is that of the environment."""
+    """A terminal of the environment's width."""
 
     def isatty(self) -> bool:
         return True
@@ -132,7 +130,6 @@ def test_no_line_is_longer_than_the_terminal(
     name: str, width: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", "40")
     print_to(terminal := Terminal(), answers[name].parts())
     shown = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
     assert max(map(cell_len, shown)) <= width
@@ -164,64 +161,14 @@ def test_rows_stack_where_no_column_may_go(monkeypatch: pytest.MonkeyPatch) -> N
     assert "busy ms" in text and "MFU" in text and not numbers(text) - numbers(printed(grid, 2000, monkeypatch))
 
 
-def test_a_terminal_shows_the_costliest_and_says_the_way_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_keeps_the_costliest_rows_and_says_how_many_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("LINES", "30")
     result = opened("flops/llama12-2024.2").layers().selected(fold=False)
-    print_to(terminal := Terminal(), result.parts())
+    print_to(whole := Terminal(), result.parts())
+    print_to(terminal := Terminal(), result.selected(top=5).parts())
     lines = terminal.getvalue().splitlines()
-    assert len(lines) < 35
+    assert len(lines) < 20 < 70 < len(whole.getvalue().splitlines())
     assert any("more rows; --top N or -o FILE.csv shows them" in line for line in lines)
-    print_to(pipe := io.StringIO(), result.parts())
-    assert "more rows" not in pipe.getvalue() and len(pipe.getvalue().splitlines()) > 70
-
-
-@pytest.mark.parametrize("width", (60, 80, 200))
-def test_the_text_around_a_table_is_counted_as_it_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", "34")
-    result = opened("compile-blocks-parts-2024.2").layers()
-    print_to(terminal := Terminal(), result.parts())
-    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
-    assert len(lines) < 34 and any("more rows" in line for line in lines)
-
-
-def _first_clause(warning: str) -> str:
-    return re.split(r"[;:.,] ", warning)[0]
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 30), (200, 24)])
-@pytest.mark.parametrize("name", ANSWERS)
-def test_every_answer_fits_a_terminal_and_keeps_its_warnings(
-    name: str, width: int, height: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", str(height))
-    print_to(terminal := Terminal(), answers[name].parts())
-    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
-    assert len(lines) < height  # the prompt takes a line too
-    text = " ".join(" ".join(lines).split())
-    shortened = (name, width) == ("breakdown", 80)  # two warnings of 4 lines, and 3 rows of sums
-    assert (f"Lines with … are shortened for {height} lines; --top N shows all" in text) == shortened
-    for warning in answers[name].warnings:
-        assert (" ".join(warning.split()) in text) or (shortened and f"! {_first_clause(warning)}" in text)
-    print_to(whole := Terminal(), answers[name].parts(), fit=False)
-    print_to(pipe := io.StringIO(), answers[name].parts())
-    printed = re.sub(r"\x1b\[[\d;]*m", "", whole.getvalue())
-    assert numbers(printed) == numbers(pipe.getvalue())
-
-
-@pytest.mark.parametrize(("words", "fit"), [((), True), (("--top", "3"), False)])
-def test_rows_that_were_asked_for_are_printed_whatever_the_height(
-    words: tuple[str, ...], fit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from nvprof_kit._report.text.table import terminal
-
-    told: list[bool] = []
-    monkeypatch.setattr(terminal, "print_to", lambda *_, fit: told.append(fit))
-    for verb in ("layers", "breakdown"):
-        assert CliRunner().invoke(group, [verb, str(DATA / "eager-2024.2.sqlite.xz"), *words]).exit_code == 0
-    assert told == [fit, fit]
 
 
 def test_the_table_adds_up_folded_or_not() -> None:

@@ -71,12 +71,11 @@ class Grid:
     Attributes:
         columns: The columns; the first names the rows.
         rows: The rows.
-        most: Maximum number of shown rows; None for as many as fit.
+        most: Maximum number of shown rows; None for all.
         way: How to show omitted rows and columns, other than a file.
         in_order: Whether the first rows are kept if not all are shown, and not the costliest.
         beyond: Number of rows that were omitted before; the line about omitted rows counts them.
         rest: The line about omitted rows, if it has words of its own; ``{}`` is their number.
-        least: Minimum number of rows on a terminal; 0 for that of all tables.
     """
 
     columns: list[Column]
@@ -86,7 +85,6 @@ class Grid:
     in_order: bool = False
     beyond: int = 0
     rest: str = ""
-    least: int = 0
 
     def add_row(self, *cells: RenderableType, style: str = "", cost: float | None = None) -> None:
         """Add a row.
@@ -108,25 +106,14 @@ class Grid:
         """Print as many rows as selected: the costliest, or the first if they are sorted."""
         self.most, self.in_order, self.way = select.top, bool(select.sort), "--top N or -o FILE.csv shows them"
 
-    def dense(self) -> Grid:
-        """The table without rules, if they are not what tells which rows may be omitted."""
-        bare = [row for row in self.rows if not row.section]
-        return replace(self, rows=bare) if any(row.cost is not None for row in bare) else self
-
-    @property
-    def count(self) -> int:
-        """Number of rows that may be omitted."""
-        return len(self._body())
-
-    def parts(self, width: int, most: int | None = None, grow: bool = False) -> list[RenderableType]:
+    def parts(self, width: int, grow: bool = False) -> list[RenderableType]:
         """The table as it fits, and a line about what is omitted.
 
         Args:
             width: Width of a line in cells.
-            most: Maximum number of rows that fit; None for all.
             grow: Shorten texts except the first column, and exceed `width` if the numbers need it.
         """
-        rows, hidden = self._fitting_rows(most)
+        rows, hidden = self._shown_rows()
         hidden += self.beyond
         shown = replace(self, rows=rows)
         places, widths, lacking = shown._fitting_columns(width, grow)
@@ -156,14 +143,13 @@ class Grid:
     def _way(self) -> str:
         return self.way or "-o FILE.csv has them all"
 
-    def _fitting_rows(self, fitting: int | None) -> tuple[list[Row], int]:
+    def _shown_rows(self) -> tuple[list[Row], int]:
         """The shown rows, and the number of omitted rows."""
         body = self._body()
-        most = min((one for one in (self.most, fitting) if one is not None), default=len(body))
-        if len(body) <= most:
+        if self.most is None or len(body) <= self.most:
             return self.rows, 0
         ranked = body if self.in_order else sorted(body, key=lambda row: -(row.cost or 0.0))
-        hidden = {id(row) for row in ranked[most:]}
+        hidden = {id(row) for row in ranked[self.most :]}
         return [row for row in self.rows if id(row) not in hidden], len(hidden)
 
     def _body(self) -> list[Row]:

@@ -13,9 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.text.table.bar import Bar
-from nvprof_kit._report.text.table.fit import fitted
 from nvprof_kit._report.text.table.grid import WIDE, Column, Grid
-from nvprof_kit._report.text.table.lines import Lines
 from nvprof_kit._report.text.table.units import counted
 from nvprof_kit._result.plain import plain, title
 from nvprof_kit._trace.schema import CaptureInfo
@@ -36,16 +34,16 @@ class _PlainConsole(Console):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
-def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False, fit: bool = True) -> None:
+def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
     """Print the parts of a report.
 
-    On a terminal, output has colors and the terminal's width, and, with ``fit``, its height. Elsewhere it is plain and
-    ``COLUMNS`` wide. If ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and
-    numbers of a table need it.
+    On a terminal, output has colors and the terminal's width. Elsewhere it is plain and ``COLUMNS`` wide. If
+    ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and numbers of a table need
+    it.
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
-        _print(console, fitted(console, list(parts), console.height - 1) if fit else parts, wrap=True)
+        _print(console, parts, wrap=True)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
@@ -66,7 +64,7 @@ def _print(
     """Tables keep to the width; a line of text is wrapped on a terminal and written as is to a pipe."""
     width = console.width
     for part in parts:
-        for one in part.parts(width, grow=grow) if isinstance(part, (Grid, Lines)) else (part,):
+        for one in part.parts(width, grow=grow) if isinstance(part, Grid) else (part,):
             if isinstance(one, Table) and grow:
                 console.width = max(width, console.measure(one, options=console.options.update(width=_ANY)).maximum)
             console.print(one, soft_wrap=isinstance(one, (str, Text)) and not wrap)
