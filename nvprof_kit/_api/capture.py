@@ -6,7 +6,6 @@ share the result.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -587,23 +586,20 @@ class Capture:
         """The capture's tables by name, as DataFrames; each is read on first access."""
         return Tables(self)
 
-    def sql(self, query: str, *, longest_s: float = 600.0) -> pd.DataFrame:
-        """Query `tables` in SQL, with an in-memory DuckDB that has no access to files or the network. Query and result
-        take at most half of the free memory each.
+    def sql(self, query: str) -> pd.DataFrame:
+        """Query `tables` in SQL, with an in-memory DuckDB that has no access to files or the network.
 
         Args:
             query: One statement in DuckDB's SQL dialect that only reads, such as SELECT, WITH ... SELECT, DESCRIBE,
                 SUMMARIZE or EXPLAIN. The tables are those of `tables`, including ``operations`` with the layer of each
                 operation; ``list(capture.tables)`` names them, SHOW TABLES does not.
-            longest_s: Time limit in seconds.
 
         Raises:
-            ToolError: DuckDB is not installed.
-            UsageError: The query is invalid, does not only read, accesses files or the network, or exceeds a limit.
+            UsageError: The query is invalid, does not only read, or accesses files or the network.
         """
         from nvprof_kit._api.sql import answer
 
-        return answer(query, self.tables, checked("longest_s", longest_s, most=threading.TIMEOUT_MAX))
+        return answer(query, self.tables)
 
     # ---------------------------------------------------------------- what is read
 

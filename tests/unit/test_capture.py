@@ -223,7 +223,7 @@ FRAME = pd.DataFrame({"layer": ["a", "b", "a"], "ns": [1, 2, 3]})
     ],
 )
 def test_sql_only_reads(query: str, kind: str) -> None:
-    with pytest.raises(nvprof_kit.UsageError, match=f"of type {kind}, and only reading is possible; use SELECT"):
+    with pytest.raises(nvprof_kit.UsageError, match=f"which only reads, such as SELECT or WITH; and has {kind}"):
         answer(query, {"operations": FRAME})
 
 
@@ -232,13 +232,13 @@ def test_sql_only_reads(query: str, kind: str) -> None:
     [
         ("", "none"),
         ("-- nothing", "none"),
-        ("SELECT 1; SELECT 2", "several"),
-        ("SELECT 1; CREATE TABLE t AS SELECT 1", "several"),
-        ("PIVOT operations ON layer", "several, as is PIVOT without IN"),
+        ("SELECT 1; SELECT 2", "SELECT, SELECT"),
+        ("SELECT 1; CREATE TABLE t AS SELECT 1", "SELECT, CREATE"),
+        ("PIVOT operations ON layer", "MULTI"),
     ],
 )
 def test_sql_takes_one_statement(query: str, found: str) -> None:
-    with pytest.raises(nvprof_kit.UsageError, match=f"needs exactly one statement, and has {found}"):
+    with pytest.raises(nvprof_kit.UsageError, match=f"needs exactly one statement, .* and has {found}"):
         answer(query, {"operations": FRAME})
 
 
@@ -307,15 +307,7 @@ def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None
 ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
 
 
-def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "a.sqlite")
-    file.range_("layers.0", 0, 50)
-    file.kernel(100, 110, launched=(1, 2))
-    opened = nvprof_kit.open(file.write())
-    with pytest.raises(nvprof_kit.UsageError, match=r"ended after 0\.5 s"):
-        opened.sql(ENDLESS, longest_s=0.5)
-    with pytest.raises(nvprof_kit.UsageError, match="larger than 1 MiB"):
-        answer("SELECT * FROM range(10000000)", {}, most_bytes=1 << 20)
+def test_a_result_of_any_length() -> None:
     assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
     assert answer("SELECT 1 AS one WHERE false", {}).columns.tolist() == ["one"]
 
@@ -326,7 +318,6 @@ def test_a_number_that_is_not_finite_or_too_small_is_refused(number: float, tmp_
     file.kernel(100, 110, launched=(1, 2))
     opened = nvprof_kit.open(file.write())
     for question in (
-        lambda: opened.sql("SELECT 1", longest_s=number),
         lambda: opened.metrics(floor=number),
         lambda: opened.diff(opened, run_noise=number),
         lambda: opened.ncu_plan(share=number),
@@ -337,8 +328,6 @@ def test_a_number_that_is_not_finite_or_too_small_is_refused(number: float, tmp_
 
 
 def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
-    """At once, though this query is a single task of DuckDB."""
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -347,7 +336,7 @@ def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(KeyboardInterrupt):
-            answer(ENDLESS, {}, longest_s=30)
+            answer(ENDLESS, {})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
