@@ -23,10 +23,7 @@ DOCS = Path(__file__).parent
 DATA = DOCS.parent / "tests" / "data"
 PLOTS = {
     "layers": "checkpoint-2023.4",
-    "tree": "checkpoint-2023.4",
     "timeline": "hooks-ddp-2024.2",
-    "steps": "hooks-ddp-2024.2",
-    "queue": "ddp.rank0-2024.2",
 }
 """The views of the plots, and the capture that shows each best."""
 

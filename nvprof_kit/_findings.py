@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -66,9 +65,6 @@ RULES: Mapping[str, str] = MappingProxyType(
 )
 """Every rule by name, with what it looks at; that is also the title of a finding of a check."""
 
-_FORMER = {"advice": "fix", "level": "severity", "check": "title", "seen": "evidence"}
-"""Attributes by their names of the release before."""
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -104,14 +100,6 @@ class Finding:
     symptom_of: str = ""
     severity: str = "warning"
     why: str = ""
-
-    def __getattr__(self, name: str) -> str:
-        new = _FORMER.get(name)
-        if new is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warnings.warn(f"Finding.{name} is now Finding.{new}", DeprecationWarning, stacklevel=2)
-        found: str = getattr(self, new)
-        return found
 
     def __post_init__(self) -> None:
         if self.rule not in RULES or self.severity not in SEVERITIES:

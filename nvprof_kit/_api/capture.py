@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
-PlotView = Literal["layers", "timeline", "steps", "tree", "queue"]
+PlotView = Literal["layers", "timeline"]
 TraceForm = Literal["json.gz", "json"]
 
 MANY_OPERATIONS = 200_000
@@ -399,21 +399,20 @@ class Capture:
 
         Args:
             view: ``layers``: a bar per layer, by phase. ``timeline``: one step over time, layers above the GPU's
-                streams. ``steps``: a bar per step. ``tree``: the model, each layer as wide as its time. ``queue``: the
-                number of launched operations that wait for the GPU.
+                streams.
             depth: How many levels of the model to draw; None for as many as fit.
             step: Step number of the timeline; None for the step of median length.
             steps: Which steps to draw (for ``timeline``: to choose from). None means all except warm-up for
-                ``timeline`` and ``tree``, all for ``steps``, and the whole capture for ``layers`` and ``queue``.
+                ``timeline``, and the whole capture for ``layers``.
 
         Raises:
-            UsageError: The view is unknown, or the capture lacks the step or has no steps.
+            UsageError: The view is unknown, or the capture lacks the step.
         """
         from nvprof_kit._results.plot import Plot
 
         draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
         if step is not None and view != "timeline":
-            raise UsageError(f"--step is for --view timeline; {view} shows every step")
+            raise UsageError("--step is for --view timeline; layers shows every step")
         chosen = steps or _all_steps()
         figure, rows, warnings = draw(depth, step, chosen)
         return Plot(view, figure, rows, warnings, sources=self.sources)
@@ -692,29 +691,6 @@ class Capture:
         result = self.layers(depth=depth, steps=steps)
         return result.figure(), result.rows, result.warnings
 
-    def _draw_tree(self, depth: int | None, _: int | None, steps: StepOptions) -> Drawn:
-        from nvprof_kit._report.plots.tree import tree_figure
-
-        result = self.layers(steps=steps)
-        return tree_figure(result, depth), result.tree, result.warnings
-
-    def _draw_steps(self, _: int | None, __: int | None, steps: StepOptions) -> Drawn:
-        from nvprof_kit._analysis.attribution.step_times import step_times
-        from nvprof_kit._report.plots.steps import steps_figure
-
-        result, known = self.layers(by_step=True, steps=steps), self._operations()
-        if not result.summary.steps:
-            raise UsageError(f"{self.path}: no steps; put nvprof_kit.step(number) around each step of the loop")
-        times = step_times(known.trace, known.attribution)
-        times = times[result.steps.shown] if steps.selects else times
-        return steps_figure(result, times), times, result.warnings
-
-    def _draw_queue(self, _: int | None, __: int | None, steps: StepOptions) -> Drawn:
-        from nvprof_kit._report.plots.queue import queue_figure
-
-        result = self.breakdown(steps=steps)
-        return queue_figure(result), result.queue, result.warnings
-
     def _draw_timeline(self, depth: int | None, step: int | None, steps: StepOptions) -> Drawn:
         from nvprof_kit._analysis.attribution.step_times import instance_of, step_times, typical_step
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
@@ -731,7 +707,7 @@ class Capture:
         return timeline_figure(shown, known.trace.info.gpus, depth), shown.ops, known.trace.info.warnings
 
 
-_PLOTS: tuple[PlotView, ...] = ("layers", "timeline", "steps", "tree", "queue")
+_PLOTS: tuple[PlotView, ...] = ("layers", "timeline")
 
 
 class Tables(Mapping[str, "pd.DataFrame"]):

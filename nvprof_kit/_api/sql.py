@@ -32,8 +32,8 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
             types = [statement.type.name for statement in database.extract_statements(query)]
             if len(types) != 1 or types[0] not in ("SELECT", "EXPLAIN"):  # WITH, FROM, DESCRIBE and others are SELECT
                 raise UsageError(
-                    "this query cannot be answered: it needs exactly one statement, which only reads, such as SELECT "
-                    f"or WITH; and has {', '.join(types) or 'none'}"
+                    "this query cannot be answered: it needs exactly one statement, which only reads (SELECT, …), "
+                    f"and has {', '.join(types) or 'none'}"
                 )
             names = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
             for name in sorted(names & {*tables}):

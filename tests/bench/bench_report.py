@@ -29,8 +29,6 @@ def main() -> None:
             "layers": [*ours, "layers", "--format", "csv", str(large)],
             "report": [*ours, "report", str(large), "-o", str(folder / "page.html")],
             "plot --view timeline": [*ours, "plot", "--view", "timeline", str(large), "-o", str(folder / "plot.png")],
-            "plot --view tree": [*ours, "plot", "--view", "tree", str(large), "-o", str(folder / "plot.png")],
-            "plot --view queue": [*ours, "plot", "--view", "queue", str(large), "-o", str(folder / "plot.png")],
             "report of 64": [*ours, "report", *[str(small)] * 64, "-o", str(folder / "many.html")],
             "export": [*ours, "export", str(large), "-o", str(folder / "trace.json.gz")],
         }

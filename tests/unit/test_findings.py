@@ -30,13 +30,3 @@ def test_there_is_one_class_of_findings() -> None:
     assert [path.name for path, page in pages.items() if re.search(r"^class \w*Finding\b", page, re.M)] == [
         "_findings.py"
     ]
-
-
-def test_attributes_of_the_release_before_warn() -> None:
-    found = checked("warning", "disk", "1 MB free", fix="make room")
-    with pytest.warns(DeprecationWarning, match="Finding.level is now Finding.severity"):
-        assert found.level == "warning"
-    with pytest.warns(DeprecationWarning, match="Finding.advice is now Finding.fix"):
-        assert found.advice == "make room"
-    with pytest.raises(AttributeError, match="no attribute 'rank'"):
-        _ = found.rank

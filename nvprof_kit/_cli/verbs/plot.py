@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.capture import PlotView
 
-VIEWS = ("layers", "timeline", "steps", "tree", "queue")
+VIEWS = ("layers", "timeline")
 
 
-@click.command(short_help="Plot layers, timeline, steps, tree or queue, as png, svg or pdf.")
+@click.command(short_help="Plot layers or the timeline of a step, as png, svg or pdf.")
 @reading_into({f".{name}": name for name in formats.PICTURES})
 @click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as fit.")
@@ -32,13 +32,12 @@ def plot(
     """Plot a capture, in colors that readers with color blindness can tell apart.
 
     layers: a bar per layer, by phase. timeline: one step over time, layers above the GPU's streams, with idle gaps.
-    steps: a bar per step. tree: the model, each layer as wide as its time. queue: the number of launched operations
-        that wait for the GPU, during the step of median length. FILE ends in .png, .svg or .pdf.
+    FILE ends in .png, .svg or .pdf.
     """
     if len(request.captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(request.captures)}; plot them one by one")
     if step is not None and view != "timeline":
-        raise UsageError(f"--step is for --view timeline; {view} shows every step")
+        raise UsageError("--step is for --view timeline; layers shows every step")
     (capture,) = request.captures
     with progress() as say:
         say(f"reading and drawing {capture}")

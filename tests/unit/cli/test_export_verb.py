@@ -83,7 +83,7 @@ def test_ranges_of_another_program_by_rules(tmp_path: Path) -> None:
     assert '"layer":"model.3"' in out.read_text()
     assert run("report", "--rules", rules, file.path, "-o", tmp_path / "page.html") == 0
     assert 'data-path="model.3"' in (tmp_path / "page.html").read_text()
-    assert run("plot", "--rules", rules, "--view", "tree", file.path, "-o", tmp_path / "tree.svg") == 0
+    assert run("plot", "--rules", rules, file.path, "-o", tmp_path / "layers.svg") == 0
 
 
 def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path: Path) -> None:

@@ -51,11 +51,3 @@ def test_refusals(words: list[str], complaint: str, capture: str, capsys: pytest
     assert run("plot", capture, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
-
-
-def test_steps_of_a_capture_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 100, 200, category="forward")
-    file.kernel(300, 330, launched=(110, 115))
-    assert run("plot", "--view", "steps", file.write(), "-o", tmp_path / "a.png") == 2
-    assert "no steps; put nvprof_kit.step(number) around" in capsys.readouterr().err
