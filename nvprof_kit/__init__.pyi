@@ -1,5 +1,6 @@
 # The one list of what the package offers: the lazy loader, `__all__` and the types all follow from it.
 from ._analysis.attribution.steps import StepOptions as StepOptions
+from ._analysis.timers import Timers as Timers
 from ._api.capture import Capture as Capture
 from ._api.capture import Tables as Tables
 from ._api.capture import open as open
@@ -59,7 +60,6 @@ from ._results.plot import Plot as Plot
 from ._results.ranks import Ranks as Ranks
 from ._results.ranks import RankTable as RankTable
 from ._results.summary import Summary as Summary
-from ._results.timers import Timers as Timers
 from .errors import CaptureError as CaptureError
 from .errors import NvprofKitError as NvprofKitError
 from .errors import ToolError as ToolError

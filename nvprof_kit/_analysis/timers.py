@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.nesting import nest
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.timer_log import TimerLogs
@@ -239,7 +240,7 @@ COLUMNS: Columns = MappingProxyType(
         "slowest": Column("rank with the largest mean duration"),
     }
 )
-"""Columns of `TimersResult.rows`."""
+"""Columns of `Timers.rows`."""
 
 CALL_COLUMNS: Columns = {
     "rank": Column("rank"),
@@ -252,39 +253,22 @@ CALL_COLUMNS: Columns = {
     "offset_ns": Column("start, in ns since the first start on the same clock", "ns"),
     "depth": Column("number of enclosing stages"),
 }
-"""Columns of `TimersResult.calls`."""
+"""Columns of `Timers.calls`."""
 
 
-@dataclass(frozen=True)
-class TimersOptions:
-    """Options of the timer statistics.
-
-    Attributes:
-        by_rank: One row per stage and rank instead of one per stage.
-        collective: Stages that end with a collective; if empty, those named after a collective, else ``backward``.
-        warm_up: Number of first calls of each stage to exclude from the verdict.
-        steps: The calls of each stage to include, by number from 0.
-    """
-
-    by_rank: bool = False
-    collective: tuple[str, ...] = ()
-    warm_up: int = 1
-    steps: StepOptions = ALL_STEPS
-
-
-@dataclass(frozen=True)
-class TimersResult:
-    """Times of the stages on each rank.
+@dataclass(frozen=True, repr=False, eq=False)
+class Timers(Result):
+    """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
 
     Attributes:
         path: The files or folders.
         rows: Statistics; columns `COLUMNS`; stages in order of their first start.
         ranks: The ranks with a log.
         wall_ns: Time from the first start to the last end over all ranks.
-        calls: One row per call, with ``offset_ns``, its start since the first start of all ranks, and ``depth``, the
-            number of enclosing stages on its rank.
+        calls: One row per call; columns `CALL_COLUMNS`.
         verdict: Which rank the others wait for.
         warnings: What may be wrong with the times.
+        by_call: Whether `to_frame` returns one row per call.
     """
 
     path: str
@@ -294,26 +278,43 @@ class TimersResult:
     calls: pd.DataFrame
     verdict: Verdict
     warnings: tuple[str, ...] = ()
+    by_call: bool = False
+
+    columns: ClassVar = {"timers": COLUMNS, "timers-calls": CALL_COLUMNS}
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return "timers-calls" if self.by_call else "timers"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per stage, per stage and rank, or per call, as requested."""
+        return self.calls if self.by_call else self.rows
 
 
-def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersResult:
-    """Statistics, skew and verdict of the stages that ranks timed."""
-    calls = _with_places(_chosen(logs, options.steps))
-    keys = ["stage", "rank"] if options.by_rank else ["stage"]
-    rows = _statistics(calls, keys).join(_skew(calls), on="stage").reset_index()
+def timers(
+    logs: TimerLogs,
+    by: Literal["rank", "call"] | None = None,
+    collective: tuple[str, ...] = (),
+    warm_up: int = 1,
+    steps: StepOptions = ALL_STEPS,
+) -> Timers:
+    """Statistics, skew and verdict of the stages that ranks timed; the arguments are those of `TimerLog.timers`."""
+    calls = _with_places(_chosen(logs, steps))
+    rows = _statistics(calls, ["stage", "rank"] if by == "rank" else ["stage"])
+    rows = rows.join(_skew(calls), on="stage").reset_index()
     if "rank" not in rows:
         rows["rank"] = pd.array([None] * len(rows), dtype="Int64")
     rows["stage"] = rows["stage"].astype("str")
-    ranks = tuple(sorted(map(int, calls["rank"].unique())))
-    wall_ns = int(calls["end_ns"].max() - calls["start_ns"].min())
-    return TimersResult(
-        logs.path,
-        rows[list(COLUMNS)],
-        ranks,
-        wall_ns,
-        calls,
-        find_straggler(calls, options.collective, options.warm_up),
-        (*logs.warnings, *_warnings(calls)),
+    return Timers(
+        path=logs.path,
+        rows=rows[list(COLUMNS)],
+        ranks=tuple(sorted(map(int, calls["rank"].unique()))),
+        wall_ns=int(calls["end_ns"].max() - calls["start_ns"].min()),
+        calls=calls[list(CALL_COLUMNS)],
+        verdict=find_straggler(calls, collective, warm_up),
+        warnings=(*logs.warnings, *_warnings(calls)),
+        by_call=by == "call",
     )
 
 

@@ -13,9 +13,9 @@ from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._analysis.timers import Timers
     from nvprof_kit._results.memory import Memory
     from nvprof_kit._results.ncu import NcuKernels, NcuLayers
-    from nvprof_kit._results.timers import Timers
     from nvprof_kit._trace.ncu.schema import NcuReport
     from nvprof_kit._trace.timer_log import TimerLogs
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
@@ -213,11 +213,9 @@ class TimerLog:
             UsageError: None of the requested calls is in the logs.
         """
         from nvprof_kit._analysis.attribution.steps import ALL_STEPS
-        from nvprof_kit._analysis.timers import TimersOptions, timers
-        from nvprof_kit._results.timers import Timers
+        from nvprof_kit._analysis.timers import timers
 
-        result = timers(self.logs, TimersOptions(by == "rank", tuple(collective), warm_up, steps or ALL_STEPS))
-        return Timers(**vars(result), sources=self.sources, by_call=by == "call")
+        return replace(timers(self.logs, by, tuple(collective), warm_up, steps or ALL_STEPS), sources=self.sources)
 
     @property
     def sources(self) -> tuple[Path, ...]:

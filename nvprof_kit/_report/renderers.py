@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RENDERERS", "encode_figure", "figure", "html_of", "page", "parts", "text_of"]
 
-RENDERERS: Mapping[str, Mapping[str, str]] = {}
+RENDERERS: Mapping[str, Mapping[str, str]] = {
+    "Timers": {"parts": "text.timers:timers_report", "figure": "text.timers:timeline_figure"},
+}
 """The functions that show a type, by its name: ``parts`` for the terminal, and perhaps ``figure`` and ``page``; each is
 named as module and function below `nvprof_kit._report`, and imported when it is needed.
 """

@@ -14,20 +14,19 @@ from nvprof_kit._report.plots.plots import PALETTE
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
 from nvprof_kit._result.plain import title
-from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nvprof_kit._analysis.timers import TimersResult, Verdict
+    from nvprof_kit._analysis.timers import Timers, Verdict
 
 MOST_BARS = 20_000
 """Maximum number of calls in the timeline; the first are drawn, and the title says so."""
 
 
-def timers_report(result: TimersResult, select: Selection = EVERYTHING) -> list[RenderableType]:
+def timers_report(result: Timers) -> list[RenderableType]:
     """The report: what was read, the table, the verdict, and warnings."""
-    rows = result.rows.to_dict("records")
+    rows = result.select.of(result.rows).to_dict("records")
     by_rank = result.rows["rank"].notna().any()
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
     write = Cells.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
@@ -37,7 +36,7 @@ def timers_report(result: TimersResult, select: Selection = EVERYTHING) -> list[
     made = table(
         [(name, kinds.get(name, "right")) for name in names], {"mean": 0, "rank": 0, "max": 0, "CPU": 2, "min": 2}
     )
-    made.choose(select)
+    made.choose(result.select)
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:
         cells = _cells(row, clock, write) | {"": Bar(int(row[f"{clock}_total_ns"]) / longest)}
@@ -55,7 +54,7 @@ def verdict_line(verdict: Verdict) -> Text:
     return Text(f"Straggler: {verdict.severity}. {verdict.reason[:1].upper()}{verdict.reason[1:]}", style)
 
 
-def timeline_figure(result: TimersResult) -> Figure:
+def timeline_figure(result: Timers) -> Figure:
     """A lane for each rank with a bar for each call; nested stages are drawn thinner, on top."""
     from matplotlib.figure import Figure
 
@@ -85,7 +84,7 @@ def timeline_figure(result: TimersResult) -> Figure:
     return figure
 
 
-def _header(result: TimersResult) -> list[RenderableType]:
+def _header(result: Timers) -> list[RenderableType]:
     ranks = len(result.ranks)
     wall = Milliseconds.for_total(result.wall_ns)(result.wall_ns) or "0"
     about = f" · {ranks} rank{'s' * (ranks != 1)} · {len(result.calls):,} calls in {wall} ms"

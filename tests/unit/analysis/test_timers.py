@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nvprof_kit._analysis.timers import COLUMNS, TimersOptions, TimersResult, timers
-from nvprof_kit._report.text.timers import timeline_figure, timers_report
-from nvprof_kit._trace.timer_log import STAGES, read_timer_logs
-from nvprof_kit.errors import CaptureError
+from nvprof_kit import CaptureError, Timers, open_timers
 
 
 def log(folder: Path, rank: int, stages: list[tuple[str, int, int, int | None]]) -> None:
@@ -25,7 +22,7 @@ def log(folder: Path, rank: int, stages: list[tuple[str, int, int, int | None]])
     (folder / f"timer_rank{rank}.log").write_text("".join(lines))
 
 
-def steps(count: int, forward: list[int], backward: list[int], folder: Path, rotate: bool = False) -> TimersResult:
+def steps(count: int, forward: list[int], backward: list[int], folder: Path, rotate: bool = False) -> Timers:
     """Ranks whose steps of 100 ms are forward, backward and an optimizer for the rest."""
     ranks = len(forward)
     for rank in range(ranks):
@@ -39,16 +36,14 @@ def steps(count: int, forward: list[int], backward: list[int], folder: Path, rot
                 ("optimizer", start + ahead + back, 100 - ahead - back, 100 - ahead - back),
             ]
         log(folder, rank, stages)
-    return timers(read_timer_logs([folder]))
+    return open_timers(folder).timers()
 
 
 def test_statistics_skew_and_offsets(tmp_path: Path) -> None:
     log(tmp_path, 0, [("forward", 0, 10, 8), ("forward", 100, 30, 26)])
     log(tmp_path, 1, [("forward", 5, 20, 18), ("forward", 101, 20, 16)])
-    logs = read_timer_logs([tmp_path])
-    assert list(logs.stages.columns) == list(STAGES)
-    result = timers(logs)
-    assert list(result.rows.columns) == list(COLUMNS)
+    result = open_timers(tmp_path).timers()
+    assert list(result.rows.columns) == list(Timers.columns["timers"])
     row = result.rows.iloc[0]
     assert row["calls"] == 4
     assert (row["cpu_total_ns"], row["cpu_mean_ns"], row["cpu_median_ns"]) == (80e6, 20e6, 20e6)
@@ -57,7 +52,7 @@ def test_statistics_skew_and_offsets(tmp_path: Path) -> None:
     assert row["skew_ns"] == 10e6  # GPU: (18 - 8 + 26 - 16) / 2
     assert result.wall_ns == 130e6
     assert result.calls["offset_ns"].tolist() == [0, 100e6, 5e6, 101e6]
-    by_rank = timers(logs, TimersOptions(by_rank=True)).rows
+    by_rank = open_timers(tmp_path).timers("rank").rows
     assert by_rank["rank"].tolist() == [0, 1]
     assert by_rank["cpu_total_ns"].tolist() == [40e6, 40e6]
 
@@ -87,13 +82,13 @@ def test_a_slow_rank_that_rotates_costs_as_much(tmp_path: Path) -> None:
     assert verdict.reason.startswith("the slow rank rotates: in backward the median rank waits 40.0 % of a step longer")
 
 
-def of_waits(folder: Path, waits: list[list[int]]) -> TimersResult:
+def of_waits(folder: Path, waits: list[list[int]]) -> Timers:
     """Steps of 100 ms; each rank's time in the collective's stage in each step."""
     for rank, own in enumerate(waits):
         log(folder, rank, [("forward", 100 * s, 95 - w, 95 - w) for s, w in enumerate(own)]
             + [("backward", 100 * s + 95 - w, w, w) for s, w in enumerate(own)]
             + [("optimizer", 100 * s + 95, 5, 5) for s in range(len(own))])  # fmt: skip
-    return timers(read_timer_logs([folder]))
+    return open_timers(folder).timers()
 
 
 def test_two_ranks_in_turn_are_not_one_straggler(tmp_path: Path) -> None:
@@ -124,7 +119,7 @@ def test_one_bad_step_is_no_straggler(tmp_path: Path) -> None:
     for rank, bad in enumerate([5, 1200]):
         waits = [85] * 10 + [bad] + [85]
         log(tmp_path, rank, [("backward", 2000 * s, w, w) for s, w in enumerate(waits)])
-    verdict = timers(read_timer_logs([tmp_path])).verdict
+    verdict = open_timers(tmp_path).timers().verdict
     assert (verdict.severity, verdict.rank) == ("warning", None)
     assert verdict.reason == "no straggler: call 10 alone makes up 100 % of the time lost in backward"
 
@@ -133,7 +128,7 @@ def test_words_that_only_look_like_a_collective(tmp_path: Path) -> None:
     for rank, (work, wait) in enumerate([(10, 60), (50, 20)]):
         stages = [("forward", 0, work), ("backward", work, wait), ("async_log", 70, 1), ("commit_metrics", 72, 1)]
         log(tmp_path, rank, [(n, 100 * s + o, d, d) for s in range(25) for n, o, d in stages])
-    verdict = timers(read_timer_logs([tmp_path])).verdict
+    verdict = open_timers(tmp_path).timers().verdict
     assert (verdict.severity, verdict.rank, verdict.collective) == ("critical", 1, ("backward",))
 
 
@@ -147,7 +142,7 @@ def test_a_barrier_after_backward_does_not_hide_who_is_late(late: Callable[[int]
             stages += [("forward", 100 * s, work, work), ("backward", 100 * s + work, 70 - work, 70 - work)]
             stages += [("barrier", 100 * s + 70, 1, 1), ("optimizer", 100 * s + 71, 29, 29)]
         log(tmp_path, rank, stages)
-    verdict = timers(read_timer_logs([tmp_path])).verdict
+    verdict = open_timers(tmp_path).timers().verdict
     # 40 of 100 ms a step
     assert (verdict.collective, verdict.score) == (("backward",), pytest.approx(0.4))
     assert verdict.rank == (2 if late(1) == 2 else None)
@@ -160,7 +155,7 @@ def test_of_two_ranks_the_shorter_backward_is_not_blamed(tmp_path: Path) -> None
         stages = [("backward", 100 * s, long, long) for s in range(32)]
         stages += [("all_reduce", 100 * s + long, 1, 1) for s in range(32)]
         log(tmp_path, rank, sorted(stages, key=lambda stage: stage[1]))
-    verdict = timers(read_timer_logs([tmp_path])).verdict
+    verdict = open_timers(tmp_path).timers().verdict
     assert (verdict.rank, verdict.severity) == (None, "none")
 
 
@@ -169,7 +164,7 @@ def test_words_of_collectives(name: str, tmp_path: Path) -> None:
     for rank, wait in enumerate([60, 20]):
         stages = [("forward", 0, 70 - wait), (name, 70 - wait, wait), ("recommend_loss", 80, 1)]
         log(tmp_path, rank, [(n, 100 * s + o, d, d) for s in range(25) for n, o, d in stages])
-    assert timers(read_timer_logs([tmp_path])).verdict.collective == (name,)
+    assert open_timers(tmp_path).timers().verdict.collective == (name,)
 
 
 def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
@@ -179,21 +174,21 @@ def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
             rank,
             [("forward", 100 * step + 3_600_000 * (rank == 1 and step > 3), 50, 50) for step in range(8)],
         )
-    (warning,) = timers(read_timer_logs([tmp_path])).warnings
+    (warning,) = open_timers(tmp_path).timers().warnings
     assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
 
 
 def test_many_ranks_without_a_log_are_counted(tmp_path: Path) -> None:
     log(tmp_path, 0, [("forward", 0, 50, 50)])
     log(tmp_path, 999_999, [("forward", 0, 50, 50)])
-    (warning,) = timers(read_timer_logs([tmp_path])).warnings
+    (warning,) = open_timers(tmp_path).timers().warnings
     assert warning == "no log of rank 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999988 more: it is in none of the figures"
 
 
 def test_a_clock_that_differs_is_named(tmp_path: Path) -> None:
     for rank, ahead in enumerate([0, 0, 3000]):
         log(tmp_path, rank, [("backward", 100 * s + ahead, 50, 50) for s in range(25)])
-    (warning,) = timers(read_timer_logs([tmp_path])).warnings
+    (warning,) = open_timers(tmp_path).timers().warnings
     assert warning.startswith("the clock of rank 2 is 3.00 s ahead of the others'")
 
 
@@ -208,7 +203,7 @@ def test_a_cause_needs_to_explain_the_gap(tmp_path: Path) -> None:
                 for n, o, d in [("forward", 0, work), ("backward", 10, wait), ("optimizer", 60, 40)]
             ],
         )
-    verdict = timers(read_timer_logs([tmp_path])).verdict
+    verdict = open_timers(tmp_path).timers().verdict
     assert (verdict.rank, verdict.cause) == (1, "")
 
 
@@ -219,15 +214,14 @@ def test_fsdp_is_a_warning_at_most(tmp_path: Path) -> None:
             rank,
             [(n, 100 * s + o, d, d) for s in range(25) for n, o, d in [("forward", 0, work), ("backward", 10, wait)]],
         )
-    options = TimersOptions(collective=("forward", "backward"))
-    assert timers(read_timer_logs([tmp_path]), options).verdict.severity == "warning"
+    assert open_timers(tmp_path).timers(collective=("forward", "backward")).verdict.severity == "warning"
 
 
 def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     log(tmp_path, 0, [("work", 0, 10, None), ("work", 20, 10, None)])
-    assert timers(read_timer_logs([tmp_path])).verdict.reason == "a single rank cannot be compared"
+    assert open_timers(tmp_path).timers().verdict.reason == "a single rank cannot be compared"
     log(tmp_path, 1, [("work", 0, 10, None)])
-    result = timers(read_timer_logs([tmp_path]))
+    result = open_timers(tmp_path).timers()
     assert result.verdict.severity == "unknown"
     assert "--collective" in result.verdict.reason
     assert "not as often on every rank" in result.warnings[0]
@@ -237,14 +231,14 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
 def test_a_rank_without_a_log_is_named(tmp_path: Path) -> None:
     for rank in (0, 3):
         log(tmp_path, rank, [("work", 0, 10, None)])
-    assert timers(read_timer_logs([tmp_path])).warnings == ("no log of rank 1, 2: it is in none of the figures",)
+    assert open_timers(tmp_path).timers().warnings == ("no log of rank 1, 2: it is in none of the figures",)
 
 
 def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
     log(tmp_path, 0, [("a, b", 0, 10, 5)])
     with (tmp_path / "timer_rank0.log").open("a") as file:
         file.write("[RANK 0] forward, start=17000")
-    logs = read_timer_logs([tmp_path])
+    logs = open_timers(tmp_path).logs
     assert logs.stages["stage"].tolist() == ["a, b"]
     assert "1 of its lines is no timer's" in logs.warnings[0]
 
@@ -263,16 +257,16 @@ def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_
         folder.mkdir()
         (folder / name).write_text(text)
     with pytest.raises(CaptureError, match=complaint):
-        read_timer_logs([folder])
+        open_timers(folder).timers()
 
 
 def test_the_report_and_the_timeline(tmp_path: Path) -> None:
     result = steps(25, [10, 10, 40, 10], [50, 50, 20, 50], tmp_path)
     console = Console(file=io.StringIO(), width=140)
-    console.print(*timers_report(result), sep="\n")
+    console.print(result)
     text = console.file.getvalue()
     assert "Straggler: critical. Rank 2 is the straggler" in text
     assert "It costs 30.00 ms a step, 30.0 % of it" in text
-    axes = timeline_figure(result).axes[0]
+    axes = result.figure().axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"forward", "backward", "optimizer"}
