@@ -1,5 +1,12 @@
 # The one list of what the package offers: the lazy loader, `__all__` and the types all follow from it.
 from ._analysis.attribution.steps import StepOptions as StepOptions
+from ._analysis.checks import Checks as Checks
+from ._analysis.flops.flops import Flops as Flops
+from ._analysis.memory.memory import Memory as Memory
+from ._analysis.metrics import Metrics as Metrics
+from ._analysis.ncu.layers import NcuKernels as NcuKernels
+from ._analysis.ncu.layers import NcuLayers as NcuLayers
+from ._analysis.ncu.plan import NcuPlan as NcuPlan
 from ._analysis.timers import Timers as Timers
 from ._api.capture import Capture as Capture
 from ._api.capture import Tables as Tables
@@ -47,15 +54,8 @@ from ._result.document import Document as Document
 from ._result.result import Result as Result
 from ._results.advice import Advice as Advice
 from ._results.breakdown import Breakdown as Breakdown
-from ._results.checks import Checks as Checks
 from ._results.diff import Diff as Diff
-from ._results.flops import Flops as Flops
 from ._results.layers import Layers as Layers
-from ._results.memory import Memory as Memory
-from ._results.metrics import Metrics as Metrics
-from ._results.ncu import NcuKernels as NcuKernels
-from ._results.ncu import NcuLayers as NcuLayers
-from ._results.ncu import NcuPlan as NcuPlan
 from ._results.plot import Plot as Plot
 from ._results.ranks import Ranks as Ranks
 from ._results.ranks import RankTable as RankTable

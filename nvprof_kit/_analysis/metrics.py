@@ -9,8 +9,8 @@ with too few samples has no values.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.blocks import computing_blocks
-from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
+from nvprof_kit._analysis.layers.by_layer import ByLayer
+from nvprof_kit._analysis.layers.fold import NO_BLOCKS
 from nvprof_kit._analysis.layers.order import layer_parents, with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -56,80 +57,83 @@ COLUMNS: Columns = {
     "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float"),
     "enough": Column("whether there are enough samples; if not, the figures are missing", kind="bool"),
     "sm_active_pct": Column(
-        "SMs with at least one resident warp, in percent; mean over the busy time", "percent", kind="float"
+        "SMs with at least one resident warp, in percent; mean over the busy time",
+        "percent",
+        kind="float",
+        heading="SM active",
     ),
-    "sm_issue_pct": Column("cycles in which an SM issued an instruction, in percent", "percent", kind="float"),
-    "tensor_active_pct": Column("cycles in which the Tensor Cores were active, in percent", "percent", kind="float"),
-    "warps_pct": Column("compute warps in flight, in percent of the maximum", "percent", kind="float"),
-    "dram_read_pct": Column("DRAM read bandwidth, in percent of the peak", "percent", kind="float"),
-    "dram_write_pct": Column("DRAM write bandwidth, in percent of the peak", "percent", kind="float"),
-    "nvlink_rx_pct": Column("NVLink receive bandwidth, in percent of the peak", "percent", kind="float"),
-    "nvlink_tx_pct": Column("NVLink transmit bandwidth, in percent of the peak", "percent", kind="float"),
-    "pcie_rx_pct": Column("PCIe receive bandwidth, in percent of the peak", "percent", kind="float"),
-    "pcie_tx_pct": Column("PCIe transmit bandwidth, in percent of the peak", "percent", kind="float"),
+    "sm_issue_pct": Column(
+        "cycles in which an SM issued an instruction, in percent", "percent", kind="float", heading="SM issue"
+    ),
+    "tensor_active_pct": Column(
+        "cycles in which the Tensor Cores were active, in percent", "percent", kind="float", heading="tensor"
+    ),
+    "warps_pct": Column("compute warps in flight, in percent of the maximum", "percent", kind="float", heading="warps"),
+    "dram_read_pct": Column(
+        "DRAM read bandwidth, in percent of the peak", "percent", kind="float", heading="DRAM read"
+    ),
+    "dram_write_pct": Column(
+        "DRAM write bandwidth, in percent of the peak", "percent", kind="float", heading="DRAM write"
+    ),
+    "nvlink_rx_pct": Column(
+        "NVLink receive bandwidth, in percent of the peak", "percent", kind="float", heading="NVLink in"
+    ),
+    "nvlink_tx_pct": Column(
+        "NVLink transmit bandwidth, in percent of the peak", "percent", kind="float", heading="NVLink out"
+    ),
+    "pcie_rx_pct": Column("PCIe receive bandwidth, in percent of the peak", "percent", kind="float", heading="PCIe in"),
+    "pcie_tx_pct": Column(
+        "PCIe transmit bandwidth, in percent of the peak", "percent", kind="float", heading="PCIe out"
+    ),
 }
-"""The columns of `MetricsResult.rows` and their descriptions. Values without samples are missing."""
+"""The columns of `Metrics.rows` and their descriptions. Values without samples are missing."""
 
 
-@dataclass(frozen=True)
-class MetricsOptions:
-    """Options of the metrics table.
-
-    Attributes:
-        floor: Minimum number of samples for a row to have values.
-        own: Only a layer's own operations, without its submodules.
-        steps: The steps to include; the whole capture by default.
-    """
-
-    floor: float = 20.0
-    own: bool = False
-    steps: StepOptions = ALL_STEPS
-
-
-@dataclass(frozen=True)
-class MetricsResult:
-    """GPU metrics of each layer.
+@dataclass(frozen=True, repr=False, eq=False)
+class Metrics(ByLayer):
+    """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
     Attributes:
-        rows: One row per layer and phase, in order of first execution, `(none)` last; columns `COLUMNS`.
         interval_ns: Median time between two samples of a GPU.
         samples: Number of samples over all GPUs.
         steps: Number of steps that the rows cover.
         whole: The same figures over all GPU busy time, by column.
         info: Recording tool, GPUs and processes of the capture.
-        options: The thresholds that were applied.
+        floor: Minimum number of samples for a row to have figures.
         parents: The enclosing layer of each layer, '' at the top.
         means: The figures of `rows`, in the same order, whether or not there are enough samples.
-        blocks: The layers as they are compared, to fold the equal ones.
     """
 
-    rows: pd.DataFrame
     interval_ns: int
     samples: int
     steps: int
     whole: dict[str, float]
     info: CaptureInfo
-    options: MetricsOptions = field(default_factory=MetricsOptions)
-    parents: Mapping[str, str] = field(default_factory=dict)
-    means: pd.DataFrame | None = None
-    blocks: Blocks = NO_BLOCKS
+    floor: float
+    parents: Mapping[str, str]
+    means: pd.DataFrame
 
-    def joined(self, rows: pd.DataFrame) -> dict[str, Any]:
-        """Aggregate the columns of `COLUMNS` over equal layers in a phase, which together may have enough samples.
+    columns: ClassVar = {"metrics": COLUMNS}
+    bars: ClassVar = {"metrics": (("sm_active_pct",), ("layer", "phase"))}
+    time: ClassVar = "busy_ns"
 
-        Args:
-            rows: Some of `rows`, with their index.
-        """
-        means = (self.rows if self.means is None else self.means).loc[rows.index]
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What may be missing or distorted in the capture; each sentence says what to do about it."""
+        return self.info.warnings
+
+    def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        """The figures of equal layers in a phase, which together may have enough samples."""
+        means = self.means.loc[rows.index]
         weight = means["samples"]
         samples = float(weight.sum())
-        enough = samples >= self.options.floor and samples > 0
+        enough = samples >= self.floor and samples > 0
         figures = {}
         for name in METRICS:
-            there = means[name].notna()
-            total = float(weight[there].sum())
-            known = enough and total > 0
-            figures[name] = float((means[name] * weight)[there].sum()) / total if known else np.nan
+            measured = means[name].notna()
+            total = float(weight[measured].sum())
+            mean = float((means[name] * weight)[measured].sum()) / total if enough and total > 0 else np.nan
+            figures[name] = mean
         return {"busy_ns": int(rows["busy_ns"].sum()), "samples": round(samples, 1), "enough": enough, **figures}
 
 
@@ -151,13 +155,22 @@ class _Samples(NamedTuple):
         return _Samples(self.begin[which], self.end[which], {name: of[which] for name, of in self.values.items()})
 
 
-def metrics(trace: Trace, options: MetricsOptions | None = None, known: Operations | None = None) -> MetricsResult:
+def metrics(
+    trace: Trace,
+    known: Operations | None = None,
+    *,
+    floor: float = 20.0,
+    own: bool = False,
+    steps: StepOptions = ALL_STEPS,
+) -> Metrics:
     """Compute the GPU metrics of each layer.
 
     Args:
         trace: A capture with `Trace.samples`.
-        options: The minimum number of samples, and the steps to include.
         known: The same operations, to reuse their attribution and classes.
+        floor: Minimum number of samples for a row to have figures.
+        own: Only a layer's own operations, without its submodules.
+        steps: The steps to include; the whole capture by default.
 
     Raises:
         CaptureError: The capture has no samples.
@@ -165,7 +178,6 @@ def metrics(trace: Trace, options: MetricsOptions | None = None, known: Operatio
     """
     import pandas as pd
 
-    options = options or MetricsOptions()
     if trace.samples is None or not len(trace.samples):
         raise CaptureError(
             f"{trace.info.path}: no samples of GPU metrics; record with `nsys profile --gpu-metrics-device=all` "
@@ -175,9 +187,9 @@ def metrics(trace: Trace, options: MetricsOptions | None = None, known: Operatio
     interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
     operations = Operations(trace, known=known)
     attribution = operations.attribution
-    parent = {} if options.own else layer_parents(attribution.ranges)
-    choice = choose_steps(trace, attribution, options.steps)
-    wanted = choice.of_ops(attribution) if options.steps.selects else np.ones(len(trace.ops), dtype=bool)
+    parent = {} if own else layer_parents(attribution.ranges)
+    choice = choose_steps(trace, attribution, steps)
+    wanted = choice.of_ops(attribution) if steps.selects else np.ones(len(trace.ops), dtype=bool)
     each = [(key, chosen[wanted[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device)}
@@ -185,22 +197,22 @@ def metrics(trace: Trace, options: MetricsOptions | None = None, known: Operatio
         if len(chosen)
     ]
     means = pd.DataFrame(records, columns=["layer", "phase", "busy_ns", "samples", *METRICS])
-    enough = (means["samples"] >= options.floor) & (means["samples"] > 0)
+    enough = (means["samples"] >= floor) & (means["samples"] > 0)
     rounded = means["samples"].round(1)
     shown = {name: means[name].where(enough) for name in METRICS}
     rows = means.assign(samples=rounded, enough=enough, **shown)[list(COLUMNS)]
     everything = _means(trace, np.flatnonzero(wanted), by_device)
-    return MetricsResult(
+    return Metrics(
         rows=rows,
         interval_ns=interval,
         samples=sum(len(one.begin) for one in by_device.values()),
-        steps=choice.count if options.steps.selects else len(attribution.ranges.steps),
+        steps=choice.count if steps.selects else len(attribution.ranges.steps),
         whole={name: float(everything[name]) for name in METRICS},
         info=trace.info,
-        options=options,
+        floor=floor,
         parents=parent,
         means=means,
-        blocks=NO_BLOCKS if options.own else computing_blocks(operations, wanted),
+        blocks=NO_BLOCKS if own else computing_blocks(operations, wanted),
     )
 
 

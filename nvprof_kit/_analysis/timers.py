@@ -265,7 +265,7 @@ class Timers(Result):
         rows: Statistics; columns `COLUMNS`; stages in order of their first start.
         ranks: The ranks with a log.
         wall_ns: Time from the first start to the last end over all ranks.
-        calls: One row per call; columns `CALL_COLUMNS`.
+        calls: One row per call; the columns of ``timers-calls``.
         verdict: Which rank the others wait for.
         warnings: What may be wrong with the times.
         by_call: Whether `to_frame` returns one row per call.

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.attribution.operations import Operations
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.kernels.classes import Rule
     from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.metrics import Metrics
+    from nvprof_kit._analysis.ncu.plan import NcuPlan
     from nvprof_kit._analysis.ranks.verdict import Judged
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._report.page.data import Sheet
@@ -34,10 +37,7 @@ if TYPE_CHECKING:
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
     from nvprof_kit._results.diff import Diff
-    from nvprof_kit._results.flops import Flops
     from nvprof_kit._results.layers import Layers
-    from nvprof_kit._results.metrics import Metrics
-    from nvprof_kit._results.ncu import NcuPlan
     from nvprof_kit._results.plot import Plot
     from nvprof_kit._results.summary import Summary
     from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -287,22 +287,20 @@ class Capture:
             CaptureError: No counts were found, or the file is damaged.
             UsageError: None of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.flops.flops import FlopsOptions, flops
-        from nvprof_kit._results.flops import Flops
+        from nvprof_kit._analysis.flops.flops import flops
         from nvprof_kit._trace.flops_file import find_flops, flops_beside, flops_of_rank, read_flops
 
-        options = FlopsOptions(peaks or {}, steps or _all_steps())
+        options: dict[str, Any] = {"peaks": peaks or {}, "steps": steps or _all_steps()}
         file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
         if file is None:
             known = self._operations(("name", "loads", "shapes"))
             if known.trace.shapes is None or known.trace.shapes.empty:
                 flops_beside(self.path)  # says what is missing
-            result = flops(known.trace, None, options, known)
-            return Flops(**vars(result), sources=self.sources, depth=depth)
+            return replace(flops(known.trace, None, known, **options), sources=self.sources, depth=depth)
         counted = read_flops(file)  # first: it tells of a mistake at once
         known = self._operations(("name", "loads"))
-        result = flops(known.trace, counted, options, known)
-        return Flops(**vars(result), sources=(*self.sources, file), depth=depth)
+        answer = flops(known.trace, counted, known, **options)
+        return replace(answer, sources=(*self.sources, file), depth=depth)
 
     def metrics(self, *, floor: float = 20.0, depth: int | None = None, steps: StepOptions | None = None) -> Metrics:
         """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
@@ -318,13 +316,12 @@ class Capture:
             CaptureError: The capture has no GPU Metrics samples (``nsys profile --gpu-metrics-device``).
             UsageError: None of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.metrics import MetricsOptions, metrics
-        from nvprof_kit._results.metrics import Metrics
+        from nvprof_kit._analysis.metrics import metrics
 
-        options = MetricsOptions(checked("floor", floor), steps=steps or _all_steps())
+        checked("floor", floor)
         known = self._operations(("name", "samples"))
-        result = metrics(known.trace, options, known)
-        return Metrics(**vars(result), sources=self.sources, depth=depth)
+        answer = metrics(known.trace, known, floor=floor, steps=steps or _all_steps())
+        return replace(answer, sources=self.sources, depth=depth)
 
     def diff(
         self,
@@ -568,15 +565,16 @@ class Capture:
             UsageError: The share cannot be reached, or the section set is unknown.
         """
         from nvprof_kit._analysis.kernels.signatures import NEEDED
-        from nvprof_kit._analysis.ncu.plan import PlanOptions, plan
-        from nvprof_kit._results.ncu import NcuPlan
+        from nvprof_kit._analysis.ncu.plan import plan
+        from nvprof_kit._capture.ncu_script import SETS
 
-        options = PlanOptions(share=checked("share", share, 1e-6, 1), layer=layer, phase=phase, every_layer=every_layer)
+        _among(section_set, dict.fromkeys(SETS), "set of sections")
+        checked("share", share, 1e-6, 1)
         checked("memory_gb", memory_gb)
         known = self._operations(NEEDED)
-        made = plan(known.trace, options, known.attribution)
-        how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
-        return NcuPlan(**vars(made), sources=self.sources, **how)
+        scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
+        answer = plan(known.trace, known.attribution, share=share, **scope)
+        return replace(answer, sources=self.sources, section_set=section_set, rank=rank, memory_gb=memory_gb)
 
     # ---------------------------------------------------------------- any other question
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nvprof_kit.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._results.checks import Checks
+    from nvprof_kit._analysis.checks import Checks
 
 CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
 """Suffixes of nsys captures."""
@@ -27,7 +27,7 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
     Raises:
         CaptureError: A file is not an nsys capture.
     """
-    from nvprof_kit._results.checks import Checks
+    from nvprof_kit._analysis.checks import Checks
 
     if captures:
         from nvprof_kit._analysis.doctor import examine_captures

@@ -13,9 +13,9 @@ from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._analysis.memory.memory import Memory
+    from nvprof_kit._analysis.ncu.layers import NcuKernels, NcuLayers
     from nvprof_kit._analysis.timers import Timers
-    from nvprof_kit._results.memory import Memory
-    from nvprof_kit._results.ncu import NcuKernels, NcuLayers
     from nvprof_kit._trace.ncu.schema import NcuReport
     from nvprof_kit._trace.timer_log import TimerLogs
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
@@ -78,7 +78,6 @@ class NcuReports:
         """
         from nvprof_kit._analysis.kernels.signatures import NEEDED
         from nvprof_kit._analysis.ncu.layers import ncu_layers
-        from nvprof_kit._results.ncu import NcuLayers
 
         report = self.report
         if capture is None:
@@ -87,7 +86,7 @@ class NcuReports:
             if not isinstance(capture, Capture):
                 capture = Capture(capture, rules=self._rules, domain=self.domain)
             trace, sources = capture._trace(NEEDED), (*self.paths, *capture.sources)
-        return NcuLayers(**vars(ncu_layers(report, trace)), sources=sources, report=report, depth=depth)
+        return replace(ncu_layers(report, trace), sources=sources, depth=depth)
 
     def kernels(self) -> NcuKernels:
         """All metrics of all measured kernels, one row per kernel.
@@ -95,8 +94,7 @@ class NcuReports:
         Raises:
             CaptureError: A file cannot be read or lacks what is needed.
         """
-        from nvprof_kit._analysis.ncu.layers import tidy
-        from nvprof_kit._results.ncu import NcuKernels
+        from nvprof_kit._analysis.ncu.layers import NcuKernels, tidy
 
         return NcuKernels(tidy(self.report), self.report.warnings, sources=self.paths)
 
@@ -153,13 +151,12 @@ class MemorySnapshot:
         snapshot = self.snapshot  # another process reads it while this one imports
         from nvprof_kit._analysis.attribution.steps import chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
-        from nvprof_kit._results.memory import Memory
 
-        result = memory(snapshot, device)
+        result = replace(memory(snapshot, device), sources=(self.path,), by=by)
         if steps is not None and steps.selects:
             kept = chosen_steps(steps, result.steps["step"].to_numpy(), str(self.path))
             result = replace(result, steps=result.steps[kept].reset_index(drop=True))
-        return Memory(**vars(result), sources=(self.path,), snapshot=snapshot, by=by)
+        return result
 
 
 def open_timers(*paths: str | Path) -> TimerLog:

@@ -14,13 +14,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-__all__ = ["RENDERERS", "encode_figure", "figure", "html_of", "page", "parts", "text_of"]
+__all__ = ["RENDERERS", "encode_figure", "figure", "html_of", "page", "parts", "script", "text_of"]
 
 RENDERERS: Mapping[str, Mapping[str, str]] = {
+    "Flops": {"parts": "text.flops:flops_report"},
+    "Checks": {"parts": "text.doctor:findings_report"},
+    "Memory": {
+        "parts": "text.memory:memory_report",
+        "figure": "plots.memory:memory_figure",
+        "page": "text.memory:memory_page",
+    },
+    "Metrics": {"parts": "text.metrics:metrics_report"},
+    "NcuKernels": {"parts": "text.ncu:kernels_report"},
+    "NcuLayers": {"parts": "text.ncu:ncu_layers_report", "figure": "plots.roofline:layers_roofline"},
+    "NcuPlan": {"parts": "text.ncu:plan_report", "script": "text.ncu:plan_script"},
     "Timers": {"parts": "text.timers:timers_report", "figure": "text.timers:timeline_figure"},
 }
-"""The functions that show a type, by its name: ``parts`` for the terminal, and perhaps ``figure`` and ``page``; each is
-named as module and function below `nvprof_kit._report`, and imported when it is needed.
+"""The functions that show a type, by its name: ``parts`` for the terminal, and perhaps others; each is named as module
+and function below `nvprof_kit._report`, and imported when it is needed.
 """
 
 
@@ -56,6 +67,12 @@ def page(result: Result) -> bytes:
     from nvprof_kit._report.page.plain import result_page
 
     return result_page(type(result).__name__, html_of(result.parts()))
+
+
+def script(result: Result, report: str) -> str:
+    """The script that an answer is: that of a plan for ncu."""
+    text: str = _renderer(result, "script")(result, report)
+    return text
 
 
 def _renderer(result: Result, way: str) -> Any:

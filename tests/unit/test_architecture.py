@@ -47,7 +47,7 @@ EXCEPTIONS = {
     ("_instrument.memory.files", "_report.plots.memory_curve"),
     ("_instrument.memory.files", "_report.page.sunburst"),
     # a plan is written as a script, with one of ncu's sets
-    ("_results.ncu", "_capture.ncu_script"),
+    ("_report.text.ncu", "_capture.ncu_script"),
     # the version
     ("_cli.__init__", "__init__"),
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from nvprof_kit._analysis.advise.evidence import Evidence, ms
 from nvprof_kit._analysis.layers.order import with_ancestors
-from nvprof_kit._analysis.metrics import MetricsOptions, metrics
+from nvprof_kit._analysis.metrics import metrics
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
 
@@ -25,7 +25,7 @@ def bound(found: Evidence) -> Iterator[Finding]:
         return
     trace = replace(found.trace, ops=found.trace.ops[found.inside])
     sampled = metrics(trace)
-    rows = pd.concat([sampled.rows.assign(own=False), metrics(trace, MetricsOptions(own=True)).rows.assign(own=True)])
+    rows = pd.concat([sampled.rows.assign(own=False), metrics(trace, own=True).rows.assign(own=True)])
     rows = rows.reset_index(drop=True)
     rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * found.wall_ns)]
     memory = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)

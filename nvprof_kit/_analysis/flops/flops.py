@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.operations import Operations
@@ -25,7 +26,7 @@ from nvprof_kit._analysis.flops.rows import Row, Whole, captured_rows, uncounted
 from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.blocks import computing_blocks
-from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
+from nvprof_kit._analysis.layers.by_layer import ByLayer
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -79,71 +80,57 @@ COLUMNS: Columns = {
         "floating point operations in that time: the count per call, times the calls", "flop", kind="float"
     ),
     "model_flops": Column("the same without recomputation by activation checkpointing", "flop", kind="float"),
-    "tflops_per_s": Column("`flops` divided by `gpu_busy_ns`, in 10^12 per second", "tflops_per_s", kind="float"),
+    "tflops_per_s": Column(
+        "`flops` divided by `gpu_busy_ns`, in 10^12 per second", "tflops_per_s", kind="float", fold="mean"
+    ),
     "hfu": Column(
         "hardware FLOPs utilization: the time that `flops` take at the GPU's peak for their data "
         "types, divided by `gpu_busy_ns`",
         "share",
         kind="float",
+        fold="mean",
     ),
-    "mfu": Column("model FLOPs utilization: the same for `model_flops`", "share", kind="float"),
+    "mfu": Column("model FLOPs utilization: the same for `model_flops`", "share", kind="float", fold="mean"),
     "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
     "note": Column("why a figure is missing, too low or above the peak", kind="str"),
 }
-"""The columns of `FlopsResult.rows` and what they mean."""
+"""The columns of `Flops.rows` and what they mean."""
 
 NOTES_APART = " | "
 """The separator between the notes of a row."""
 
 
-@dataclass(frozen=True)
-class FlopsOptions:
-    """What to compare with.
+@dataclass(frozen=True, repr=False, eq=False)
+class Flops(ByLayer):
+    """Floating point operations, TFLOP/s and MFU of each layer.
 
     Attributes:
-        peaks: Operations per second by number type, instead of the package's values for the GPU.
-        steps: Which steps to look at, by default all but warm-up.
-    """
-
-    peaks: Mapping[str, float] = field(default_factory=dict)
-    steps: StepOptions = ALL_STEPS
-
-
-@dataclass(frozen=True)
-class FlopsResult:
-    """Floating point operations, achieved FLOP/s and MFU of each layer.
-
-    Attributes:
-        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
         whole: The same figures for all layers together.
         peaks: The GPU's peaks; None if unknown.
         counts: The file of counts, or a text that says the shapes in the capture were used.
         info: Recording tool, GPUs and processes of the capture.
         warnings: What the figures do not include.
-        blocks: The layers as they are compared, to fold the equal ones.
     """
 
-    rows: pd.DataFrame
     whole: Whole
     peaks: Peaks | None
     counts: str
     info: CaptureInfo
     warnings: tuple[str, ...] = ()
-    blocks: Blocks = NO_BLOCKS
 
+    columns: ClassVar = {"flops": COLUMNS}
+    bars: ClassVar = {"flops": (("mfu",), ("layer", "phase"))}
+    time: ClassVar = "gpu_busy_ns"
 
-def joined(rows: pd.DataFrame) -> dict[str, Any]:
-    """`COLUMNS` of several equal layers in a phase together: sums, and rates as means weighted by busy time."""
-    busy = rows["gpu_busy_ns"]
-    sums = {name: rows[name].sum(skipna=False) for name in ("calls", "gpu_busy_ns", "flops", "model_flops")}
-    weighed = {name: (rows[name] * busy)[busy > 0].sum(skipna=False) for name in ("tflops_per_s", "hfu", "mfu")}
-    return {
-        **sums,
-        **{name: total / sums["gpu_busy_ns"] if sums["gpu_busy_ns"] else math.nan for name, total in weighed.items()},
-        "dtype": "+".join(dict.fromkeys(one for text in rows["dtype"] for one in text.split("+") if one)),
-        "unknown": "; ".join(sorted({one for text in rows["unknown"] for one in text.split("; ") if one})),
-        "note": NOTES_APART.join(_alike_notes(one for text in rows["note"] for one in text.split(NOTES_APART) if one)),
-    }
+    def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        """The values of equal layers in a phase together: sums, and rates as means weighted by busy time."""
+        notes = (note for text in rows["note"] for note in text.split(NOTES_APART) if note)
+        return {
+            **super().join(path, phase, rows),
+            "dtype": "+".join(dict.fromkeys(dtype for text in rows["dtype"] for dtype in text.split("+") if dtype)),
+            "unknown": "; ".join(sorted({name for text in rows["unknown"] for name in text.split("; ") if name})),
+            "note": NOTES_APART.join(_alike_notes(notes)),
+        }
 
 
 def _alike_notes(notes: Iterable[str]) -> list[str]:
@@ -158,38 +145,42 @@ def _alike_notes(notes: Iterable[str]) -> list[str]:
 
 
 def flops(
-    trace: Trace, counts: FlopsFile | None, options: FlopsOptions | None = None, known: Operations | None = None
-) -> FlopsResult:
+    trace: Trace,
+    counts: FlopsFile | None,
+    known: Operations | None = None,
+    *,
+    peaks: Mapping[str, float] = MappingProxyType({}),
+    steps: StepOptions = ALL_STEPS,
+) -> Flops:
     """Join the counted operations with the captured times.
 
     Args:
         trace: The capture, its ranges as in the contract, with the operations' names.
         counts: The counts from a run of the same program; None to count from the shapes in the capture itself, which
             then needs the optional table ``shapes``.
-        options: What to compare with.
         known: The same operations, if their owners and classes are already known.
+        peaks: Operations per second by data type, instead of the package's values for the GPU.
+        steps: Which steps to look at, by default all but warm-up.
     """
     import pandas as pd
 
-    options = options or FlopsOptions()
     operations = Operations(trace, known=known)
-    choice = choose_steps(trace, operations.attribution, options.steps)
+    choice = choose_steps(trace, operations.attribution, steps)
     rows = captured_rows(trace, operations.attribution, choice)
     counted = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
     named = f"the shapes in {trace.info.path}" if counts is None else counts.path
-    steps = choice.count
-    peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
-    times = {row.key: 1.0 if counts is None else _times(row, counted, steps) for row in rows}
+    of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks)
+    times = {row.key: 1.0 if counts is None else _times(row, counted, choice.count) for row in rows}
     held = {row.key for row in rows if row.held}
     uncounted = uncounted_rows(operations, counted, rows)
-    records = _Records(counted.with_holders(held), times, peaks, uncounted, bool(options.peaks))
-    together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
+    records = _Records(counted.with_holders(held), times, of_gpu, uncounted, bool(peaks))
+    together = whole(trace, operations.attribution, counted, times, peaks=of_gpu, choice=choice)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
     table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
-    return FlopsResult(
+    return Flops(
         rows=table,
         whole=together,
-        peaks=peaks,
+        peaks=of_gpu,
         counts=named,
         info=trace.info,
         warnings=(
@@ -198,7 +189,7 @@ def flops(
             *above,
             *left_out_warnings(choice),
             *_warnings(counted, times, named),
-            *_warnings_of_gpu(trace.info, peaks, counts.gpu if counts else ""),
+            *_warnings_of_gpu(trace.info, of_gpu, counts.gpu if counts else ""),
         ),
         blocks=computing_blocks(operations, choice.of_ops(operations.attribution)).with_amounts(
             table, "flops", "operations"

@@ -8,17 +8,19 @@ memory from before the history has a row of its own, so the rows add up to the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_table, step_table, traffic_table
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 
@@ -40,7 +42,7 @@ HOLDERS: Columns = MappingProxyType(
         "share": Column("`bytes` divided by the peak", "share", kind="float"),
     }
 )
-"""Columns of `MemoryResult.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
+"""Columns of `Memory.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
 
 LEAKS: Columns = MappingProxyType(
     {
@@ -53,7 +55,7 @@ LEAKS: Columns = MappingProxyType(
         "bytes_per_step": Column("mean over these steps", "bytes", kind="float"),
     }
 )
-"""Columns of `MemoryResult.leaks`."""
+"""Columns of `Memory.leaks`."""
 
 COLUMNS: Mapping[str, Columns] = {
     "layer": HOLDERS,
@@ -94,9 +96,16 @@ class MemorySummary:
     ooms: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class MemoryResult:
-    """Memory of one device from an allocator snapshot.
+COSTS = {"layer": "bytes", "allocation": "allocated_bytes"}
+"""What ranks the rows of the tables with layers."""
+
+ALIKE = {"layer": ("bytes", "largest_bytes"), "allocation": ("allocated_bytes", "peak_bytes")}
+"""What equal blocks have in common in them."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Memory(Result):
+    """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
     Attributes:
         path: The snapshot's file.
@@ -114,7 +123,9 @@ class MemoryResult:
         reserved_bytes: Reserved bytes after each event, shape ``(events,)``.
         time_ns: Time of each event since the first, shape ``(events,)``.
         held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
+        snapshot: The snapshot.
         warnings: What may be missing.
+        by: The table to print and to return from `to_frame`; None prints all and returns ``layer``.
     """
 
     path: str
@@ -126,14 +137,45 @@ class MemoryResult:
     steps: pd.DataFrame
     leaks: pd.DataFrame
     segments: pd.DataFrame
-    level_bytes: Int64Array = field(repr=False)
-    reserved_bytes: Int64Array = field(repr=False)
-    time_ns: Int64Array = field(repr=False)
-    held: pd.DataFrame = field(repr=False)
+    level_bytes: Int64Array
+    reserved_bytes: Int64Array
+    time_ns: Int64Array
+    held: pd.DataFrame
+    snapshot: Snapshot
     warnings: tuple[str, ...] = ()
+    by: str | None = None
+
+    columns: ClassVar = {f"memory-{view}": columns for view, columns in COLUMNS.items()}
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return f"memory-{self.by or 'layer'}"
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """One table: memory held at the peak by ``layer``, ``stack`` or ``size``; all allocations by layer
+        (``allocation``); growth by ``step``; ``segment``; ``leak``.
+        """
+        tables = {
+            "layer": self.by_layer,
+            "stack": self.by_stack,
+            "size": self.by_size,
+            "allocation": self.traffic,
+            "step": self.steps,
+            "segment": self.segments,
+            "leak": self.leaks,
+        }
+        return tables[view or self.by or "layer"]
+
+    def frame(self) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        rows, view = self.to_frame(), self.by or "layer"
+        if self.select.fold and view in COSTS:
+            rows = mark_ranked(rows, COSTS[view], ALIKE[view])
+        return self.select.of(rows)
 
 
-def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
+def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     """Who held a device's memory.
 
     Args:
@@ -160,7 +202,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
     named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
     summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
     stacks = stack_texts(snapshot.stacks, rows[at_peak["start"].to_numpy()])
-    return MemoryResult(
+    return Memory(
         snapshot.path,
         summary,
         by_layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
@@ -174,6 +216,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
         reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
         time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
         held=held,
+        snapshot=snapshot,
         warnings=tuple(_warnings(summary, before, held)),
     )
 

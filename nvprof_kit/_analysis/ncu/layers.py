@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
-from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
+from nvprof_kit._analysis.layers.by_layer import ByLayer
+from nvprof_kit._analysis.layers.fold import Blocks
 from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
 from nvprof_kit._analysis.ncu.sums import Pairs, Sums
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
@@ -57,20 +59,27 @@ COLUMNS: Columns = {
         "their GPU time in ns, from ncu or, with a capture, from the capture, including copies", "ns", kind="float"
     ),
     "covered": Column("fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float"),
-    "compute_pct": Column("SM throughput in percent of the peak, mean over the covered time", "percent", kind="float"),
+    "compute_pct": Column(
+        "SM throughput in percent of the peak, mean over the covered time", "percent", kind="float", heading="compute"
+    ),
     "memory_pct": Column(
-        "memory throughput (the busiest part of the memory system), in percent of the peak", "percent", kind="float"
+        "memory throughput (the busiest part of the memory system), in percent of the peak",
+        "percent",
+        kind="float",
+        heading="memory",
     ),
-    "dram_pct": Column("DRAM throughput, in percent of the peak", "percent", kind="float"),
-    "l2_pct": Column("L2 cache throughput, in percent of the peak", "percent", kind="float"),
+    "dram_pct": Column("DRAM throughput, in percent of the peak", "percent", kind="float", heading="DRAM"),
+    "l2_pct": Column("L2 cache throughput, in percent of the peak", "percent", kind="float", heading="L2"),
     "l1_pct": Column("L1 cache throughput, in percent of the peak", "percent", kind="float"),
-    "tensor_pct": Column("Tensor Core throughput, in percent of the peak", "percent", kind="float"),
+    "tensor_pct": Column("Tensor Core throughput, in percent of the peak", "percent", kind="float", heading="tensor"),
     "occupancy_pct": Column(
-        "achieved occupancy: active warps per SM, in percent of the maximum", "percent", kind="float"
+        "achieved occupancy: active warps per SM, in percent of the maximum", "percent", kind="float", heading="occup."
     ),
-    "l2_hit_pct": Column("L2 hit rate, in percent of sectors", "percent", kind="float"),
+    "l2_hit_pct": Column("L2 hit rate, in percent of sectors", "percent", kind="float", heading="L2 hit"),
     "l1_hit_pct": Column("L1 hit rate, in percent of sectors", "percent", kind="float"),
-    "dram_bytes": Column("bytes between DRAM and L2, over the covered launches", "bytes", kind="float"),
+    "dram_bytes": Column(
+        "bytes between DRAM and L2, over the covered launches", "bytes", kind="float", heading="DRAM bytes"
+    ),
     "l2_bytes": Column("bytes between L2 and the SMs, over the covered launches", "bytes", kind="float"),
     "l1_bytes": Column("bytes through the L1 caches, over the covered launches", "bytes", kind="float"),
     "nvlink_bytes": Column(
@@ -78,20 +87,29 @@ COLUMNS: Columns = {
         "bytes",
         kind="float",
     ),
-    "nvlink_sent_bytes": Column("bytes sent over NVLink, without protocol overhead", "bytes", kind="float"),
+    "nvlink_sent_bytes": Column(
+        "bytes sent over NVLink, without protocol overhead", "bytes", kind="float", heading="NVLink out"
+    ),
     "nvlink_received_bytes": Column(
-        "bytes received over NVLink, without those that a peer sent before the launch began", "bytes", kind="float"
+        "bytes received over NVLink, without those that a peer sent before the launch began",
+        "bytes",
+        kind="float",
+        heading="NVLink in",
     ),
     "flop": Column("floating point operations of the CUDA cores, over the covered launches", "flop", kind="float"),
     "tensor_flop": Column("operations of the Tensor Cores, over the covered launches", "flop", kind="float"),
-    "intensity": Column("arithmetic intensity: all operations per byte of DRAM traffic", kind="float"),
-    "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str"),
-    "bound": Column(
-        "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`", kind="str"
+    "intensity": Column(
+        "arithmetic intensity: all operations per byte of DRAM traffic", kind="float", heading="op/byte"
     ),
-    "reason": Column("reason for `bound`", kind="str"),
+    "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str", heading="stall"),
+    "bound": Column(
+        "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`",
+        kind="str",
+        heading="bound",
+    ),
+    "reason": Column("reason for `bound`", kind="str", heading="why"),
 }
-"""The columns of `NcuLayersResult.rows` and what they mean. What was not measured is missing."""
+"""The columns of `NcuLayers.rows` and what they mean. What was not measured is missing."""
 
 KERNEL_COLUMNS: Columns = {
     "layer": Column("module path, or `(none)`", kind="str"),
@@ -102,12 +120,11 @@ KERNEL_COLUMNS: Columns = {
 _MEANS = tuple(name for name in PERCENTAGES if name != "waves")
 
 
-@dataclass(frozen=True)
-class NcuLayersResult:
-    """The hardware table of a report.
+@dataclass(frozen=True, repr=False, eq=False)
+class NcuLayers(ByLayer):
+    """Hardware utilization of each layer: compute, memory and Tensor Core throughput, and what limits it.
 
     Attributes:
-        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
         kernels: One row per measured kernel, for the roofline: kernel, layer, phase, gpu_ns, flop, tensor_flop,
             dram_bytes. With a capture, gpu_ns is the time of all launches that the kernel represents.
         gpu_ns: The GPU time that the table covers.
@@ -116,12 +133,11 @@ class NcuLayersResult:
         unused: Number of results that match no launch of the capture; 0 without a capture.
         warnings: What may be missing or misread.
         path: The ncu report.
+        report: The measurements.
         capture: The nsys capture, '' if there is none.
-        blocks: The layers as they are compared, to fold the equal ones.
         work: What the rows are made of.
     """
 
-    rows: pd.DataFrame
     kernels: pd.DataFrame
     gpu_ns: int
     covered: float
@@ -129,9 +145,12 @@ class NcuLayersResult:
     unused: int
     warnings: tuple[str, ...]
     path: str
+    report: NcuReport | None = None
     capture: str = ""
-    blocks: Blocks = NO_BLOCKS
     work: Work | None = None
+
+    columns: ClassVar = {"ncu-layers": COLUMNS}
+    time: ClassVar = "gpu_ns"
 
     def folded(self, into: Mapping[str, str]) -> pd.DataFrame:
         """`rows` where some layers have another's path, and are counted together.
@@ -142,8 +161,33 @@ class NcuLayersResult:
         if self.work is None:
             return self.rows
         owners = tuple((into.get(layer, layer), phase) for layer, phase in self.work.owners)
-        parents = {into.get(one, one): into.get(parent, parent) for one, parent in self.work.parents.items()}
+        parents = {into.get(layer, layer): into.get(parent, parent) for layer, parent in self.work.parents.items()}
         return _rows(replace(self.work, owners=owners, parents=parents))
+
+    def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        """The values of equal layers in a phase together, from the counters of all their kernels."""
+        together = self.folded(dict.fromkeys(rows["layer"], path))
+        row: dict[str, Any] = together[(together["layer"] == path) & (together["phase"] == phase)].iloc[0].to_dict()
+        return row
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class NcuKernels(Result):
+    """All metrics of all measured kernels, with layer and phase, in base units: ns, byte, hz, %.
+
+    Attributes:
+        rows: The table, one row per kernel.
+        warnings: What may be missing or misread.
+    """
+
+    rows: pd.DataFrame
+    warnings: tuple[str, ...] = ()
+
+    columns: ClassVar = {"ncu-kernels": KERNEL_COLUMNS}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per measured kernel, one column per metric, named as in ncu."""
+        return self.rows
 
 
 @dataclass(frozen=True)
@@ -171,7 +215,7 @@ class Work:
     names: tuple[str, ...]
 
 
-def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult:
+def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     """How each layer used the GPU.
 
     Args:
@@ -193,7 +237,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
     rows = _rows(work)
     whole = float(work.ns.sum())
     hit = work.measured[work.item] & (work.item >= 0)
-    return NcuLayersResult(
+    return NcuLayers(
         rows=rows,
         kernels=_kernels(work),
         gpu_ns=int(whole),
@@ -202,6 +246,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
         unused=unused,
         warnings=(*report.warnings, *warnings, *missed_links(report.metrics)),
         path=report.path,
+        report=report,
         capture=trace.info.path if trace is not None else "",
         blocks=_blocks(work),
         work=work,

@@ -10,8 +10,9 @@ a kernel several times on one rank alone, would hang in them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
 from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result, renderers
+from nvprof_kit._result.writer import write_file
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import NO_LAYER
@@ -89,29 +92,22 @@ COLUMNS: Columns = {
     "share": Column("`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1", "share", kind="float"),
     "covered": Column("cumulative share of this row and the rows above it, 0 to 1", "share", kind="float"),
 }
-"""The columns of `Plan.rows` and what they mean."""
+"""The columns of `NcuPlan.rows` and what they mean."""
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """What a plan covers.
+SECONDS_PER_PASS = 0.045, 0.002
+"""What a pass of a measured launch costs: at least, and more for every GB that the program holds on the GPU, which ncu
+saves and restores. By three runs on H200s with ncu 2025.3, 10 passes each: 0.47 s a launch with 1.18 GB (63 launches,
+and 846), 0.52 s with 3.75 GB. Another machine took a third of that.
+"""
 
-    Attributes:
-        share: Fraction of the GPU time that the measured kernels represent, 0 to 1.
-        layer: Only this layer and the layers inside it; '' for all.
-        phase: Only this phase; '' for all.
-        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``), not only overall.
-    """
-
-    share: float = 0.9
-    layer: str = ""
-    phase: str = ""
-    every_layer: bool = False
+PASSES = {"basic": 10, "full": 48}
+"""Passes of ncu's sets of sections on an H200."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The kernels to measure.
+@dataclass(frozen=True, repr=False, eq=False)
+class NcuPlan(Result):
+    """The fewest kernel launches that represent most of the GPU time.
 
     Attributes:
         rows: One row per kernel signature to measure, the costliest first; columns `COLUMNS`. A launch that does
@@ -125,7 +121,12 @@ class Plan:
         collectives_ns: GPU time of collective kernels, which the plan leaves out.
         launches: Number of kernel launches in `gpu_ns`, all of which a full ncu run would measure.
         info: Recording tool, GPUs and processes of the capture.
-        options: The requested coverage and selection.
+        layer: Only this layer and the layers inside it; '' for all.
+        phase: Only this phase; '' for all.
+        every_layer: Whether each of the outermost blocks (``model.layers.3``) reaches the share, not only all of them.
+        section_set: Section set of ncu (``ncu --set``).
+        rank: The rank to measure; None for a single-process program.
+        memory_gb: GPU memory of the program in GB, to predict the run time.
     """
 
     rows: pd.DataFrame
@@ -138,24 +139,87 @@ class Plan:
     collectives_ns: int
     launches: int
     info: CaptureInfo
-    options: PlanOptions = field(default_factory=PlanOptions)
+    layer: str = ""
+    phase: str = ""
+    every_layer: bool = False
+    section_set: str = "basic"
+    rank: int | None = None
+    memory_gb: float = 1.0
+
+    columns: ClassVar = {"ncu-plan": COLUMNS}
+    bars: ClassVar = {"ncu-plan": (("gpu_ns",), ("kernel", "grid"))}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What may be missing or distorted in the capture; each sentence says what to do about it."""
+        return self.info.warnings
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per kernel and launch configuration to measure, the costliest first."""
+        return self.rows
+
+    def script(self, report: str = "plan") -> str:
+        """A shell script that measures only these kernels; run it with ``bash FILE -- python train.py``.
+
+        Args:
+            report: Name of the report that ncu writes, without suffix.
+        """
+        script: str = renderers().script(self, report)
+        return script
+
+    def save_script(self, path: str | Path) -> Path:
+        """Write `script` to an executable file. It appears complete or not at all.
+
+        Raises:
+            UsageError: The file is an input or cannot be written.
+        """
+        return write_file(path, self.script(Path(path).stem), inputs=self.sources, executable=True)
+
+    def predicted_seconds(self) -> tuple[float, float] | None:
+        """How long ncu will take in seconds, with the program's own time: for the plan, and for every launch one by
+        one; None for a set of sections that was never timed.
+        """
+        passes = PASSES.get(self.section_set)
+        if passes is None:
+            return None
+        least, for_each_gb = SECONDS_PER_PASS
+        each = passes * (least + for_each_gb * self.memory_gb)
+        program = self.info.session_ns / 1e9
+        return program + each * self.measurements, program + each * self.launches
 
 
-def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribution | None = None) -> Plan:
+def plan(
+    trace: Trace,
+    attribution: Attribution | None = None,
+    *,
+    share: float = 0.9,
+    layer: str = "",
+    phase: str = "",
+    every_layer: bool = False,
+) -> NcuPlan:
     """Choose the kernels to measure.
 
     Args:
         trace: A capture with the optional columns `nvprof_kit._analysis.kernels.signatures.NEEDED`.
-        options: What the plan is for.
         attribution: Who owns each operation, where that is known already.
+        share: Fraction of the GPU time that the measured kernels represent, 0 to 1.
+        layer: Only this layer and the layers inside it; '' for all.
+        phase: Only this phase; '' for all.
+        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``), not only overall.
 
     Raises:
         CaptureError: The capture has no kernel of what is asked for, or does not name its kernels.
         UsageError: The share cannot be reached, since copies and kernels without a name take the rest.
     """
-    options = options or PlanOptions()
     kernels = read_kernels(trace, attribution)
-    included = _owners_to_cover(kernels, options)
+    included = np.array(
+        [
+            (not layer or layer in with_ancestors(path, kernels.parents)) and (not phase or owned_in == phase)
+            for path, owned_in in kernels.owners
+        ],
+        dtype=bool,
+    )
+    scope = f"in {layer or 'the capture'}" + (f" ({phase})" if phase else "")
     times = kernels.by_owner() * included[:, None]
     collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
     collectives_ns = int(times[:, collective].sum())
@@ -163,35 +227,33 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
     other = kernels.other_ns * included
     if not times.any() and collectives_ns:
         raise CaptureError(
-            f"{trace.info.path}: every kernel {_of_what(options)} is a collective's, which ncu cannot replay on one "
+            f"{trace.info.path}: every kernel {scope} is a collective's, which ncu cannot replay on one "
             "rank; measure those with recipes/ncu/kernels.sh -s communication --rank N"
         )
     if not times.any():
-        raise CaptureError(
-            f"{trace.info.path}: no kernel {_of_what(options)}; see `nvprof-kit layers` for what there is"
-        )
+        raise CaptureError(f"{trace.info.path}: no kernel {scope}; see `nvprof-kit layers` for what there is")
     names, name = _linker_names(kernels.signatures)
     if not names:
         raise CaptureError(
             f"{trace.info.path}: no linker names of kernels (column mangledName); needed nsys 2022.4 or newer"
         )
-    blocks, goals = _goals(kernels, times, other, options)
-    chosen = _cover(goals, name, options.share)
+    blocks, goals = _goals(kernels, times, other, every_layer)
+    chosen = _cover(goals, name, share)
     if chosen is None:
         best = goals[0, :-1][name >= 0].sum() / goals[0].sum()
         raise UsageError(
-            f"--share {options.share:g} cannot be reached: kernels that can be measured take {best:.2%} of the GPU "
-            f"time {_of_what(options)}, copies the rest; ask for less"
+            f"--share {share:g} cannot be reached: kernels that can be measured take {best:.2%} of the GPU "
+            f"time {scope}, copies the rest; ask for less"
         )
     wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
     for least_share in (LEAST_SHARE, LEAST_SHARE / 10, 0):
         invocations = choose_invocations(kernels, wanted, times.sum(axis=0), least_share)
         measured, measurements = measured_by(kernels, wanted, invocations)
         covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
-        if covered[0] >= options.share:
+        if covered[0] >= share:
             break
     least = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
-    return Plan(
+    return NcuPlan(
         rows=_rows(kernels, times, measured, int(goals[0].sum()), included),
         names=tuple(names[index] for index in chosen),
         invocations=invocations,
@@ -202,7 +264,9 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
         collectives_ns=collectives_ns,
         launches=int((kernels.launches() * included[:, None])[:, ~collective].sum()),
         info=trace.info,
-        options=options,
+        layer=layer,
+        phase=phase,
+        every_layer=every_layer,
     )
 
 
@@ -215,22 +279,6 @@ def block_of(layer: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _owners_to_cover(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
-    """Which owners the plan covers."""
-    return np.array(
-        [
-            (not options.layer or options.layer in with_ancestors(layer, kernels.parents))
-            and (not options.phase or phase == options.phase)
-            for layer, phase in kernels.owners
-        ],
-        dtype=bool,
-    )
-
-
-def _of_what(options: PlanOptions) -> str:
-    return " ".join(["in", options.layer or "the capture", *([f"({options.phase})"] if options.phase else [])])
-
-
 def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The distinct linker names, and the index of each signature's name, -1 for none."""
     names = list(dict.fromkeys(one.mangled for one in signatures if one.mangled))
@@ -238,9 +286,7 @@ def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDA
     return names, np.array([place.get(one.mangled, -1) for one in signatures], dtype=np.int64)
 
 
-def _goals(
-    kernels: Kernels, times: Int64Array, other: Int64Array, options: PlanOptions
-) -> tuple[list[str], Int64Array]:
+def _goals(kernels: Kernels, times: Int64Array, other: Int64Array, every_layer: bool) -> tuple[list[str], Int64Array]:
     """What must be covered: everything, and with `every_layer` each block.
 
     Returns:
@@ -250,7 +296,7 @@ def _goals(
     whole = np.append(times.sum(axis=0), other.sum())
     blocks, goals = ["everything"], [whole]
     of_owner = np.array([block_of(layer) for layer, _ in kernels.owners], dtype=object)
-    for block in dict.fromkeys(of_owner.tolist()) if options.every_layer else ():
+    for block in dict.fromkeys(of_owner.tolist()) if every_layer else ():
         mine = of_owner == block
         if block != NO_LAYER and times[mine].any():
             blocks.append(block)
@@ -320,33 +366,3 @@ def _rows(
 def size_text(size: tuple[int, int, int]) -> str:
     """A grid's or a block's size as ncu writes it: ``(64, 1, 1)``."""
     return f"({size[0]}, {size[1]}, {size[2]})"
-
-
-SECONDS_PER_PASS = 0.045, 0.002
-"""What a pass of a measured launch costs: at least, and more for every GB that the program holds on the GPU, which ncu
-saves and restores. By three runs on H200s with ncu 2025.3, 10 passes each: 0.47 s a launch with 1.18 GB (63 launches,
-and 846), 0.52 s with 3.75 GB. Another machine took a third of that.
-"""
-
-PASSES = {"basic": 10, "full": 48}
-"""Passes of ncu's sets of sections on an H200."""
-
-
-def predicted_seconds(chosen: Plan, section_set: str, memory_gb: float = 1.0) -> tuple[float, float] | None:
-    """How long ncu will take: for the plan, and for every launch one by one.
-
-    Args:
-        chosen: The plan.
-        section_set: ncu's set of sections; of one that was never timed nothing is predicted.
-        memory_gb: What the program holds on the GPU, in GB.
-
-    Returns:
-        Seconds, with the program's own time where the capture says it; None where nothing is known.
-    """
-    passes = PASSES.get(section_set)
-    if passes is None:
-        return None
-    least, for_each_gb = SECONDS_PER_PASS
-    each = passes * (least + for_each_gb * memory_gb)
-    program = chosen.info.session_ns / 1e9
-    return program + each * chosen.measurements, program + each * chosen.launches

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.ncu.counters import clock, tensor_bases
-from nvprof_kit._analysis.ncu.layers import NcuLayersResult
+from nvprof_kit._analysis.ncu.layers import NcuLayers
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError
 
@@ -47,7 +47,7 @@ class Roofline:
     path: str
 
 
-def roofline(report: NcuReport, result: NcuLayersResult) -> Roofline:
+def roofline(report: NcuReport, result: NcuLayers) -> Roofline:
     """The roofline of a report.
 
     Args:

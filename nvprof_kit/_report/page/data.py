@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.advise.advise import AdviseResult
     from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
-    from nvprof_kit._analysis.flops.flops import FlopsResult
+    from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.layers.layers import LayersResult
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._trace.schema import Trace
@@ -130,7 +130,7 @@ class Sheet:
     classes: ClassTimes | None = None
     findings: Sequence[Linked] = ()
     memory: pd.DataFrame | None = None
-    flops: FlopsResult | None = None
+    flops: Flops | None = None
     kernels: KernelTable | None = None
     tables: Sequence[PageTable] = ()
     left_out: Sequence[str] = ()
@@ -193,7 +193,7 @@ def _ends(lengths: Int64Array) -> tuple[int, int]:
     return int(lengths.min()), int(lengths.max())
 
 
-def _flops_headline(found: FlopsResult) -> Headline:
+def _flops_headline(found: Flops) -> Headline:
     whole = found.whole
     rate = f"{whole.flops / max(whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
     note = "above the peak: `nvprof-kit flops` says why" if whole.above_the_peak else rate

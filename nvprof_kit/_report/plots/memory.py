@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from nvprof_kit._analysis.memory.memory import MemoryResult
+    from nvprof_kit._analysis.memory.memory import Memory
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
 _POINTS = 1000
@@ -24,7 +24,14 @@ _EARLY = "before the history"
 _BEFORE = "#BBBBBB"
 
 
-def timeline_figure(result: MemoryResult) -> Figure:
+def memory_figure(result: Memory) -> Figure:
+    """Allocated memory over time, or the segments if the result is by ``segment``."""
+    return (
+        segments_figure(result.snapshot, result.summary.device) if result.by == "segment" else timeline_figure(result)
+    )
+
+
+def timeline_figure(result: Memory) -> Figure:
     """Allocated memory after each event, stacked by the largest layers at the peak, with reserved memory as a line.
 
     Events are equidistant, regardless of time: a step takes milliseconds, building a model takes seconds.
@@ -57,7 +64,7 @@ def timeline_figure(result: MemoryResult) -> Figure:
     return figure
 
 
-def _mark_steps(result: MemoryResult, axes: Axes) -> None:
+def _mark_steps(result: Memory, axes: Axes) -> None:
     """Mark the start of each step, if there are few."""
     own = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
     first = own.groupby(own["step"].astype("int64"))["start"].min()
@@ -65,7 +72,7 @@ def _mark_steps(result: MemoryResult, axes: Axes) -> None:
         axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
 
 
-def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+def _bands(result: Memory, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
     """Bytes at these events by the largest layers at the peak, by other layers, and from before the recording."""
     import numpy as np
 

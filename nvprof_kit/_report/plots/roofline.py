@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from nvprof_kit._analysis.ncu.layers import NcuLayers
     from nvprof_kit._analysis.ncu.roofline import Roofline
 
 _OTHERS = "other layers"
@@ -35,6 +36,14 @@ _LONGEST = 40
 _APART = 0.15  # as a fraction of a power of ten
 _SAME = 1.02
 _LARGEST = 600.0  # area in square points of the kernel with the most time
+
+
+def layers_roofline(result: NcuLayers) -> Figure:
+    """The roofline: FLOP/s over arithmetic intensity of each measured kernel."""
+    from nvprof_kit._analysis.ncu.roofline import roofline
+
+    assert result.report is not None
+    return roofline_figure(roofline(result.report, result))
 
 
 def roofline_figure(roofline: Roofline) -> Figure:

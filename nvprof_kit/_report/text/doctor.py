@@ -1,48 +1,24 @@
-"""Text report and table of `doctor` findings."""
+"""Text report of `doctor` findings."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._findings import SEVERITIES, Finding
-from nvprof_kit._result.column import Column, Columns
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-COLUMNS: Columns = {
-    "subject": Column("the capture, or `machine`", kind="str"),
-    "level": Column("`error` (the run or the capture is of no use), `warning` (it misleads), `note`, `ok`", kind="str"),
-    "check": Column("what was checked", kind="str"),
-    "seen": Column("what was found", kind="str"),
-    "why": Column("why it matters", kind="str"),
-    "fix": Column("the command or change that fixes it", kind="str"),
-}
-"""Columns of the findings table with their meaning."""
+    from nvprof_kit._analysis.checks import Checks
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 
-def findings_table(found: Mapping[str, Iterable[Finding]]) -> pd.DataFrame:
-    """A row for each finding, with the columns `COLUMNS`."""
-    import pandas as pd
-
-    rows = [
-        (subject, one.severity, one.title, one.evidence, one.why, one.fix)
-        for subject, findings in found.items()
-        for one in findings
-    ]
-    table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)
-    return table
-
-
-def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableType]:
+def findings_report(checks: Checks) -> list[RenderableType]:
     """The findings by subject, the most severe first, and their number by severity."""
+    found = checks.found
     parts: list[RenderableType] = []
     for subject, findings in found.items():
         parts += [Text(subject, "bold")] if len(found) > 1 else []

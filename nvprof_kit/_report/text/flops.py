@@ -12,16 +12,15 @@ from nvprof_kit._analysis.flops.flops import NOTES_APART
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step
-from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.flops.flops import FlopsResult
+    from nvprof_kit._analysis.flops.flops import Flops
 
 _TERA = 1e12
 _RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "type": 2, "": 2, "calls": 3}
 
 
-def flops_report(result: FlopsResult, select: Selection = EVERYTHING) -> list[RenderableType]:
+def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
     again = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
@@ -31,7 +30,7 @@ def flops_report(result: FlopsResult, select: Selection = EVERYTHING) -> list[Re
     names += ["type", *fold_columns(lines), ""]
     kinds = {"layer": "path", "phase": "left", "type": "left", **KINDS}
     made = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
-    made.choose(select)
+    made.choose(result.select)
     for cells in lines:
         made.add_row(*(cells.get(name, "") for name in names), cost=float(cells["cost"]))
     return [
@@ -47,7 +46,7 @@ def flops_report(result: FlopsResult, select: Selection = EVERYTHING) -> list[Re
     ]
 
 
-def flops_lines(result: FlopsResult, notes: dict[str, str]) -> list[dict[str, str]]:
+def flops_lines(result: Flops, notes: dict[str, str]) -> list[dict[str, str]]:
     """The table's cells by column.
 
     Args:
@@ -55,9 +54,10 @@ def flops_lines(result: FlopsResult, notes: dict[str, str]) -> list[dict[str, st
         notes: Receives the footnotes of the rows by the mark in the last column.
     """
     steps = max(result.whole.steps, 1)
-    ms = Cells.for_total(max(int(result.rows["gpu_busy_ns"].max() if len(result.rows) else 1), 1), steps)
+    rows = result.printed()
+    ms = Cells.for_total(max(int(rows["gpu_busy_ns"].max() if len(rows) else 1), 1), steps)
     lines = []
-    for row in result.rows.to_dict("records"):
+    for row in rows.to_dict("records"):
         marks = [notes.setdefault(note, str(len(notes) + 1)) for note in _sentences(row)]
         lines.append(
             {
@@ -82,7 +82,7 @@ def _sentences(row: dict[Any, Any]) -> list[str]:
     return [note for note in str(row["note"]).split(NOTES_APART) if note]
 
 
-def _header(result: FlopsResult, again: bool) -> list[RenderableType]:
+def _header(result: Flops, again: bool) -> list[RenderableType]:
     whole = result.whole
     devices = f"{whole.devices} GPU{'s' * (whole.devices > 1)}" if result.info.on_gpu else "the CPU"
     lasted, busy = (Milliseconds.for_total(int(ns) or 1)(int(ns)) or "0" for ns in (whole.step_ns, whole.busy_ns))
@@ -110,7 +110,7 @@ def _both(mfu: float, hfu: float, again: bool) -> str:
     return f"MFU {_share(mfu, '?')}" + (f", HFU {_share(hfu, '?')}" if again else "")
 
 
-def _what(result: FlopsResult, again: bool) -> str:
+def _what(result: Flops, again: bool) -> str:
     unit = "a step" if result.whole.steps else "the capture"
     text = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is None:

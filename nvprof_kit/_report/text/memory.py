@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
+from nvprof_kit._analysis.memory.memory import ALIKE, COSTS
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
 from nvprof_kit._result.plain import title
-from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.memory.memory import MemoryResult
-    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
+    from nvprof_kit._analysis.memory.memory import Memory
 
 MOST_ROWS = 20
 """Maximum number of displayed rows per table; data formats contain all rows."""
 
 _RANKS = {"MiB": 0, "peak": 0, "allocated": 0, "total": 0, "step": 0, "phase": 0, "largest": 2, "blocks": 2}
 _RANKS |= dict.fromkeys(EACH, 3)
-
-COSTS = {"layer": "bytes", "allocation": "allocated_bytes"}
-"""What ranks the rows of the views with layers."""
-
-ALIKE = {"layer": ("bytes", "largest_bytes"), "allocation": ("allocated_bytes", "peak_bytes")}
-"""What equal blocks have in common."""
 
 VIEWS = {
     "layer": "At the peak, by layer",
@@ -46,57 +40,35 @@ VIEWS = {
 """The views with their headings."""
 
 
-def view(result: MemoryResult, name: str) -> pd.DataFrame:
-    """The table of a view."""
-    tables = {
-        "layer": result.by_layer,
-        "stack": result.by_stack,
-        "size": result.by_size,
-        "allocation": result.traffic,
-        "step": result.steps,
-        "segment": result.segments,
-        "leak": result.leaks,
-    }
-    return tables[name]
-
-
-def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selection = EVERYTHING) -> list[RenderableType]:
+def memory_report(result: Memory) -> list[RenderableType]:
     """The report: a summary of the device, the requested tables, and warnings."""
-    parts: list[RenderableType] = [*map(Text, header(result))]
-    parts[0] = Text(header(result)[0], "bold")
-    most = select.top or MOST_ROWS
-    tables = select.changed(sort="").each({name: view(result, name) for name in views})
+    views, select = (result.by,) if result.by else tuple(VIEWS), result.select
+    title_line, *others = header(result)
+    parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, others), ""]
+    tables = select.changed(sort="").each({view: result.to_frame(view) for view in views})
     tables = {
-        name: fold_ranked(one, COSTS[name], select.fold, ALIKE[name]) if name in COSTS else one
-        for name, one in tables.items()
+        view: fold_ranked(rows, COSTS[view], select.fold, ALIKE[view]) if view in COSTS else rows
+        for view, rows in tables.items()
     }
-    parts.append("")
-    for name, rows in select.each(tables).items():
+    for view, rows in select.each(tables).items():
         if len(rows):
-            made = [Text(VIEWS[name], "bold"), _table(rows, most, name), ""]
-            parts += made
+            parts += [Text(VIEWS[view], "bold"), _table(rows, select.top or MOST_ROWS, view), ""]
     notes = [Text("MiB of 1,048,576 bytes.", "dim"), *ranked_notes(tables.values())]
     return [*parts, *notes, *warning_lines(result.warnings)]
 
 
-def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
+def memory_page(result: Memory) -> bytes:
     """A self-contained page with both plots and all tables."""
-    from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
-
-    sections = [
-        Section("Allocated memory over time", svg=svg_of(timeline_figure(result))),
-        *(
-            Section(VIEWS[name], table=_plain(view(result, name)))
-            for name in ("layer", "stack", "size", "allocation", "step", "leak")
-        ),
-        Section("Segments", svg=svg_of(segments_figure(snapshot, result.summary.device))),
-        Section(VIEWS["segment"], table=_plain(result.segments)),
-    ]
-    made = [section for section in sections if section.svg or section.table is None or section.table[1]]
-    return page(f"GPU memory: {title(result.path)}", header(result), made, result.warnings)
+    timeline, segments = (svg_of(replace(result, by=by).figure()) for by in (None, "segment"))
+    tables = [Section(heading, table=_plain(result.to_frame(view))) for view, heading in VIEWS.items()]
+    by_view = dict(zip(VIEWS, tables, strict=True))
+    last = [Section("Segments", svg=segments), by_view.pop("segment")]
+    sections = [Section("Allocated memory over time", svg=timeline), *by_view.values(), *last]
+    shown = [section for section in sections if section.svg or section.table is None or section.table[1]]
+    return page(f"GPU memory: {title(result.path)}", header(result), shown, result.warnings)
 
 
-def header(result: MemoryResult) -> list[str]:
+def header(result: Memory) -> list[str]:
     """A summary of the device."""
     summary = result.summary
     peak = f"Peak: {memory_size(summary.peak_bytes)} allocated"

@@ -3,71 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.ncu.plan import predicted_seconds
+from nvprof_kit._analysis.ncu.layers import COLUMNS
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
+from nvprof_kit._result.column import Column
 from nvprof_kit._result.plain import title
-from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.ncu.layers import NcuLayersResult
-    from nvprof_kit._analysis.ncu.plan import Plan
+    from nvprof_kit._analysis.ncu.layers import NcuKernels, NcuLayers
+    from nvprof_kit._analysis.ncu.plan import NcuPlan
 
 
-_PERCENTAGES = {
-    "compute": "compute_pct",
-    "memory": "memory_pct",
-    "DRAM": "dram_pct",
-    "L2": "l2_pct",
-    "tensor": "tensor_pct",
-    "occup.": "occupancy_pct",
-    "L2 hit": "l2_hit_pct",
-}
 _RANKS = {"phase": 0, "ms": 0, "bound": 0, "why": 3, "stall": 2}
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of the table, as data.
-
-    Attributes:
-        label: The layer.
-        phase: The phase.
-        cells: The other cells by column; '' if not measured.
-        cost: GPU time in ns.
-    """
-
-    label: str
-    phase: str
-    cells: dict[str, str]
-    cost: float = field(default=0.0, compare=False)
-
-
-def ncu_layers_report(result: NcuLayersResult, select: Selection = EVERYTHING) -> list[RenderableType]:
+def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
     """The report: what was measured and its coverage, the table, and warnings."""
-    lines = ncu_layers_lines(result)
-    columns = [name for name in lines[0].cells if any(line.cells.get(name) for line in lines)] if lines else []
-    columns += fold_columns(line.cells for line in lines)
+    ms = Cells.for_total(max(result.gpu_ns, 1))
+    rows = result.printed().to_dict("records")
+    lines = [_cells(row, ms, bool(result.capture)) | fold_cells(row, ms) for row in rows]
+    columns = [name for name in lines[0] if any(line.get(name) for line in lines)] if lines else []
+    columns = list(dict.fromkeys([*columns, *fold_columns(lines)]))
     kinds = {"bound": "left", "why": "left", "stall": "left", **KINDS}
     made = table(
         [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS | RANKS
     )
-    made.choose(select)
-    for line in lines:
-        made.add_row(line.label, line.phase, *(line.cells.get(name, "") for name in columns), cost=line.cost)
-    notes = [*_notes(), *fold_notes(columns, "those of all of them", "ms of one of them")]
-    return [*(Text(line) for line in header(result)), "", made, "", *notes, *warning_lines(result.warnings)]
+    made.choose(result.select)
+    for row, cells in zip(rows, lines, strict=True):
+        cost = float(row["gpu_ns"])
+        made.add_row(path_label(row), row["phase"], *(cells.get(name, "") for name in columns), cost=cost)
+    note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
+    notes = [note, *fold_notes(columns, "those of all of them", "ms of one of them")]
+    return [*map(Text, header(result)), "", made, "", *notes, *warning_lines(result.warnings)]
 
 
-def header(result: NcuLayersResult) -> list[str]:
+def header(result: NcuLayers) -> list[str]:
     """What was measured, and its share of the GPU time."""
     ms = Milliseconds.for_total(max(result.gpu_ns, 1))
     lines = [f"{title(result.path)}: {result.measured:,} measured kernels"]
@@ -81,35 +58,18 @@ def header(result: NcuLayersResult) -> list[str]:
     return lines
 
 
-def ncu_layers_lines(result: NcuLayersResult) -> list[Line]:
-    """The table's lines."""
-    ms = Cells.for_total(max(result.gpu_ns, 1))
-    return [
-        Line(
-            path_label(row),
-            row["phase"],
-            _cells(row, ms, bool(result.capture)) | fold_cells(row, ms),
-            float(row["gpu_ns"]),
-        )
-        for row in result.rows.to_dict("records")
-    ]
-
-
 def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str]:
+    """The cells of a row by their headings; '' where nothing was measured."""
     cells = {"ms": ms(row["gpu_ns"]), "covered": percent(row["covered"]) if spread else ""}
-    cells |= {name: _whole(row[column]) for name, column in _PERCENTAGES.items()}
-    cells["DRAM bytes"] = scaled(row["dram_bytes"])
-    cells["NVLink out"] = scaled(row["nvlink_sent_bytes"])
-    cells["NVLink in"] = scaled(row["nvlink_received_bytes"])
-    cells["op/byte"] = "" if math.isnan(row["intensity"]) else f"{row['intensity']:.1f}"
-    cells["stall"] = row["stall"] if isinstance(row["stall"], str) else ""
-    cells["bound"] = row["bound"]
-    cells["why"] = row["reason"]
-    return cells
+    return cells | {column.heading: _cell(row[name], column) for name, column in COLUMNS.items() if column.heading}
 
 
-def _whole(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.0f} %"
+def _cell(value: Any, column: Column) -> str:
+    if column.kind == "str":
+        return value if isinstance(value, str) else ""
+    if math.isnan(value):
+        return ""
+    return f"{value:.0f} %" if column.unit == "percent" else scaled(value) if column.unit else f"{value:.1f}"
 
 
 def scaled(value: float) -> str:
@@ -120,31 +80,48 @@ def scaled(value: float) -> str:
     return f"{value / 1000**step:.3g} {_PREFIXES[step]}".strip()
 
 
-def _notes() -> list[RenderableType]:
-    what = "Percentages are of the GPU's peak, means over GPU time, including nested layers."
-    return [Text(what, "dim")]
-
-
-def plan_report(plan: Plan, section_set: str, memory_gb: float, select: Selection = EVERYTHING) -> list[RenderableType]:
+def plan_report(plan: NcuPlan) -> list[RenderableType]:
     """The report: the plan's coverage, its rows, and the next command."""
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Cells.for_total(plan.gpu_ns)
-    made.choose(select)
-    for row in plan.rows.to_dict("records"):
+    made.choose(plan.select)
+    for row in plan.frame().to_dict("records"):
         made.add_row(
             short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
             percent(row["share"]), percent(row["covered"]),
         )  # fmt: skip
-    lines = (Text(line) for line in plan_lines(plan, section_set, memory_gb))
-    return [*lines, "", made, *warning_lines(plan.info.warnings)]
+    return [*map(Text, plan_lines(plan)), "", made, *warning_lines(plan.warnings)]
+
+
+def plan_script(plan: NcuPlan, report: str) -> str:
+    """The script of a plan."""
+    from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
+
+    return ncu_script(
+        NcuScript(
+            names=plan.names,
+            invocations=plan.invocations,
+            about=["Written by nvprof-kit ncu plan.", *plan_lines(plan)],
+            section_set=plan.section_set,
+            rank=plan.rank,
+            own_window=plan.info.own_window,
+            report=report,
+        )
+    )
+
+
+def kernels_report(result: NcuKernels) -> list[RenderableType]:
+    """The size of the table; it has hundreds of columns, too many for a terminal."""
+    rows, columns = result.rows.shape
+    return [f"{rows:,} measured kernels with {columns:,} columns each; .to_frame() gives them, .save() writes them"]
 
 
 _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
 
 
-def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
+def plan_lines(plan: NcuPlan) -> list[str]:
     """The plan in a few sentences."""
-    of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
+    of_what = " ".join(part for part in (plan.layer, plan.phase) if part)
     lines = [
         f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time"
         f"{f' of {of_what}' if of_what else ''} in {title(plan.info.path)}, which has {plan.launches:,} launches"
@@ -155,13 +132,13 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
             f"collectives are left out ({left_out} of the GPU time): much of it is waiting, and ncu cannot replay them "
             "on one rank; recipes/ncu/kernels.sh -s communication --rank N measures them"
         )
-    if plan.options.every_layer:
+    if plan.every_layer:
         block, share = plan.least_covered
         lines.append(f"and for at least {percent(share)} of every block's; least in {block}")
-    seconds = predicted_seconds(plan, section_set, memory_gb)
+    seconds = plan.predicted_seconds()
     if seconds:
         lines.append(
-            f"ncu --set {section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all "
-            f"launches, including program start, if the program uses {memory_gb:g} GB of GPU memory"
+            f"ncu --set {plan.section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all "
+            f"launches, including program start, if the program uses {plan.memory_gb:g} GB of GPU memory"
         )
     return lines

@@ -12,7 +12,6 @@ from support.captures.snapshot_file import training
 
 from nvprof_kit._analysis.memory.memory import memory
 from nvprof_kit._report.page.sunburst import sunburst_page
-from nvprof_kit._report.text.memory import memory_page
 from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 
 EVIL = '</script><script>alert("x")</script>'
@@ -42,7 +41,7 @@ def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> N
 def test_the_page_of_a_snapshot(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "memory.html"
     snapshot = read_snapshot(training(2000, layers=2).write(tmp_path / "run.pickle"))
-    path.write_bytes(memory_page(memory(snapshot), snapshot))
+    path.write_bytes(memory(snapshot).page())
     with opened(chromium, path) as page:
         assert page.locator("svg").count() == 2
         assert page.locator("h2").first.text_content() == "Allocated memory over time"

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.layers.layers import layers
-from nvprof_kit._analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _Samples, _union, metrics
+import nvprof_kit
+from nvprof_kit._analysis.metrics import _busy_until, _Samples, _union
 from nvprof_kit._cli import main
-from nvprof_kit._report.text.metrics import metrics_lines
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -74,14 +73,14 @@ def with_events(path: Path) -> Path:
     return path
 
 
-def measured(path: Path, floor: float = 1.0) -> MetricsResult:
-    return metrics(open_capture(path, optional=("samples",)), MetricsOptions(floor))
+def measured(path: Path, floor: float = 1.0) -> nvprof_kit.Metrics:
+    return nvprof_kit.open(path).metrics(floor=floor)
 
 
 @pytest.mark.parametrize("form", [with_table, with_events])
 def test_means_over_busy_time(path: Path, form) -> None:
     result = measured(form(path), floor=0.5)
-    assert list(result.rows) == list(COLUMNS)
+    assert list(result.rows) == list(nvprof_kit.Metrics.columns["metrics"])
     # Busy parts of the intervals at 0, 200, 300: 100, 50, 50 of 100, so SM active while busy: 80, 20/0.5, 30/0.5.
     # m.0: (100*80 + 50*40) / 150 = 66.7 in 1.5 samples; its mlp launched the first kernel: 80. m.1: 60, half a sample.
     assert result.rows[["layer", "phase", "busy_ns", "samples", "enough"]].values.tolist() == [
@@ -100,7 +99,9 @@ def test_too_few(path: Path) -> None:
     result = measured(with_table(path), floor=1.2)
     assert result.rows["enough"].tolist() == [True, False, False]
     assert result.rows["sm_active_pct"].isna().tolist() == [False, True, True]
-    assert [line[4] for line in metrics_lines(result, ["sm_active_pct"])] == ["67 %", "too few", "too few"]
+    lines = [line.split("  ") for line in str(result).splitlines() if line.startswith("m.") or line.startswith("  mlp")]
+    assert ["67 %" in line or " 67 %" in line for line in lines] == [True, False, False], lines
+    assert str(result).count("too few") == 3
 
 
 def test_without_samples(path: Path) -> None:
@@ -151,7 +152,7 @@ def test_h200() -> None:
 def test_busy_times_are_those_of_layers() -> None:
     """Also of the outermost module, which is named by its class: no path begins with that."""
     busy = {(row.layer, row.phase): row.busy_ns for row in measured(H200).rows.itertuples()}
-    table = layers(open_capture(H200)).rows
+    table = nvprof_kit.open(H200).layers().rows
     assert busy == {(row.layer, row.phase): row.gpu_busy_ns for row in table.itertuples() if row.gpu_busy_ns}
 
 

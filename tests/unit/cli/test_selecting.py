@@ -13,9 +13,7 @@ from click.testing import CliRunner
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.flops.flops import joined
 from nvprof_kit._cli import group
-from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import in_order
 
@@ -209,9 +207,7 @@ def test_the_report_of_a_job_folds() -> None:
 
 def test_folded_figures_are_those_of_all_the_blocks() -> None:
     result = nvprof_kit.open(FOLDING["flops"][1]).flops().selected(fold=True)
-    told = ByLayer(result.rows, result.blocks, result.select).read(
-        None, "gpu_busy_ns", lambda _path, _phase, rows: joined(rows)
-    )
+    told = result.printed()
     (row,) = told[(told["layer"] == "model.layers.0-11") & (told["phase"] == "backward")].to_dict("records")
     blocks = result.rows["layer"].str.fullmatch(r"model\.layers\.\d+") & (result.rows["phase"] == "backward")
     each, busy = result.rows[blocks], result.rows[blocks]["gpu_busy_ns"]

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 from support.golden import Golden
 
+import nvprof_kit
 from nvprof_kit._analysis.flops.counted import read_counted
-from nvprof_kit._analysis.flops.flops import FlopsOptions, FlopsResult, flops, why_above
+from nvprof_kit._analysis.flops.flops import why_above
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
 from nvprof_kit._cli import group
 from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
-from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, UsageError
 
 TESTS = Path(__file__).parents[3]
 
 ABOVE = "above the peak: the peak given is too low, or "
 
-ONE = FlopsOptions({"bf16": 1e9, "fp32": 0.5e9})
+ONE = {"bf16": 1e9, "fp32": 0.5e9}
 """A GPU of one operation a nanosecond in bf16, and a half in fp32."""
 
 Range = tuple[str, str, int | None, int]
@@ -93,16 +93,16 @@ def training(path: Path, *, steps: int = 2) -> Path:
     return file.write()
 
 
-def table(result: FlopsResult) -> dict[tuple[str, str], dict[Any, Any]]:
+def table(result: nvprof_kit.Flops) -> dict[tuple[str, str], dict[Any, Any]]:
     return {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
 
 
 def joined(
-    folder: Path, operators: list[tuple[int, str, int]], options: FlopsOptions = ONE, **more: Any
-) -> FlopsResult:
+    folder: Path, operators: list[tuple[int, str, int]], options: dict[str, float] = ONE, **more: Any
+) -> nvprof_kit.Flops:
     capture = training(folder / "run.sqlite")
     file = counts(folder / "run.flops.json", TRAINING, operators, **more)
-    return flops(open_capture(capture, optional=("name",)), read_flops(file), options)
+    return nvprof_kit.open(capture).flops(file, peaks=options)
 
 
 def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
     for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60), (204, 7)]):
         begin = 1000 + 100 * number
         file.kernel(begin, begin + length, launched=(launch, launch + 1), name="gemm")
-    result = flops(open_capture(file.write(), optional=("name",)), read_flops(tmp_path / "run.flops.json"), ONE)
+    result = nvprof_kit.open(file.write()).flops(tmp_path / "run.flops.json", peaks=ONE)
     figures = {key: (row["gpu_busy_ns"], row["flops"], row["hfu"], row["mfu"]) for key, row in table(result).items()}
     assert figures["block.mlp", "backward"] == pytest.approx((40, 20, 0.5, 0.5))
     assert figures["block.mlp", "recompute"] == pytest.approx((17, 17, 1, 0))
@@ -179,7 +179,7 @@ def test_the_recompute_of_a_block_without_a_counted_operation(tmp_path: Path) ->
         file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
     for number, (launch, length) in enumerate([(30, 10), (150, 40), (250, 20)]):
         file.kernel(1000 + 100 * number, 1000 + 100 * number + length, launched=(launch, launch + 1), name="gemm")
-    rows = table(flops(open_capture(file.write(), optional=("name",)), read_flops(path), ONE))
+    rows = table(nvprof_kit.open(file.write()).flops(path, peaks=ONE))
     assert (rows["block.act", "backward"]["gpu_busy_ns"], rows["block.act", "backward"]["mfu"]) == (20, 0.5)
     assert (rows["block", "backward"]["gpu_busy_ns"], rows["block", "recompute"]["gpu_busy_ns"]) == (20, 40)
     assert [key for key, row in rows.items() if "lib::op" in row["unknown"]] == [("block", "recompute")]
@@ -241,7 +241,7 @@ def test_matrix_kernels_of_a_layer_without_operations_are_said(tmp_path: Path) -
 def test_a_row_that_was_not_counted_has_no_figures(tmp_path: Path) -> None:
     capture = training(tmp_path / "run.sqlite")
     file = counts(tmp_path / "run.flops.json", TRAINING[:2], [(1, "bf16", 50)])
-    rows = table(flops(open_capture(capture, optional=("name",)), read_flops(file), ONE))
+    rows = table(nvprof_kit.open(capture).flops(file, peaks=ONE))
     assert math.isnan(rows["m", "backward"]["flops"]) and rows["m", "backward"]["note"] == "not in the count"
     assert rows["m", "forward"]["mfu"] == 100 / 240
 
@@ -250,7 +250,7 @@ def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Pa
     capture = training(tmp_path / "run.sqlite")
     inside: list[Range] = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
     file = counts(tmp_path / "run.flops.json", inside, [(6, "bf16", 60), (7, "bf16", 20)])
-    result = flops(open_capture(capture, optional=("name",)), read_flops(file), ONE)
+    result = nvprof_kit.open(capture).flops(file, peaks=ONE)
     # compiled into m.a, it is m.a's: 2 x 60 operations, whatever its own calls; a step is 60
     assert table(result)["m.a", "forward"]["flops"] == 120 and result.whole.flops == 60
     assert "not counted" not in table(result)["m.a", "forward"]["note"]
@@ -262,7 +262,7 @@ def test_figures_go_by_the_call(tmp_path: Path) -> None:
     ranges = [(layer, phase, inside, 4) for layer, phase, inside, _ in TRAINING]
     ranges[1] = ("m.a", "forward", 0, 8)
     file = counts(tmp_path / "run.flops.json", ranges, [(1, "bf16", 800)], steps=2)
-    result = flops(open_capture(capture, optional=("name",)), read_flops(file), ONE)
+    result = nvprof_kit.open(capture).flops(file, peaks=ONE)
     assert table(result)["m.a", "forward"]["flops"] == 800 * 2 / 8
     assert any("0.25 to 0.5 times as often" in warning for warning in result.warnings)
 
@@ -274,7 +274,7 @@ def test_without_steps_it_is_the_whole_capture(tmp_path: Path) -> None:
         file.kernel(at + 110, at + 210, launched=(at + 20, at + 30))
     capture = file.write()
     counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)], steps=0)
-    result = flops(open_capture(capture, optional=("name",)), read_flops(counted), ONE)
+    result = nvprof_kit.open(capture).flops(counted, peaks=ONE)
     assert table(result)["m", "forward"]["mfu"] == 0.5
     # 2 x 50 operations from 110 to 1210
     assert (result.whole.steps, result.whole.flops, result.whole.step_ns) == (0, 100, 1100)
@@ -288,7 +288,7 @@ def test_outside_the_steps_nothing_counts(tmp_path: Path) -> None:
     file.range_("m", 1000, 1100)
     file.kernel(1100, 1200, launched=(1020, 1030))
     counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)])
-    row = table(flops(open_capture(file.write(), optional=("name",)), read_flops(counted), ONE))["m", "forward"]
+    row = table(nvprof_kit.open(file.write()).flops(counted, peaks=ONE))["m", "forward"]
     assert (row["calls"], row["gpu_busy_ns"], row["flops"], row["mfu"]) == (1, 100, 50, 0.5)
 
 
@@ -296,7 +296,7 @@ def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path: Path) -> None:
     rows = table(joined(tmp_path, [(1, "bf16", 10), (1, "complex64", 10)]))
     assert math.isnan(rows["m.a", "forward"]["mfu"]) and "no peak for complex64" in rows["m.a", "forward"]["note"]
     assert rows["m.a", "forward"]["tflops_per_s"] == 40 / 200 / 1000
-    result = joined(tmp_path, [(1, "bf16", 10)], FlopsOptions())
+    result = joined(tmp_path, [(1, "bf16", 10)], {})
     assert result.peaks is None and result.rows["mfu"].isna().all()
     assert any("no peak is known of Test GPU" in warning and "--peak bf16=" in warning for warning in result.warnings)
 
@@ -311,7 +311,7 @@ def named(capture: Path, gpu: str) -> Path:
 def test_the_peak_is_that_of_the_captures_gpu(tmp_path: Path) -> None:
     capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")
     file = counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 989_400)], gpu="NVIDIA A100-SXM4-80GB")
-    result = flops(open_capture(capture, optional=("name",)), read_flops(file))
+    result = nvprof_kit.open(capture).flops(file)
     assert result.peaks is not None and result.peaks.name == "H200 SXM"
     # 989,400 operations a call take 1 ns at 989.4e12 a second, and took 100
     assert table(result)["m.a", "forward"]["mfu"] == pytest.approx(0.01)
@@ -382,10 +382,10 @@ def test_the_file_beside_a_capture(tmp_path: Path) -> None:
     assert flops_of_rank(tmp_path / "run.flops.json", "run-host-rank3-x.sqlite").name == "run.flops.json"
 
 
-def real_flops(name: str, golden: Golden) -> FlopsResult:
+def real_flops(name: str, golden: Golden) -> nvprof_kit.Flops:
     """What a capture of the H200 and its operations give, compared with the golden table."""
     capture = TESTS / "data" / "flops" / f"{name}.sqlite.xz"
-    result = flops(open_capture(capture, optional=("name",)), read_flops(flops_beside(capture)))
+    result = nvprof_kit.open(capture).flops()
     golden(f"flops/{name}.csv", result.rows.to_csv(index=False))
     return result
 

@@ -15,7 +15,7 @@ from support.captures.nsys_file import NsysFile
 from nvprof_kit._analysis.kernels.signatures import APART, NEEDED, divide_by_role, read_kernels, role_of
 from nvprof_kit._analysis.ncu.counters import PERCENTAGES
 from nvprof_kit._analysis.ncu.layers import ncu_layers
-from nvprof_kit._analysis.ncu.plan import PlanOptions, plan
+from nvprof_kit._analysis.ncu.plan import plan
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.open import open_capture
 
@@ -76,7 +76,7 @@ def capture(tmp_path: Path) -> Path:
 
 
 def test_a_launch_of_each_role_is_planned(capture: Path) -> None:
-    made = plan(open_capture(capture, optional=NEEDED), PlanOptions(share=0.95))
+    made = plan(open_capture(capture, optional=NEEDED), share=0.95)
     # of each name the first; of the product also the 15th, which is the last layer's MLP: the additions are fewer
     assert made.names == ("_Zgemm",)
     assert made.invocations == (1, 15)
@@ -105,7 +105,7 @@ def places(tmp_path: Path) -> Path:
 
 
 def test_the_place_in_a_layers_call_divides_too(places: Path) -> None:
-    made = plan(open_capture(places, optional=NEEDED), PlanOptions())
+    made = plan(open_capture(places, optional=NEEDED))
     assert made.rows[["launches", "gpu_ns"]].values.tolist() == [[3, 900], [3, 300]]
     assert made.invocations == (1, 6)
 

@@ -14,11 +14,10 @@ from rich.console import Console
 from support.captures.snapshot_file import BASE, SnapshotFile, training
 from support.lane import examples
 
-from nvprof_kit._analysis.memory.memory import LEAKS, MemoryResult, memory
+from nvprof_kit._analysis.memory.memory import LEAKS, Memory, memory
 from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC
 from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
 from nvprof_kit._report.plots.plots import encode
-from nvprof_kit._report.text.memory import memory_page, memory_report
 from nvprof_kit._trace.torch_memory.snapshot import Snapshot, read_snapshot
 from nvprof_kit.errors import CaptureError
 
@@ -33,7 +32,7 @@ def read(file: SnapshotFile, folder: Path) -> Snapshot:
     return read_snapshot(file.write(folder / "run.pickle"))
 
 
-def analysed(file: SnapshotFile, folder: Path) -> MemoryResult:
+def analysed(file: SnapshotFile, folder: Path) -> Memory:
     return memory(read(file, folder))
 
 
@@ -193,11 +192,11 @@ def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
     snapshot = read(training(3000, layers=3), tmp_path)
     result = memory(snapshot)
     console = Console(file=io.StringIO(), width=160)
-    console.print(*memory_report(result, ("layer", "stack", "size", "step", "segment", "leak")), sep="\n")
+    console.print(result)
     text = console.file.getvalue()
     for part in ("At the peak, by layer", "model.layers.2", "From step to step", "log.py:3 remember", "Segments"):
         assert part in text
-    page = memory_page(result, snapshot).decode()
+    page = result.page().decode()
     assert page.count("<svg") == 2
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
@@ -211,7 +210,7 @@ def test_a_hostile_name_is_text_on_the_page(tmp_path: Path) -> None:
     file = SnapshotFile()
     file.alloc(1 << 20, "nvprof_kit:forward:<script>alert(1)</script>;step=0", ["<img src=x>.py:1:<b>"])
     snapshot = read(file, tmp_path)
-    page = memory_page(memory(snapshot), snapshot).decode()
+    page = memory(snapshot).page().decode()
     assert "<script" not in page and "<img" not in page
     assert "&lt;script&gt;" in page
 

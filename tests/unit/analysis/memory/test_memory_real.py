@@ -12,7 +12,7 @@ import pytest
 from support.brute_force.caching_allocator import Replay
 from support.golden import Golden
 
-from nvprof_kit._analysis.memory.memory import MemoryResult, memory
+from nvprof_kit._analysis.memory.memory import Memory, memory
 from nvprof_kit._result.formats import encode
 from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 
@@ -33,17 +33,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(plain: Path) -> MemoryResult:
+def run(plain: Path) -> Memory:
     return memory(read_snapshot(plain / "run-2.11.pickle"))
 
 
-def test_the_end_is_what_pytorch_counted(run: MemoryResult) -> None:
+def test_the_end_is_what_pytorch_counted(run: Memory) -> None:
     assert run.summary.allocated_bytes == MEMORY_ALLOCATED
     assert run.summary.reserved_bytes == MEMORY_RESERVED
     assert int(run.level_bytes[-1]) == MEMORY_ALLOCATED, "no tensor that is left was rounded up"
 
 
-def test_the_peak_is_what_was_asked_for(run: MemoryResult, plain: Path) -> None:
+def test_the_peak_is_what_was_asked_for(run: Memory, plain: Path) -> None:
     """``max_memory_allocated`` counts blocks; the events, and so the verb, count what tensors asked for.
 
     At the peak blocks are 2,098,648 bytes larger: three little tensors of 4, 4 and 32 bytes in blocks of 512 (1,496
@@ -58,13 +58,13 @@ def test_the_peak_is_what_was_asked_for(run: MemoryResult, plain: Path) -> None:
         assert int(table["bytes"].sum()) == run.summary.peak_bytes
 
 
-def test_autograd_s_thread_is_told_before_it_comes_to_a_layer(run: MemoryResult) -> None:
+def test_autograd_s_thread_is_told_before_it_comes_to_a_layer(run: Memory) -> None:
     """What the loss needs backward is allocated by a thread that bears no label yet, in each of the four steps."""
     own = run.held[(run.held["layer"] == "(none)") & (run.held["phase"] == "backward")]
     assert own.groupby(own["step"].astype("int64")).size().to_dict() == dict.fromkeys(range(4), 5)
 
 
-def test_layers_and_steps_and_the_leak(run: MemoryResult) -> None:
+def test_layers_and_steps_and_the_leak(run: Memory) -> None:
     assert run.summary.labelled > 0.7
     assert {f"layers.{n}" for n in range(4)} <= set(run.by_layer["layer"])
     assert run.steps["step"].tolist() == [0, 1, 2, 3]
@@ -75,7 +75,7 @@ def test_layers_and_steps_and_the_leak(run: MemoryResult) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "stack", "step", "allocation", "leak"])
-def test_golden_tables(run: MemoryResult, by: str, golden: Golden) -> None:
+def test_golden_tables(run: Memory, by: str, golden: Golden) -> None:
     tables = {
         "layer": run.by_layer,
         "stack": run.by_stack,

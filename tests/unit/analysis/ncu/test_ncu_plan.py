@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from support.captures.nsys_file import NsysFile
 from support.lane import examples
 
 from nvprof_kit._analysis.kernels.signatures import NEEDED
-from nvprof_kit._analysis.ncu.plan import PlanOptions, _cover, block_of, plan, predicted_seconds
+from nvprof_kit._analysis.ncu.plan import _cover, block_of, plan
 from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
 from nvprof_kit._report.text.ncu import plan_lines
 from nvprof_kit._trace.open import open_capture
@@ -43,7 +44,7 @@ def file(tmp_path: Path) -> NsysFile:
 
 
 def planned(file: NsysFile, **options: object):
-    return plan(open_capture(file.write(), optional=NEEDED), PlanOptions(**options))  # type: ignore[arg-type]
+    return plan(open_capture(file.write(), optional=NEEDED), **options)  # type: ignore[arg-type]
 
 
 def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(file: NsysFile) -> None:
@@ -77,7 +78,10 @@ def test_collectives_are_left_out_and_said(file: NsysFile) -> None:
     assert made.names == ("_Zgemm", "_Zadd")  # as without the collective
     assert (made.gpu_ns, made.collectives_ns, made.launches) == (300, 6000, 7)
     # 6000 of 6300 ns
-    assert any("collectives are left out (95.2 % of the GPU time)" in line for line in plan_lines(made, "basic", 1.0))
+    assert any(
+        "collectives are left out (95.2 % of the GPU time)" in line
+        for line in plan_lines(replace(made, section_set="basic", memory_gb=1.0))
+    )
 
 
 def test_a_layer_of_collectives_alone_cannot_be_planned(file: NsysFile) -> None:
@@ -163,7 +167,7 @@ def test_the_cover_is_enough_none_of_it_superfluous_and_near_the_optimum(
 
 
 def test_a_real_capture_is_covered_by_few_launches() -> None:
-    made = plan(open_capture(LLAMA, optional=NEEDED), PlanOptions(every_layer=True))
+    made = plan(open_capture(LLAMA, optional=NEEDED), every_layer=True)
     assert made.covered >= 0.9
     assert made.least_covered[1] > 0.87  # the block `model` has copies of its own
     assert made.measurements * 10 < made.launches
@@ -171,9 +175,9 @@ def test_a_real_capture_is_covered_by_few_launches() -> None:
     # the program's time; and 10 passes of 45 ms and 2 ms for each of 2 GB: 0.49 s a launch
     program = made.info.session_ns / 1e9
     assert 5 < program < 60
-    seconds = predicted_seconds(made, "basic", memory_gb=2)
+    seconds = replace(made, section_set="basic", memory_gb=2).predicted_seconds()
     assert seconds == pytest.approx((program + 0.49 * made.measurements, program + 0.49 * made.launches))
-    assert predicted_seconds(made, "my own set") is None
+    assert replace(made, section_set="my own set").predicted_seconds() is None
 
 
 def test_the_prediction_of_a_measured_run() -> None:
@@ -181,10 +185,8 @@ def test_the_prediction_of_a_measured_run() -> None:
 
     Those were the first of each configuration; six numbers of launches measure each role's.
     """
-    made = plan(
-        open_capture(LLAMA.parent / "ncu" / "run-2023.4.sqlite.xz", optional=NEEDED), PlanOptions(every_layer=True)
-    )
-    seconds = predicted_seconds(made, "basic", memory_gb=3.75)
+    made = plan(open_capture(LLAMA.parent / "ncu" / "run-2023.4.sqlite.xz", optional=NEEDED), every_layer=True)
+    seconds = replace(made, section_set="basic", memory_gb=3.75).predicted_seconds()
     assert seconds is not None
     assert (made.measurements, made.invocations) == (89, (1, 50, 60, 72, 108, 145))
     assert made.covered == pytest.approx(0.903, abs=0.001)

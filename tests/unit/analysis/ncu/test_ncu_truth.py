@@ -6,6 +6,7 @@ the 67 of the plan in 42.3 s (`tests/gpu/take_ncu.sh`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from nvprof_kit._analysis.kernels.signatures import NEEDED, Kernels, read_kernel
 from nvprof_kit._analysis.ncu.counters import counters
 from nvprof_kit._analysis.ncu.layers import ncu_layers
 from nvprof_kit._analysis.ncu.owners import _plain
-from nvprof_kit._analysis.ncu.plan import PlanOptions, plan, predicted_seconds
+from nvprof_kit._analysis.ncu.plan import plan
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
@@ -65,10 +66,10 @@ def test_a_plan_is_within_a_few_percent_of_every_launch_one_by_one(trace: Trace)
 
 
 def test_the_plan_of_today(trace: Trace) -> None:
-    made = plan(trace, PlanOptions(every_layer=True))
+    made = plan(trace, every_layer=True)
     assert made.covered >= 0.9 and made.least_covered[1] > 0.9
     assert made.invocations == (1, 56, 84, 85)
     assert made.measurements == 67  # of 1,280
-    seconds = predicted_seconds(made, "basic", memory_gb=1.18)
+    seconds = replace(made, memory_gb=1.18).predicted_seconds()
     assert seconds is not None
     assert seconds[0] == pytest.approx(42.3, rel=0.15)

@@ -1,4 +1,4 @@
-"""The result of `doctor`."""
+"""What is found about a machine or about captures before and after a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._findings import Finding
-from nvprof_kit._report.text.doctor import COLUMNS
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import RenderableType
+
+COLUMNS: Columns = {
+    "subject": Column("the capture, or `machine`", kind="str"),
+    "level": Column("`error` (the run or the capture is of no use), `warning` (it misleads), `note`, `ok`", kind="str"),
+    "check": Column("what was checked", kind="str"),
+    "seen": Column("what was found", kind="str"),
+    "why": Column("why it matters", kind="str"),
+    "fix": Column("the command or change that fixes it", kind="str"),
+}
+"""Columns of the findings table with their meaning."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -36,12 +45,12 @@ class Checks(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per finding."""
-        from nvprof_kit._report.text.doctor import findings_table
+        import pandas as pd
 
-        return findings_table(self.found)
-
-    def parts(self) -> list[RenderableType]:
-        """The printed findings, one paragraph each."""
-        from nvprof_kit._report.text.doctor import findings_report
-
-        return findings_report(self.found)
+        rows = [
+            (subject, finding.severity, finding.title, finding.evidence, finding.why, finding.fix)
+            for subject, findings in self.found.items()
+            for finding in findings
+        ]
+        table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)
+        return table

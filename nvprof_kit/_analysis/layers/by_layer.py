@@ -1,0 +1,68 @@
+"""Answers with a row for each layer and phase: selected by layer and depth, with equal blocks folded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks, Folding
+from nvprof_kit._result.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ByLayer(Result):
+    """An answer with a row for each layer and phase.
+
+    Attributes:
+        rows: The rows, in model order, ``(none)`` last.
+        blocks: The layers as they are compared, to fold the equal ones.
+        depth: How many levels of the model to print; None for all.
+        time: The column of times: the median, minimum and maximum of folded rows are of it.
+    """
+
+    rows: pd.DataFrame = field(kw_only=True)
+    blocks: Blocks = field(default=NO_BLOCKS, kw_only=True)
+    depth: int | None = field(default=None, kw_only=True)
+
+    time: ClassVar[str]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer and phase, in model order, ``(none)`` last."""
+        return self.rows
+
+    def frame(self) -> pd.DataFrame:
+        """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return self.select.of(self._folding(self.rows).marked(self.rows) if self.select.fold else self.rows)
+
+    def printed(self) -> pd.DataFrame:
+        """The selected rows as they are printed: down to `depth`, and where equal blocks are folded, one row for all,
+        with the columns of `nvprof_kit._analysis.layers.fold.COLUMNS`.
+        """
+        rows = self.select.among(self.rows)
+        if self.depth is not None:
+            rows = rows[[self.blocks.depths.get(layer, 0) < self.depth for layer in rows["layer"]]]
+        return self.select.sorted(self._folding(rows).rows(rows, self.time, self.join))
+
+    def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        """The values of equal layers in a phase together: by each column's `fold`; means are weighted by `time`.
+
+        Args:
+            path: The path of the folded row.
+            phase: Its phase.
+            rows: The rows of the layers, with their index in `rows`.
+        """
+        weight, joined = rows[self.time], {}
+        for name, column in self.columns[self.schema].items():
+            if column.fold == "sum" and column.kind in ("int", "float"):
+                joined[name] = rows[name].sum(skipna=False)
+            elif column.fold == "mean":
+                total = (rows[name] * weight)[weight > 0].sum(skipna=False)
+                joined[name] = total / weight.sum() if weight.sum() else math.nan
+        return joined
+
+    def _folding(self, rows: pd.DataFrame) -> Folding:
+        return Folding.of(self.blocks.among(set(rows["layer"])), self.select.fold)
