@@ -15,7 +15,7 @@ pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 ranged := layer_range loop abuse backward compile_decorated
 
-.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs site serve notebooks fuzz clean
+.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench site serve notebooks fuzz clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -61,9 +61,6 @@ serve: $(VENV)/.installed-test  ## show the documentation while it is written, a
 notebooks: $(VENV)/.installed-test  ## run the notebooks of docs/ anew and keep their outputs
 	cd docs/notebooks && KINETO_LOG_LEVEL=6 $(abspath $(bin))/jupyter nbconvert --to notebook --inplace --execute \
 	  --ExecutePreprocessor.timeout=120 --ExecutePreprocessor.record_timing=False *.ipynb
-
-docs: $(VENV)/.installed  ## write the help of the verbs and the meaning of the columns into docs/
-	$(bin)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) $(DEMO)

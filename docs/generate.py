@@ -1,9 +1,6 @@
-"""Writes into the pages what the program itself knows: the help of every verb and the meaning of every column.
+"""What the site says that the program itself knows: the help of every verb, the meaning of every column, the API.
 
-    python docs/generate.py        (or: make docs)
-
-Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds the text called NAME. A test fails while
-a page is stale.
+A page has ``<!-- NAME -->`` where the text called NAME belongs; docs/hooks.py puts it there when the site is built.
 """
 
 from __future__ import annotations
@@ -163,7 +160,7 @@ def _api(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _place(verb: str) -> str:
     """The page and heading below which the columns of a table are described; '' if no page does."""
     for page in sorted(DOCS.glob("*.md")):
-        before, found, _ = page.read_text(encoding="utf-8").partition(f"<!-- columns-{verb}:begin -->")
+        before, found, _ = page.read_text(encoding="utf-8").partition(f"<!-- columns-{verb} -->")
         if found:
             heading = re.findall(r"^#+ (.*)$", before, re.M)[-1]
             return f"{page.name}#{_anchor(heading)}"
@@ -341,19 +338,13 @@ def _help(verb: str) -> str:
     return command.get_help(context)
 
 
+_PLACE = re.compile(r"^<!-- ([a-z0-9-]+) -->$", re.M)
+
+
 def filled(page: str) -> str:
-    """A page with its generated texts as they are now."""
-    for name, text in texts().items():
-        pattern = rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)"
-        page = re.sub(pattern, lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
-    return page
+    """A page with its generated texts.
 
-
-def main() -> None:
-    """Bring every page up to date."""
-    for path in sorted(DOCS.rglob("*.md")):
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    Raises:
+        KeyError: The page names a text that does not exist.
+    """
+    return _PLACE.sub(lambda found: texts()[found[1]], page)

@@ -1,6 +1,7 @@
 """What MkDocs does beyond its plugins.
 
-Notebooks become pages, with their outputs; links out of docs/ lead to the repository; nothing is loaded from elsewhere.
+Generated texts are filled in; notebooks become pages, with their outputs; links out of docs/ lead to the repository;
+nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import base64
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.utils import get_relative_url
+
+sys.path.insert(0, str(Path(__file__).parent))
+import generate  # beside this file
 
 WORKER = "https://unpkg.com/iframe-worker/shim"
 """What the theme's plugin `offline` would load."""
@@ -31,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to files outside docs/ to the repository."""
+    """Fill in the generated texts, and lead links to files outside docs/ to the repository."""
     source = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def led(found: re.Match[str]) -> str:
@@ -40,7 +45,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, **_: Any
             return found[0]
         return f"{found[1]}{config.extra['repository']}/blob/main/{target})"
 
-    return re.sub(r"(\]\()((?:\.\./)+[^)#\s]*)\)", led, markdown)
+    return re.sub(r"(\]\()((?:\.\./)+[^)#\s]*)\)", led, generate.filled(markdown))
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

@@ -240,21 +240,3 @@ def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert {path.suffix for path in tmp_path.iterdir()} >= {".sqlite", ".csv", ".png", ".html"}
-
-
-def test_what_is_public_is_on_the_page_of_the_api() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert [name for name in nvprof_kit.__all__ if f"`{name}" not in page] == []
-
-
-def test_the_page_of_the_api_names_nothing_private() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert re.findall(r"nvprof_kit\._\w+|columns (?:of )?`[A-Z_]+`", page) == []
-
-
-def test_the_page_of_the_api_has_what_fields_hold() -> None:
-    """`layers.summary` is of a class that the top does not export; its fields are public, so the page lists them."""
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    for heading in ("`Summary` of `Layers.summary`", "`Verdict` of `Job.verdict`", "`CaptureInfo` of `Advice.info`"):
-        assert f"### {heading}" in page
-    assert "`Capture.layers(*, by_step=False, memory=False, depth=None, steps=None, splits=()) -> Layers`" in page

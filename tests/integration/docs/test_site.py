@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds strictly, loads nothing from elsewhere, and its search works from a folder."""
+"""The documentation as a site: it builds strictly, says what the program knows, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 from support.browser import browser
 
+import nvprof_kit
+
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402  # of the site itself
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,22 @@ def test_notebooks_are_pages_with_their_outputs(site: Path) -> None:
     assert "rank 1 is the straggler" in page
     assert 'class="output"' in page and "two-ranks.ipynb" in page
     assert list((site / "notebooks").glob("two-ranks*.png"))
+
+
+def test_every_generated_text_is_on_a_page(site: Path) -> None:
+    """And on the page of the API each public name, with what fields hold and nothing private."""
+    named = set(re.findall(r"^<!-- ([a-z0-9-]+) -->$", "".join(map(text, (ROOT / "docs").rglob("*.md"))), re.M))
+    assert named == set(generate.texts())
+    page = re.sub(r"<[^>]+>", "", text(site / "api.html"))
+    assert [name for name in nvprof_kit.__all__ if name not in page] == []
+    assert re.findall(r"nvprof_kit\._\w+", page) == []
+    for heading in ("Summary of Layers.summary", "Verdict of Job.verdict", "CaptureInfo of Advice.info"):
+        assert heading in page
+    assert "Usage: nvprof-kit layers [OPTIONS] CAPTURE..." in text(site / "layers.html")
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def test_scripts_are_no_pages(site: Path) -> None:
