@@ -76,5 +76,6 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/_instrum
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing into $(VENV): what the tests need"
-	@$(pip) --editable '.[test,lint]'
+	@$(pip) 'pip>=25.1' # the first that installs groups
+	@$(pip) --editable . --group test --group lint
 	@touch $@

@@ -1,4 +1,4 @@
-"""Takes the pictures of the pages anew, from the committed captures of an H200; needs the test extra and chromium.
+"""Takes the pictures of the pages anew, from the committed captures of an H200; needs the group `test` and chromium.
 
 python docs/pictures.py
 """
