@@ -330,7 +330,7 @@ class Capture:
         base: Sequence[Capture | str | Path] = (),
         fail_on: Sequence[str] = (),
         allow_undecided: bool = False,
-        run_noise: float = 0.0075,
+        run_noise: float | None = None,
         communication: bool = False,
         steps: StepOptions | None = None,
         min_steps: int = 2,
@@ -348,7 +348,8 @@ class Capture:
             base: Further runs of this capture's program.
             fail_on: Gates, such as ``"step:+5%"``; `Diff.held` says whether they all hold.
             allow_undecided: Whether a gate holds if the captures are too noisy to decide it.
-            run_noise: Lower bound of the relative standard deviation between runs of one program.
+            run_noise: Relative standard deviation of GPU time between runs of one program: the least where several runs
+                a side measure it (None: 0.0075), what is assumed where a side has one run (None: 0.02).
             communication: Whether the times of layers and phases include communication.
             steps: Which steps of each capture to compare; None for all except warm-up.
             min_steps: Minimum number of steps per capture.
@@ -372,7 +373,7 @@ class Capture:
         options = DiffOptions(
             steps or _all_steps(),
             min_steps,
-            run_noise=checked("run_noise", run_noise),
+            run_noise=None if run_noise is None else checked("run_noise", run_noise),
             communication=communication,
             allow_undecided=allow_undecided,
             anyway=anyway,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.diff.effects import Effects, effects
+from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
 from nvprof_kit._analysis.diff.kernels import compared_kernels
 from nvprof_kit._analysis.diff.samples import StepSums, step_sums
@@ -52,8 +52,12 @@ COLUMNS: Columns = {
         "lower end of the 95 % confidence interval of `change`; missing with too few steps", "share", kind="float"
     ),
     "high": Column("upper end of the interval", "share", kind="float"),
-    "p": Column("p-value of no change (t test), corrected for the number of rows of the same level", kind="float"),
-    "p_alone": Column("the p-value before the correction", kind="float"),
+    "p": Column(
+        "p-value of no change (t test), corrected for the number of rows of the same level; missing if a side has one "
+        "run, because the noise between runs is then assumed",
+        kind="float",
+    ),
+    "p_alone": Column("the p-value before the correction; missing as `p` is", kind="float"),
     "verdict": Column("`slower`, `faster`, `same`, `undecided`, `new`, `gone`", kind="str"),
     "within": Column("the change is within ± this value with 95 % confidence", "share", kind="float"),
     "at_most": Column(
@@ -81,7 +85,8 @@ class DiffOptions:
         min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
         level: Probability of reporting a change where there is none.
         noise: A relative change below this is not reported as one.
-        run_noise: Least standard deviation from run to run of one program, relative.
+        run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
+            measured, what is assumed where a side has one run. None for `RUN_NOISE` and `ASSUMED_NOISE`.
         tolerance: Within ± this a row is the same; if its interval reaches further, it is undecided.
         communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
         allow_undecided: Whether a gate that the captures cannot decide counts as held.
@@ -93,7 +98,7 @@ class DiffOptions:
     min_steps: int = 2
     level: float = 0.05
     noise: float = 0.01
-    run_noise: float = 0.0075
+    run_noise: float | None = None
     tolerance: float = 0.1
     communication: bool = False
     allow_undecided: bool = False
@@ -115,6 +120,7 @@ class DiffResult:
         base, new: Recording tool, GPUs and processes of the first capture of each side.
         base_runs, new_runs: The same for all captures of each side.
         launches: Kernels per step in BASE and in NEW.
+        noise: How much runs of one program are taken to differ.
         notes: How the captures were compared.
     """
 
@@ -129,6 +135,7 @@ class DiffResult:
     base_runs: tuple[CaptureInfo, ...] = ()
     new_runs: tuple[CaptureInfo, ...] = ()
     launches: tuple[float, float] = (0.0, 0.0)
+    noise: Noise | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -164,9 +171,11 @@ def diff(
     none = not all(len(sums.steps) for sums in (*before, *after))
     if reasons and (none or not options.anyway):
         raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
-    rows, widening, stalled = _rows(before, after, options)
+    on_gpu = all(info.on_gpu for side in infos for info in side)
+    noise = _noise(before, after, on_gpu, options)
+    rows, widening, stalled = _rows(before, after, noise, options)
     kernels, launches = compared_kernels(before, after)
-    limits = Limits(options.level, options.noise, options.allow_undecided)
+    limits = Limits(options.level, options.noise, options.allow_undecided, noise if noise.assumed else None)
     return DiffResult(
         rows=rows,
         kernels=kernels,
@@ -179,6 +188,7 @@ def diff(
         base_runs=infos[0],
         new_runs=infos[1],
         launches=launches,
+        noise=noise,
         notes=(
             *(
                 f"{info.path}: {excluded}"
@@ -186,7 +196,7 @@ def diff(
                 for excluded in sums.left_out
             ),
             *_stalls((*infos[0], *infos[1]), (*before, *after), stalled),
-            *_notes(before, after, rows, widening, options),
+            *_notes(rows, noise, on_gpu, widening, options),
         ),
     )
 
@@ -219,9 +229,7 @@ def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSu
     return reasons
 
 
-def _notes(
-    before: Sequence[StepSums], after: Sequence[StepSums], rows: pd.DataFrame, widening: float, options: DiffOptions
-) -> tuple[str, ...]:
+def _notes(rows: pd.DataFrame, noise: Noise, on_gpu: bool, widening: float, options: DiffOptions) -> tuple[str, ...]:
     """What a reader could otherwise misunderstand about how the captures were compared."""
     notes = []
     comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
@@ -230,10 +238,14 @@ def _notes(
             "Layers and phases are compared without communication, which may be waiting for other ranks; "
             "--with-communication counts it."
         )
-    if len(before) == len(after) == 1:
+    if noise.assumed:
         notes.append(
-            f"One run per side: the noise between runs is assumed to be {100 * options.run_noise:g} % (--run-noise); "
-            "with several runs per side (--base, --new) it is measured."
+            f"One run a side: the noise between runs is unknown. Assumed: GPU time {within(noise.operations)} "
+            f"(--run-noise), time of the host {within(HOST_NOISE)}, this step {within(noise.step)}. "
+            "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
+            if on_gpu
+            else f"One run a side: the noise between runs is unknown. Assumed: CPU time {within(HOST_NOISE)}. "
+            "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
         )
     if widening > 1:
         notes.append(
@@ -287,7 +299,7 @@ def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _St
 
 
 def _rows(
-    before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOptions
+    before: Sequence[StepSums], after: Sequence[StepSums], noise: Noise, options: DiffOptions
 ) -> tuple[pd.DataFrame, float, _Stalled]:
     """The rows of all levels, the factor by which the layers' error was widened, and where rows stalled."""
     import pandas as pd
@@ -299,34 +311,25 @@ def _rows(
     for level in LEVELS:
         keys = [key for key in present if key[0] == level]
         if keys:
-            found = effects(
+            changes = effects(
                 [_matrix(keys, run) for run in sides[0]],
                 [_matrix(keys, run) for run in sides[1]],
                 _equals(keys),
-                max(options.run_noise, _host_noise(before, after) if level == "step" else 0.0),
+                noise.step if level == "step" else noise.operations,
                 widen=level in ("layer", "layer class"),
             )
-            parts.append(_level(keys, found, options))
-            widening = found.widening if level == "layer" else widening
-            stalled[level] = found.stalled
+            parts.append(_level(keys, changes, noise, options))
+            widening = changes.widening if level == "layer" else widening
+            stalled[level] = changes.stalled
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return rows, widening, stalled
 
 
-HOST_NOISE = 0.25
-"""Standard deviation from run to run of the time in which the GPU waits for the host, relative. Ten runs of one eager
-program of which the GPU was idle for 60 % of a step had steps of 16.7 to 25.8 ms, 15 % of standard deviation, while
-their layers on the GPU agreed within 1 % (``docs/diff.md``).
-"""
-
-
-def _host_noise(before: Sequence[StepSums], after: Sequence[StepSums]) -> float:
-    """The least run-to-run noise of the step time, for use when a side has a single run and does not show it."""
-    if len(before) > 1 and len(after) > 1:
-        return 0.0
+def _noise(before: Sequence[StepSums], after: Sequence[StepSums], on_gpu: bool, options: DiffOptions) -> Noise:
     wall = sum(float(sums.wall.sum()) for sums in (*before, *after))
     busy = sum(float(row.sum()) for sums in (*before, *after) for row in sums.by_key.values())
-    return HOST_NOISE * max(1 - busy / wall, 0.0) if wall else 0.0
+    idle = max(1 - busy / wall, 0.0) if wall else 0.0
+    return Noise.between(min(len(before), len(after)), idle, on_gpu, options.run_noise)
 
 
 def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
@@ -341,31 +344,33 @@ def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
     return np.array([place[one] for one in named], dtype=np.int64)
 
 
-def _level(keys: list[Key], found: Effects, options: DiffOptions) -> pd.DataFrame:
-    """The rows of one level."""
+def _level(keys: list[Key], changes: Effects, noise: Noise, options: DiffOptions) -> pd.DataFrame:
+    """The rows of one level. A p from noise that is only assumed decides, but is not told."""
     import pandas as pd
 
-    p = corrected(found.p)
-    within = np.maximum(np.abs(found.low), np.abs(found.high))
-    significant = (p < options.level) & ~(np.abs(found.change) < options.noise)
+    p = corrected(changes.p)
+    significant = (p < options.level) & ~(np.abs(changes.change) < options.noise)
+    bound = np.maximum(np.abs(changes.low), np.abs(changes.high))
     verdict = np.select(
         [
-            (found.base == 0) & (found.new > 0),
-            (found.new == 0) & (found.base > 0),
-            significant & (found.change > 0),
-            significant & (found.change < 0),
-            (within <= options.tolerance) | ((found.base == 0) & (found.new == 0)),
+            (changes.base == 0) & (changes.new > 0),
+            (changes.new == 0) & (changes.base > 0),
+            significant & (changes.change > 0),
+            significant & (changes.change < 0),
+            (bound <= options.tolerance) | ((changes.base == 0) & (changes.new == 0)),
         ],
         ["new", "gone", "slower", "faster", "same"],
         "undecided",
     )
-    base_ns, new_ns = (np.rint(side).astype(np.int64) for side in (found.base, found.new))
+    base_ns, new_ns = (np.rint(side).astype(np.int64) for side in (changes.base, changes.new))
     columns: dict[str, Any] = dict(
         zip(("level", "layer", "phase", "kernel_class"), zip(*keys, strict=True), strict=True)
     )
-    columns |= {"base_ns": base_ns, "new_ns": new_ns, "change_ns": new_ns - base_ns, "change": found.change}
-    columns |= {"low": found.low, "high": found.high, "p": p, "p_alone": found.p, "verdict": verdict}
-    columns |= {"within": within, "at_most": found.at_most, "error": found.error, "df": found.df}
+    columns |= {"base_ns": base_ns, "new_ns": new_ns, "change_ns": new_ns - base_ns, "change": changes.change}
+    columns |= {"low": changes.low, "high": changes.high, "p": p, "p_alone": changes.p, "verdict": verdict}
+    columns |= {"within": bound, "at_most": changes.at_most, "error": changes.error, "df": changes.df}
     table = pd.DataFrame(columns)
+    if noise.assumed:
+        table[["p", "p_alone"]] = np.nan
     ordered: pd.DataFrame = table.iloc[np.argsort(-table["change_ns"].abs().to_numpy(), kind="stable")]
     return ordered

@@ -14,6 +14,7 @@ ratio). A row that does not run in every step has no logarithm and is compared b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,11 +35,69 @@ other step. That step is not counted: one of four would leave every row undecide
 no such rule.
 """
 
+RUN_NOISE = 0.0075
+"""Least relative standard deviation from run to run of GPU time, where several runs a side measure it."""
+
+ASSUMED_NOISE = 0.02
+"""The same where a side has one run: 95 % of changes are within ±5.7 %. Of 73 pairs of equal programs on H100s, the
+layer that differed most differed by 5.0 % (``docs/diff.md``).
+"""
+
+HOST_RUN_NOISE = 0.25
+"""The least of the time in which the GPU waits for the host, where several runs a side measure it: a host drifts, so
+that runs taken one after the other agree better than those of another hour. Ten runs of one eager program of which the
+GPU was idle for 60 % of a step had steps of 16.7 to 25.8 ms, 15 % of standard deviation (``docs/diff.md``).
+"""
+
+HOST_NOISE = 0.4
+"""Assumed relative standard deviation from run to run of time that depends on the host: CPU time, and the part of a
+step in which the GPU waits. 95 % of changes are within a factor of 3. Step times of the same 73 pairs, with the GPU
+idle for most of a step, differed by up to 42 % on quiet hosts; on a loaded one, by a factor of 2.2.
+"""
+
+
 _EQUALS, _RESIDUALS, _MODERATED = 4, 8, 10
 _FLOOR_DF = 4
 _KNOWN = 1e6
 _MAD_TO_SIGMA = 1.4826
 _MAD_ERROR = 1.167  # standard error of MAD over sigma, times the root of the number of values
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much runs of one program differ, as relative standard deviations of a run.
+
+    Attributes:
+        operations: Of the time of operations.
+        step: Of the step time.
+        assumed: Whether a side has one run, so that the captures cannot show it.
+    """
+
+    operations: float
+    step: float
+    assumed: bool
+
+    @classmethod
+    def between(cls, runs: int, idle: float, on_gpu: bool, given: float | None) -> Noise:
+        """The least noise where several runs a side measure it; where they do not, what is assumed.
+
+        Args:
+            runs: How many a side has, the fewer of both.
+            idle: Share of the step time in which the GPU waits for the host.
+            on_gpu: Whether the operations ran on a GPU, and not on the CPU.
+            given: The noise of GPU time, if the user knows it.
+        """
+        if runs > 1:
+            least = RUN_NOISE if given is None else given
+            return cls(least, max(least, HOST_RUN_NOISE * idle), assumed=False)
+        operations = HOST_NOISE if not on_gpu else ASSUMED_NOISE if given is None else given
+        return cls(operations, max(operations, HOST_NOISE * idle), assumed=True)
+
+
+def within(noise: float) -> str:
+    """Where 95 % of the changes between two runs of one program lie, given the noise of a run."""
+    factor = math.exp(1.96 * math.sqrt(2) * noise)
+    return f"within a factor of {factor:.1f}" if factor > 1.5 else f"within ±{100 * (factor - 1):.1f} %"
 
 
 @dataclass(frozen=True)

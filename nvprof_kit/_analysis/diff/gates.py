@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from nvprof_kit._analysis.diff.effects import Noise
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FORM = re.compile(r"(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
+ONE_SIDED = 1.645 * math.sqrt(2)
+"""How far 95 % of the changes between two runs lie below, in standard deviations of one run."""
+
 _COLUMN = {"phase": "phase", "class": "kernel_class"}
 
 
@@ -94,12 +98,14 @@ class Limits:
         level: Probability of reporting a change where there is none.
         noise: A relative change below this is not reported as one.
         allow_undecided: Whether a gate that the captures cannot decide counts as held.
+        assumed: The noise between runs where it is assumed; a change within it holds.
         negligible: Share of the step's time; a row that cannot have lost more than this is never undecided.
     """
 
     level: float
     noise: float
     allow_undecided: bool = False
+    assumed: Noise | None = None
     negligible: float = 0.001
 
 
@@ -118,11 +124,19 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
         UsageError: It limits nothing that either capture has.
     """
     mine = _limited(gate, rows)
-    significant = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
+    if limits.assumed:
+        significant = (mine["verdict"] == "slower").to_numpy()
+    else:
+        significant = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
     slower = mine[((mine["change"] >= gate.limit) & significant) | (mine["verdict"] == "new")]
+    assumed = ", beyond the noise assumed for one run a side" if limits.assumed else ""
     if len(slower):
-        return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %")
+        return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %{assumed}")
     undecided = mine[~(mine["at_most"] < gate.limit) & (mine["new_ns"] > 0) & ~_negligible(mine, rows, limits)]
+    if limits.assumed:  # what the assumed noise alone leaves open holds; what the steps leave open does not
+        noise = limits.assumed.step if gate.level == "step" else limits.assumed.operations
+        spread = (1 + undecided["at_most"]) / (1 + undecided["change"])
+        undecided = undecided[~(spread <= math.exp(2 * ONE_SIDED * noise))]
     if len(undecided):
         row = undecided.sort_values(["at_most"], ascending=False, kind="stable", na_position="first").iloc[0]
         reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
@@ -137,6 +151,8 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
         return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
     row = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
     bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""
+    if limits.assumed and not bound:
+        bound = ", within the noise assumed for one run a side"
     return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
 
 

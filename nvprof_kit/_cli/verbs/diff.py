@@ -18,47 +18,45 @@ if TYPE_CHECKING:
 
 
 class _Sides(click.Command):
-    """A command with options ``--base`` and ``--new`` that take all words up to the next option."""
+    """A command whose option ``--vs`` takes all words up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat the option before each of its words."""
+        """Repeat ``--vs`` before each of its words."""
         words: list[str] = []
-        side = ""
+        after_vs = False
         for word in args:
             if word.startswith("-"):
-                side = word if word in ("--base", "--new") else ""
-            elif side and words[-1:] != [side]:
-                words.append(side)
+                after_vs = word == "--vs"
+            elif after_vs and words[-1:] != ["--vs"]:
+                words.append("--vs")
             words.append(word)
         return super().parse_args(ctx, words)
 
 
-def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def _sides(captures: tuple[str, ...], news: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The captures of both sides.
 
     Raises:
         UsageError: The captures do not form two sides.
     """
-    if not bases and not news and len(captures) == 2:
-        return captures[:1], captures[1:]
-    if captures or not bases or not news:
-        raise UsageError("diff takes two captures, BASE NEW, or several runs of each: --base A1 A2 --new B1 B2")
-    return bases, news
+    if captures and news:
+        return captures, news
+    if len(captures) != 2:
+        raise UsageError("diff takes two captures, BASE NEW, or several runs of each: BASE1 BASE2 --vs NEW1 NEW2")
+    return captures[:1], captures[1:]
 
 
 @click.command(cls=_Sides, short_help="What became slower or faster between two captures.")
-@click.argument("captures", metavar="BASE NEW", nargs=-1)
-@click.option("--base", "bases", multiple=True, metavar="FILE...", help="Captures of the old program.")
-@click.option("--new", "news", multiple=True, metavar="FILE...", help="Captures of the new program.")
+@click.argument("captures", metavar="BASE NEW | BASE... --vs NEW...", nargs=-1)
+@click.option("--vs", "news", multiple=True, metavar="NEW...", help="Several runs of NEW, after several of BASE.")
 @writing(plot=False)
 @click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if TARGET became slower by N %.")
 @click.option("--allow-undecided", is_flag=True, help="Pass gates that are too noisy to decide.")
 @click.option(
     "--run-noise",
     type=Number(min=0),
-    default=0.75,
-    show_default=True,
-    help="Lower bound of the noise between runs, in %.",
+    show_default="0.75 where several runs a side measure it, 2 where it is assumed",
+    help="Noise of GPU time between runs of one program: standard deviation in %, at least this.",
 )
 @click.option("--with-communication", is_flag=True, help="Include communication in layers and phases.")
 @click.option(
@@ -78,11 +76,10 @@ def diff(
     output: Output,
     *,
     captures: tuple[str, ...],
-    bases: tuple[str, ...],
     news: tuple[str, ...],
     limits: tuple[str, ...],
     allow_undecided: bool,
-    run_noise: float,
+    run_noise: float | None,
     with_communication: bool,
     steps: StepOptions,
     min_steps: int,
@@ -96,13 +93,14 @@ def diff(
 ) -> None:
     """Compare two captures, or several runs of each program, by layer, phase and kernel class.
 
-    A difference counts as a change only if it exceeds the noise between steps and runs.
+    A difference counts as a change only if it exceeds the noise between steps and runs. Several runs a side measure
+    the noise between runs; with one, it is assumed.
 
     TARGET is step, phase:NAME, class:NAME, or a layer, in which * matches any text, with or without a phase:
     'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared.
     --format md writes a report for a pull request.
     """
-    (base, *more), (new, *others) = _sides(captures, bases, news)
+    (base, *more), (new, *others) = _sides(captures, news)
     request = Reading((base, *more, new, *others), named_domain(domain), output)
     runs = [request.open(one, rules, rules_path) for one in request.captures]
     with progress() as say:
@@ -112,7 +110,7 @@ def diff(
             base=runs[1 : 1 + len(more)],
             fail_on=limits,
             allow_undecided=allow_undecided,
-            run_noise=run_noise / 100,
+            run_noise=None if run_noise is None else run_noise / 100,
             communication=with_communication,
             steps=steps,
             min_steps=min_steps,

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.diff.diff import LEVELS
+from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
@@ -61,7 +62,7 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
     return [
         *parts,
         "",
-        Text(f"{_UNIT}; GPU time, and wall time for the step.", "dim"),
+        Text(f"{_UNIT}; {_times(result)}, and wall time for the step.", "dim"),
         *(Text(note, "dim") for note in _fold_notes(changed)),
         *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
@@ -95,6 +96,10 @@ def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str
     return "\n".join(lines) + "\n"
 
 
+def _times(result: DiffResult) -> str:
+    return "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
+
+
 def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text]:
     """A line for one run; for several, a line each and the total number of steps."""
     if len(runs) == 1:
@@ -109,10 +114,19 @@ def _headline(result: DiffResult) -> str:
     """One sentence about the change of the step time."""
     step = result.rows.iloc[0]
     times = f"{_MS(int(step['base_ns']))} → {_MS(int(step['new_ns']))} ms"
-    verdict = step["verdict"]
-    if verdict in ("slower", "faster"):
-        return f"The step is {verdict} by {abs(100 * step['change']):.1f} %: {times} (p = {step['p']:.2g})"
-    return f"The step is {_verdict(step)}: {times} ({100 * step['change']:+.1f} %)"
+    change = f"{100 * step['change']:+.1f} %"
+    noise = result.noise
+    if step["verdict"] in ("slower", "faster"):
+        changed = f"The step is {step['verdict']} by {abs(100 * step['change']):.1f} %: {times}"
+        if noise and noise.assumed:
+            return f"{changed}, beyond the noise assumed for one run a side ({within(noise.step)})"
+        return f"{changed} (p = {step['p']:.2g})"
+    if noise and noise.assumed:
+        return (
+            f"The step takes {times} ({change}); one run a side, so the noise between runs is unknown: no verdict "
+            f"{within(noise.step)}"
+        )
+    return f"The step is {_verdict(step)}: {times} ({change})"
 
 
 def _verdict(row: Any) -> str:
