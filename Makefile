@@ -13,9 +13,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check install -qq
 # each file's tests in one worker, all that run a real nsys in one: releases that run at once lose each other's events
 pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
-ranged := layer_range loop abuse backward compile_decorated
-
-.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench site serve notebooks fuzz clean
+.PHONY: demo test test-fast test-full test-gpu lint bench site serve notebooks fuzz clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -31,12 +29,8 @@ test: $(VENV)/.installed-test  ## what every change has to pass
 test-fast: $(VENV)/.installed-test  ## the same without what is slow, with one nsys at most and without a browser
 	nsys=$${NVPROF_KIT_NSYS-$$(command -v nsys)}; NVPROF_KIT_NSYS=$${nsys##*:} $(pytest) -m "not browser and not slow" $(PYTEST_ARGS)
 
-test-full: $(VENV)/.installed-test test-python-ranges  ## everything: every case, every nsys, many random cases
+test-full: $(VENV)/.installed-test  ## everything: every case, every nsys, many random cases
 	NVPROF_KIT_FULL=1 $(pytest) $(PYTEST_ARGS)
-
-# Ranges come from C or, where there was no compiler, from Python: what is seen from outside is the same.
-test-python-ranges: $(VENV)/.installed-test  ## the tests of ranges and hooks with the ranges in Python
-	NVPROF_KIT_PURE_PYTHON=1 $(pytest) $(foreach name,$(ranged),$(shell find tests/unit -name test_$(name).py))
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a GPU
 	$(bin)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
@@ -66,7 +60,7 @@ clean:
 	rm -rf $(VENV) $(DEMO)
 
 # torch comes first and only where it is missing: a build for CUDA that is there already stays
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/_instrument/ranges/ranges_c/*)
+$(VENV)/.installed: pyproject.toml
 	@echo "installing into $(VENV): nvprof-kit and $(TORCH)"
 	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	@$(bin)/python -c 'import torch' 2>/dev/null || $(pip) $(TORCH)

@@ -8,10 +8,10 @@ import torch
 from torch.autograd import Variable
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled
-from nvprof_kit._instrument.modules.tensors import grad_nodes, plain
+from nvprof_kit._instrument.modules.tensors import grad_nodes
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Backend
-from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Frame, Position, follow
+from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Frame, Position, now
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Number of the backward pass running on this thread; -1 if none."""
@@ -75,4 +75,4 @@ def begin_task() -> None:
 @uncompiled
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    follow(begin_task, grad_nodes, plain, torch.Tensor, torch.nn.Parameter)
+    now.begin_task, now.grad_nodes = begin_task, grad_nodes

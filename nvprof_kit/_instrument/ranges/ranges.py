@@ -1,43 +1,393 @@
-"""Ranges and layer calls: the C extension if it could be built, else Python.
+"""Ranges, calls of layers, and the backward pass that runs through them: the code that runs for each range.
 
-``NVPROF_KIT_PURE_PYTHON=1`` selects Python. Both behave the same (documented in `ranges_python`); the tests run with
-both.
+Calls of layers are frames of a tree, and the backward pass moves through this tree. Autograd runs the nodes of one
+device on one thread, in the reverse order of their creation. So the backward ranges of layers nest on that thread as
+their calls did, and a few nodes need to be marked with the call that created them: the node of each output, and each
+node where the backward pass returns from a layer to the enclosing code. A prehook on such a node moves the thread's
+position in the tree: it closes the ranges of completed layers and opens those of beginning ones. The hooks return
+nothing and keep no tensor alive. Module backward hooks are not used, because they wrap inputs and outputs and forbid
+in-place operations on views.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from nvprof_kit._instrument.ranges import ranges_python
+from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_itself
+from nvprof_kit.names import encodable
+
+_LEFT = "nvprof_kit"
+"""Metadata key of nodes whose tensor was returned by an outermost call."""
+
+NONE: Mapping[int, Any] = {}
+
+_ACCUMULATE_GRAD = 2**64 - 1
+"""Sequence number of nodes that accumulate a leaf's gradient; they belong to no call and run right after the node
+before.
+"""
 
 
-def _choose() -> Any:
-    if os.environ.get("NVPROF_KIT_PURE_PYTHON", "0") not in ("", "0"):
-        return ranges_python
+class Now:
+    """The current backend, and functions about the calling thread.
+
+    Attributes:
+        backend: Receives the ranges (`backends.Backend`); None for nowhere.
+        task: Returns the number of the running backward pass, or -1.
+        grad: Returns whether gradients are enabled.
+        sequence: Returns the sequence number of the next autograd node.
+        begin_task: Enters a backward pass that begins on the calling thread in the thread's `Position`.
+        grad_nodes: `tensors.grad_nodes`; None until torch is loaded, and no call is followed.
+    """
+
+    def __init__(self) -> None:
+        self.backend: Any = None
+        self.task: Callable[[], int] = lambda: -1
+        self.grad: Callable[[], bool] = lambda: False
+        self.sequence: Callable[[], int] = lambda: 0
+        self.begin_task: Callable[[], None]
+        self.grad_nodes: Callable[[list[Any]], list[Any]] | None = None
+
+    def nodes(self, values: list[Any]) -> list[Any]:
+        """The autograd nodes that created the tensors in values."""
+        return self.grad_nodes(values) if values and self.grad_nodes is not None else []
+
+
+now = Now()
+
+
+class Frame:
+    """One call of a layer, for the backward pass.
+
+    Attributes:
+        layer: The layer, or another owner of the call's range.
+        backward: The range of the layer's backward pass.
+        parent: The enclosing call; the root frame is its own parent.
+        depth: The number of enclosing calls.
+        edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
+            numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
+        given: The nodes that created the arguments of the thread's outermost call, by identity, while the call runs.
+            They do not belong to the call, whatever their numbers: each thread numbers its nodes from 0, and these may
+            be from another thread, for example when an autograd thread recomputes a checkpoint.
+        seen: Numbers of the call's own nodes already searched, while the call runs.
+        marked: Numbers of the marked nodes.
+    """
+
+    __slots__ = ("backward", "depth", "edges", "given", "layer", "marked", "parent", "seen")
+
+    def __init__(
+        self, layer: object, backward: Any, parent: Frame | None, begin: int, given: Mapping[int, Any] = NONE
+    ) -> None:
+        self.layer = layer
+        self.backward = backward
+        self.parent: Frame = parent or self
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.edges = [begin]
+        self.given = given
+        self.seen: set[int] = set()
+        self.marked: set[int] = set()
+
+    def mark(self, nodes: list[Any], *, ends: bool) -> None:
+        """Mark where the backward pass, arriving at these nodes, enters the call's own nodes.
+
+        Marks those of the nodes that belong to the call. If the call contains nested calls, its own nodes are in
+        sections between them, and the backward pass may enter a section at other nodes; these are found by a search
+        from the call's own nodes.
+        """
+        for node in nodes:
+            if not bisect_right(self.edges, node._sequence_nr()) & 1 or id(node) in self.given:
+                continue
+            if self is OUTSIDE and _LEFT in node.metadata:
+                continue
+            if self is OUTSIDE or (ends and len(self.edges) == 1):
+                node.register_prehook(self.reach)
+            else:
+                self._search(node)
+
+    def _search(self, node: Any) -> None:
+        pending = [(node, 0)]
+        while pending:
+            node, origin = pending.pop()
+            number = node._sequence_nr()
+            section = bisect_right(self.edges, number)
+            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in self.given:
+                continue
+            if section != origin and number not in self.marked:
+                self.marked.add(number)
+                node.register_prehook(self.reach)
+            if section > 1 and number not in self.seen:  # no section follows the first one
+                self.seen.add(number)
+                pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
+
+    def end(self, nodes: list[Any]) -> None:
+        """End the call; these nodes created its outputs."""
+        self.mark(nodes, ends=True)
+        self.seen, self.marked, self.given = set(), set(), NONE
+        if self.parent is not OUTSIDE:
+            self.parent.edges.append(now.sequence())
+        else:
+            for node in nodes:
+                node.metadata[_LEFT] = True
+
+    @uncompiled
+    def reach(self, _grads: object) -> None:
+        """Move this thread's backward pass to this call; the prehook of marked nodes."""
+        backend = now.backend
+        if backend is None:
+            return
+        position = backend.thread.position
+        if position.number != now.task():
+            now.begin_task()
+        _go(backend, position, self)
+
+
+def _go(backend: Any, position: Any, target: Frame) -> None:
+    at = position.at
+    while at is not target and at.depth >= target.depth:
+        position.close(at, backend.pop)
+        position.at = at = at.parent
+    if at is not target:
+        _go(backend, position, target.parent)
+        backend.open(target.backward, target)
+        position.at = target
+
+
+OUTSIDE = Frame(None, None, None, 0)
+"""The root frame, outside all calls."""
+
+
+class Range:
+    """A named range, built once and opened many times.
+
+    Attributes:
+        text: The name in the tool: a layer's path (and its phase), a phase, a step; made `names.encodable`.
+        category: The NVTX category.
+        payload: The layer's index or the step's number; None for others.
+        backend: The backend that made `push`.
+        push: Opens the range on the calling thread; set by `backends.Backend.prepare`.
+    """
+
+    __slots__ = ("backend", "category", "payload", "push", "text")
+
+    def __init__(self, text: str, category: Any, payload: int | None = None) -> None:
+        self.text = encodable(text) if isinstance(text, str) else text
+        self.category = category
+        self.payload = payload
+        self.backend: Any = None
+        self.push: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Range, (self.text, self.category, self.payload)
+
+    def __repr__(self) -> str:
+        return f"Range({self.text!r}, {self.category!r})"
+
+
+class Position:
+    """State of a thread.
+
+    Attributes:
+        owners: Owners of the thread's open ranges, innermost last.
+        task: The running backward pass on the thread, if any (`frames.Task`).
+        number: The engine's number of that pass; less than -1 if none.
+        at: The call whose nodes are running.
+    """
+
+    __slots__ = ("_calls", "at", "number", "owners", "task")
+
+    def __init__(self) -> None:
+        self.owners: list[object] = []
+        self.task: Any = None
+        self.number = -2
+        self.at = OUTSIDE
+        self._calls: list[_Call] = []
+
+    def add(self, owner: object) -> None:
+        """Add an open range; its owner, any object, identifies it for `close`."""
+        self.owners.append(owner)
+
+    def close(self, owner: object, pop: Callable[[], None]) -> None:
+        """Close the owner's innermost range and all ranges inside it; does nothing if there is none."""
+        index = self._find(owner)
+        if index >= 0:
+            self._close_from(index, pop)
+
+    def close_all(self, pop: Callable[[], None]) -> None:
+        """Close all ranges."""
+        self._close_from(0, pop)
+
+    def _find(self, owner: object) -> int:
+        """Index of the owner's innermost range; -1 if there is none."""
+        index = len(self.owners) - 1
+        while index >= 0 and self.owners[index] is not owner:
+            index -= 1
+        return index
+
+    def _close_from(self, index: int, pop: Callable[[], None]) -> None:
+        while self._calls and self._calls[-1].index >= index:
+            self._calls.pop()
+        while len(self.owners) > index:
+            self.owners.pop()
+            pop()
+
+    def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
+        """Follow a call with these arguments, after the block's range was opened."""
+        given = NONE
+        if nodes := now.nodes(values):
+            outer = self._frame(len(self._calls) - 1)
+            if not (recomputes and outer is OUTSIDE):  # else they belong to the graph that is run backward
+                outer.mark(nodes, ends=False)
+            if outer is OUTSIDE:
+                given = {id(node): node for node in nodes}
+        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), given))
+
+    def end(self, block: Block, outputs: Any) -> None:
+        """End the block's call, if it is followed, and calls left open in it."""
+        calls, index = self._calls, self._find(block.owner)
+        while calls and calls[-1].index > index >= 0:
+            calls.pop()
+        if not calls or calls[-1].index != index:
+            return
+        alone = len(calls) == 1 and calls[0].frame is None
+        nodes = [] if outputs is None or not alone else now.nodes([outputs])
+        if not (calls[-1].has_made_any(nodes) if alone else calls[-1].may_have_made()):
+            calls.pop()
+            return
+        frame = self._frame(len(calls) - 1)
+        calls.pop()
+        frame.end(nodes if alone or outputs is None else now.nodes([outputs]))
+
+    def _frame(self, place: int) -> Frame:
+        """The frame of a followed call, by index; creates missing frames of the call and the enclosing calls."""
+        known = place
+        while known >= 0 and self._calls[known].frame is None:
+            known -= 1
+        frame = (self._calls[known].frame if known >= 0 else None) or OUTSIDE
+        for call in self._calls[known + 1 : place + 1]:
+            given = call.given
+            if frame is not OUTSIDE:
+                frame.edges.append(call.begin)
+                given = frame.given
+            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin, given)
+        return frame
+
+
+class _Call:
+    """A running, followed call: the index of its range in `Position.owners`, and its frame, created when needed."""
+
+    __slots__ = ("backward", "begin", "frame", "given", "index", "layer")
+
+    def __init__(self, index: int, layer: object, backward: Range | None, begin: int, given: Mapping[int, Any]) -> None:
+        self.index = index
+        self.layer = layer
+        self.backward = backward
+        self.begin = begin
+        self.given = given
+        self.frame: Frame | None = None
+
+    def may_have_made(self) -> bool:
+        """Whether autograd nodes were created in the call, which ends now."""
+        return self.frame is not None or self.begin != now.sequence()
+
+    def has_made_any(self, nodes: list[Any]) -> bool:
+        """Whether the call created any of these nodes. Asking for the number of the next node takes longer."""
+        return any(node._sequence_nr() >= self.begin and id(node) not in self.given for node in nodes)
+
+
+class Block:
+    """A range around a ``with`` block or around calls; reusable and reentrant.
+
+    Attributes:
+        range: The range.
+        recompute: The range inside a running backward pass; by default the same.
+        backward: The range of the backward pass of a call's outputs; None if calls are not followed.
+        owner: Owner of the ranges; by default the block.
+    """
+
+    __slots__ = ("backward", "owner", "range", "recompute")
+
+    def __init__(
+        self,
+        range_: Range,
+        recompute: Range | None = None,
+        backward: Range | None = None,
+        owner: object = None,
+    ) -> None:
+        self.range = range_
+        self.recompute = range_ if recompute is None else recompute
+        self.backward = backward
+        self.owner = self if owner is None else owner
+
+    @uncompiled
+    def __enter__(self) -> Block:
+        backend = now.backend
+        if backend is not None:
+            range_ = self.range
+            if self.recompute is not range_ and now.task() != -1:
+                range_ = self.recompute
+            if range_.backend is not backend:
+                backend.prepare(range_)
+            range_.push()
+            backend.thread.position.owners.append(self.owner)
+        return self
+
+    @uncompiled
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
+        backend = now.backend
+        if backend is not None:
+            position = backend.thread.position
+            if position.owners and position.owners[-1] is self.owner:
+                position.owners.pop()
+                backend.pop()
+            else:
+                position.close(self.owner, backend.pop)
+
+    @uncompiled
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Begin a call on this thread; returns whether ranges are emitted."""
+        backend = now.backend
+        if backend is None:
+            return False
+        Block.__enter__(self)
+        if self.backward is not None and now.grad_nodes is not None and now.grad():
+            try:
+                backend.thread.position.begin(self, [*args, *kwargs.values()], self._recomputes())
+            except BaseException:
+                self.end(None)
+                raise
+        return True
+
+    def _recomputes(self) -> bool:
+        return self.recompute is not self.range and now.task() != -1
+
+    @uncompiled
+    def end(self, outputs: Any) -> None:
+        """End this thread's call and close ranges left open in it; ``outputs`` is None if the call raised."""
+        backend = now.backend
+        if backend is None:
+            return
+        try:
+            if self.backward is not None:
+                backend.thread.position.end(self, outputs)
+        finally:
+            Block.__exit__(self, None, None, None)
+
+
+def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
+    """Wrap a function to run inside a block."""
+    return partial(call_inside, block, function)
+
+
+@uncompiled_itself
+def call_inside(block: Block, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function inside a block."""
+    outputs = None
+    begun = block.begin(args, kwargs)
     try:
-        built = importlib.import_module("._ranges", __package__)
-    except ImportError:
-        return ranges_python
-    return built if getattr(built, "INTERFACE", None) == ranges_python.INTERFACE else ranges_python
-
-
-if TYPE_CHECKING:
-    from nvprof_kit._instrument.ranges.frames_python import OUTSIDE, Frame
-    from nvprof_kit._instrument.ranges.ranges_python import Block, Position, Range, ask, follow, ranged, switch
-else:
-    _chosen = _choose()
-    OUTSIDE, Block, Frame, Position, Range = (
-        _chosen.OUTSIDE,
-        _chosen.Block,
-        _chosen.Frame,
-        _chosen.Position,
-        _chosen.Range,
-    )
-    ask, follow, ranged, switch = _chosen.ask, _chosen.follow, _chosen.ranged, _chosen.switch
-
-compiled: bool = Range is not ranges_python.Range
-"""Whether the C extension is in use."""
-
-__all__ = ["OUTSIDE", "Block", "Frame", "Position", "Range", "ask", "compiled", "follow", "ranged", "switch"]
+        outputs = function(*args, **kwargs)
+        return outputs
+    finally:
+        if begun:
+            block.end(outputs)

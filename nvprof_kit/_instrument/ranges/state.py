@@ -6,7 +6,6 @@ listed in `annotated`, and installed or removed when the backend changes.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import warnings
@@ -17,9 +16,9 @@ from typing import Any, Protocol
 
 from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.memory.marks import NvtxWithMemory, Read, read_cuda
-from nvprof_kit._instrument.ranges import ranges
 from nvprof_kit._instrument.ranges.backends import Backend, Nvtx
 from nvprof_kit._instrument.ranges.garbage import Collections
+from nvprof_kit._instrument.ranges.ranges import now
 
 _MODES = ("auto", "on", "off")
 _INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
@@ -88,8 +87,7 @@ was_annotated = False
 
 def _switch(new: Backend | None) -> None:
     global backend  # noqa: PLW0603
-    ranges.switch(new)
-    backend = new
+    backend = now.backend = new
     _Live.SWITCH[:] = [] if new is None else [None]
     if new is not None:
         skip_compiling(new.pop)
@@ -149,24 +147,11 @@ def find_torch() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return True
     graph_task = torch._C._current_graph_task_id
-    ranges.ask(graph_task, torch.is_grad_enabled, torch.autograd._get_sequence_nr, grad_mode(torch))
+    now.task, now.grad, now.sequence = graph_task, torch.is_grad_enabled, torch.autograd._get_sequence_nr
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
     while _waiting:
         _waiting.popitem()[0]()
     return False
-
-
-def grad_mode(torch: Any) -> int:
-    """Address of PyTorch's C function that returns whether gradients are enabled; 0 if this PyTorch has none.
-
-    It belongs to the C interface that PyTorch keeps stable for compiled models. ``torch.is_grad_enabled`` takes eight
-    times as long.
-    """
-    try:  # only if it is already loaded: PyTorch may have been built with its libraries elsewhere
-        library = ctypes.CDLL(f"{torch.__path__[0]}/lib/libtorch_cpu.so", os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return ctypes.cast(library.aoti_torch_grad_mode_is_enabled, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
-        return 0
 
 
 _waiting: dict[Callable[[], None], None] = {}
@@ -189,7 +174,7 @@ graph_task: Callable[[], int] = _find_graph_task
 """Number of the backward pass running on this thread; -1 if none, or if torch is not loaded."""
 
 gate["__compiling"] = find_torch
-ranges.ask(_find_graph_task, lambda: False, lambda: 0)
+now.task = _find_graph_task
 _tool = _tool_backend()
 if _tool is not None:
     _tool.before_first = lambda: Collections().begin()  # without ranges, the program is not changed

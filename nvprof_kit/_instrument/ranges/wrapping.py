@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from nvprof_kit._instrument.compile.uncompiled import skip_compiling, skip_compiling_ranges
 from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.ranges import Block, compiled, ranged
+from nvprof_kit._instrument.ranges.ranges import Block, ranged
 
 F = TypeVar("F")
 
@@ -65,7 +65,7 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
     elif inspect.isgeneratorfunction(call):
         forwarder = _forwarder(call, _resuming(call, scope_of, _resumes), "def", "(yield from {})")
     elif isinstance(scope_of, Always):
-        forwarder = _forwarder(call, ranged(call, scope_of.scope), "def", "{}", inlined=compiled)
+        forwarder = _forwarder(call, ranged(call, scope_of.scope), "def", "{}")
     else:
         forwarder = _forwarder(call, _calling(call, scope_of), "def", "{}")
     skip_compiling_ranges()
@@ -81,19 +81,13 @@ def bind(__call, __ranged):
 """
 
 
-def _forwarder(
-    call: Callable[..., Any], in_range: Callable[..., Any], define: str, result: str, *, inlined: bool = False
-) -> Callable[..., Any]:
-    """Compile a function with the parameters of ``call`` that calls it, or ``in_range`` while ranges are emitted.
-
-    With ``inlined``, torch.compile takes ``in_range`` for ``call`` (`ranged.c`), so the forwarder need not ask for it.
-    """
+def _forwarder(call: Callable[..., Any], in_range: Callable[..., Any], define: str, result: str) -> Callable[..., Any]:
+    """Compile a function with the parameters of ``call`` that calls it, or ``in_range`` while ranges are emitted."""
     state.find_torch()
     plain = isinstance(call, types.FunctionType)
     signature = inspect.signature(call if plain else _any, follow_wrapped=False)
     parameters, arguments = _source(signature)
-    bare = "not __live" if inlined else "not __live or __compiling()"
-    chosen = f"(__call({arguments}) if {bare} else __ranged({arguments}))"
+    chosen = f"(__call({arguments}) if not __live or __compiling() else __ranged({arguments}))"
     source = _FORWARDER.format(define=define, parameters=parameters, result=result.format(chosen))
     made: dict[str, Any] = {}
     exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), state.gate, made)

@@ -16,6 +16,7 @@ class Sink(Backend):
         self.lines: list[str] = []
         self.ranges: list[Range] = []
         self.threads: dict[str, int] = {}
+        self._open = threading.local()
         self.pop = self._pop
 
     def pusher(self, range_: Range) -> Callable[[], None]:
@@ -25,10 +26,12 @@ class Sink(Backend):
         depth = self.threads.setdefault(threading.current_thread().name, 0)
         self.threads[threading.current_thread().name] += 1
         self.ranges.append(range_)
+        self._open.ranges = [*self.open_ranges(), range_]
         self.lines.append("  " * depth + range_.text)
 
     def _pop(self) -> None:
         self.threads[threading.current_thread().name] -= 1
+        self._open.ranges = self.open_ranges()[:-1]
 
     def start(self, range_: Range) -> object:
         self.lines.append(f"start {range_.text}")
@@ -39,6 +42,10 @@ class Sink(Backend):
 
     def mark(self, range_: Range) -> None:
         self.lines.append(f"mark {range_.text}")
+
+    def open_ranges(self) -> list[Range]:
+        """The open ranges of the calling thread, outermost first."""
+        return getattr(self._open, "ranges", [])
 
     def open_count(self) -> int:
         return sum(self.threads.values())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nvprof_kit import layer_range
-from nvprof_kit._instrument.ranges import ranges, state
+from nvprof_kit._instrument.ranges import state
 
 
 class Block:
@@ -42,12 +42,3 @@ def test_an_idle_call_enters_the_function_and_its_wrapper_alone(annotated_before
         assert calls(lambda: function(1)) <= bare + 1
     finally:
         state.activate(sink)
-
-
-@pytest.mark.skipif(not ranges.compiled, reason="Python's twin asks whether it is compiled")
-def test_a_ranged_call_asks_nobody_whether_it_is_compiled(sink, monkeypatch) -> None:
-    asked: list[None] = []
-    monkeypatch.setitem(state.gate, "__compiling", lambda: asked.append(None))
-    assert layer_range("named")(lambda x, *, y=1: (x, y))(2, y=3) == (2, 3)
-    assert sink.lines == ["named"]
-    assert asked == []

@@ -1,8 +1,6 @@
-"""Runs random programs with one of the two implementations of ranges, and prints what a tool would see.
+"""Random programs with ranges, and what a tool would see of each.
 
-``python -m support.ranges.twin_programs [LIBRARY]`` reads a program in JSON from each line of its input and answers
-each with a line of JSON. It takes the extension at LIBRARY, or Python's ranges without one. A program is a list of
-statements, and a statement is the name of a method of `World` with its arguments.
+A program is a list of statements, and a statement is the name of a method of `World` with its arguments.
 """
 
 from __future__ import annotations
@@ -10,10 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import importlib.util
-import json
 import os
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -23,19 +18,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-EXTENSION = "nvprof_kit._instrument.ranges._ranges"
-
-if __name__ == "__main__":  # before anything of the package chooses a twin
-    if len(sys.argv) > 1:
-        spec = importlib.util.spec_from_file_location(EXTENSION, sys.argv[1])
-        sys.modules[EXTENSION] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[EXTENSION])
-    else:
-        os.environ["NVPROF_KIT_PURE_PYTHON"] = "1"
-
-from nvprof_kit import annotate_model, layer_range, phase  # noqa: E402
-from nvprof_kit._instrument.ranges import ranges, state  # noqa: E402
-from nvprof_kit._instrument.ranges.backends import Backend, Range  # noqa: E402
+from nvprof_kit import annotate_model, layer_range, phase
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Backend, Range
 
 Program = list[list[Any]]
 
@@ -251,7 +236,7 @@ class World:
             state.activate(Recorder(self.log))
 
 
-def answer(program: Program) -> dict[str, Any]:
+def run(program: Program) -> tuple[list[Any], list[str]]:
     """Run a program; returns what the tool recorded, and the owners of ranges left open."""
     world = World()
     state.activate(Recorder(world.log))
@@ -268,7 +253,7 @@ def answer(program: Program) -> dict[str, Any]:
     gc.collect()
     left = [] if state.backend is None else list(map(repr, state.backend.thread.position.owners))
     state.deactivate()
-    return {"compiled": ranges.compiled, "log": log, "left": left}
+    return log, left
 
 
 def leaks(program: Program, times: int) -> dict[str, int]:
@@ -280,20 +265,22 @@ def leaks(program: Program, times: int) -> dict[str, int]:
         return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")
 
     for _ in range(8):
-        answer(program)
+        run(program)
     objects, memory = counts()
     for _ in range(times):
-        answer(program)
+        run(program)
     more_objects, more_memory = counts()
     return {"objects": more_objects - objects, "bytes": more_memory - memory}
 
 
-def main() -> None:
-    gc.freeze()  # a collection is to look at what programs make, and no more
-    for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(leaks(**asked) if "times" in asked else answer(**asked)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+CHECKPOINTED = ["checkpoint", 0, -1, True], ["checkpoint", 1, -1, False], ["module", 2, -1, False]
+EVERYTHING = [
+    ["call", "a", [["with", "b", [["operation", "in place", 0, 1], *CHECKPOINTED]]], 0, "nested"],
+    ["try", [["phase", "c", [["module", 0, 0, True]]]]],
+    ["generator", "a", [[["module", 1, -1, False]], [["raise"]]], 1, "throw"],
+    ["coroutine", "b", [["backward", -1, True, True], ["grad", [-1, -2]]]],
+    ["thread", [["call", "c", [["module", 2, 0, False]], -1, "deep"], ["backward", -1, True, False]]],
+    ["with", "b", [["switch", False], ["call", "b", [["operation", "cat", -1, 0]], -1, "record"]]],
+    ["hook_fails", -2],
+]
+"""A program that does a bit of everything, and whose last backward pass is aborted by a hook."""
