@@ -152,7 +152,7 @@ def _api(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The sections of the page of the API."""
     links = {id(columns): f"[{verb}]({_place(verb)})" for verb, columns in tables.items() if _place(verb)}
     for heading, (_, columns) in OTHER_TABLES.items():
-        links[id(columns)] = f"[{heading}](tables.md#{_anchor(heading)})"
+        links[id(columns)] = f"[{heading}](data.md#{_anchor(heading)})"
     made = {f"api-{name}": api_page.section(packages, links) for name, packages in api_page.SECTIONS.items()}
     return made | {"api-types": api_page.types(links)}
 

@@ -141,7 +141,7 @@ class Result(ABC):
 
     @property
     def schema(self) -> str:
-        """Name of the JSON schema; docs/json.md lists all."""
+        """Name of the JSON schema; docs/data.md lists all."""
         return next(iter(self.columns), "rows")
 
     @property

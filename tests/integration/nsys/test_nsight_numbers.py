@@ -1,4 +1,4 @@
-"""The numbers beside ours in docs/nsight.md: nsys's own summaries of the same captures, and reports left unchanged."""
+"""The numbers beside ours in docs/accuracy.md: nsys summaries of the same captures, and unchanged reports."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture
 
 TESTS = Path(__file__).parents[2]
-DOCUMENTED = (TESTS.parent / "docs" / "export.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]
+DOCUMENTED = (TESTS.parent / "docs" / "report.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]
 """The query that the documentation gives."""
 
 LOST = "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0"
