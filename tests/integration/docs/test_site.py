@@ -60,7 +60,7 @@ def test_every_generated_text_is_on_a_page(site: Path) -> None:
     page = re.sub(r"<[^>]+>", "", text(site / "api.html"))
     assert [name for name in nvprof_kit.__all__ if name not in page] == []
     assert re.findall(r"nvprof_kit\._[a-z]\w*", page) == []
-    for heading in ("Summary of Layers.summary", "Verdict of Job.verdict", "CaptureInfo of Advice.info"):
+    for heading in ("Verdict of ", "CaptureInfo of "):  # of classes that fields hold
         assert heading in page
     assert "Usage: nvprof-kit layers [OPTIONS] CAPTURE..." in text(site / "layers.html")
 
