@@ -43,7 +43,7 @@ class Checks(Result):
         """Whether no finding is an error."""
         return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per finding."""
         import pandas as pd
 

@@ -287,7 +287,7 @@ class Timers(Result):
         """Name of the JSON schema."""
         return "timers-calls" if self.by_call else "timers"
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per stage, per stage and rank, or per call, as requested."""
         return self.calls if self.by_call else self.rows
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nvprof_kit._api.numbers import checked
+from nvprof_kit._trace.files.kinds import CAPTURES, expect, recognised
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import DOMAIN
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
 
     from nvprof_kit._analysis.attribution.operations import Operations
     from nvprof_kit._analysis.attribution.steps import StepOptions
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._result.document import Document
+    from nvprof_kit._result.selection import RowOptions
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
     from nvprof_kit._results.diff import Diff
@@ -42,13 +45,20 @@ if TYPE_CHECKING:
     from nvprof_kit._results.summary import Summary
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 
+    Steps = StepOptions | int | str | range | None
+    """Which steps: ``3``, ``"3:5"``, ``range(3, 5)``; None for the default of the question."""
+
     Drawn = tuple[Figure, pd.DataFrame, tuple[str, ...]]
     """A figure, the numbers behind it, and the warnings that apply to it."""
 
+Split = Literal["class", "phase"]
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
 PlotView = Literal["layers", "timeline"]
 TraceForm = Literal["json.gz", "json"]
+
+NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
+"""What `open` reads."""
 
 MANY_OPERATIONS = 200_000
 """Captures with more operations get findings in a report only on request, because finding them takes long."""
@@ -80,13 +90,42 @@ def open(  # what the package offers as `nvprof_kit.open`
         kernel_rules: A TOML file of rules that classify kernels; they take precedence over the built-in rules.
 
     Returns:
-        The capture. Nothing is read until the first question.
+        The capture. Its tables are read when a question first needs them.
 
     Raises:
-        CaptureError: The file does not exist.
+        CaptureError: The file does not exist, or is no capture.
         UsageError: ``rules`` is neither a preset nor a file, or a rule is invalid.
     """
     return Capture(path, rules=rules, domain=domain, kernel_rules=kernel_rules)
+
+
+def diff(
+    base: Capture | str | Path | Sequence[Capture | str | Path],
+    new: Capture | str | Path | Sequence[Capture | str | Path],
+    *,
+    rules: str | Path | None = None,
+    domain: str | None = None,
+    kernel_rules: str | Path | None = None,
+    **options: Any,
+) -> Diff:
+    """Compare two programs: what became slower or faster.
+
+    Args:
+        base: A capture of the first program, or several runs of it.
+        new: A capture of the second program, or several runs of it.
+        rules: As in `open`.
+        domain: As in `open`.
+        kernel_rules: As in `open`.
+        options: The arguments of `Capture.diff`.
+
+    Raises:
+        CaptureError: The captures cannot be compared.
+        UsageError: A gate matches no row, or none of the requested steps is in a capture.
+    """
+    first, *others = [base] if isinstance(base, (Capture, str, Path)) else base
+    if not isinstance(first, Capture):
+        first = Capture(first, rules=rules, domain=domain, kernel_rules=kernel_rules)
+    return first.diff(new, base=others, **options)
 
 
 class Capture:
@@ -117,16 +156,29 @@ class Capture:
         self._read: set[str] = set()
         self._attributed_ops: Operations | None = None
         self._operators: pd.DataFrame | None = None
-        try:
-            self.path.stat()
-        except FileNotFoundError:
-            raise CaptureError(f"{path}: no such file") from None
-        except OSError:  # the reader says what is wrong
-            pass
+        if not self.path.exists():
+            raise CaptureError(f"{path}: no such file")
+        expect(path, CAPTURES, NEEDED)
+        if recognised(self.path) is None:
+            self._operations(cpu_only=True)  # of what is not known, a reader says what is wrong
 
     def __repr__(self) -> str:
         """Which capture this is."""
         return f"<nvprof_kit.Capture {str(self.path)!r}>"
+
+    def __enter__(self) -> Capture:
+        """The capture; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the capture."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the memory of what was read. A later question reads it again."""
+        self._attributed_ops, self._operators = None, None
+        self._read.clear()
+        self.__dict__.pop("tables", None)
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -143,45 +195,65 @@ class Capture:
         """What may be missing or distorted in this capture; each sentence says what to do about it."""
         return self.info.warnings
 
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row per step, in order of time: step number, start and end in ns since the start of the capture, and
+        wall and busy time.
+        """
+        from nvprof_kit._analysis.attribution.step_times import step_times
+
+        known = self._operations(cpu_only=True)
+        return step_times(known.trace, known.attribution)
+
     # ---------------------------------------------------------------- questions
 
     def layers(
         self,
         *,
-        by_step: bool = False,
-        memory: bool = False,
+        by: Literal["step"] | None = None,
         depth: int | None = None,
-        steps: StepOptions | None = None,
-        splits: Sequence[Literal["class", "phase"]] = (),
+        memory: bool = False,
+        columns: Split | Sequence[Split] = (),
+        steps: Steps = None,
+        skip_steps: int = 0,
+        **rows: Unpack[RowOptions],
     ) -> Layers:
         """GPU and CPU time of each layer by phase, and the time outside all layers.
 
         Args:
-            by_step: One row per step, layer and phase, instead of one per layer and phase.
-            memory: Add the memory of each layer; needs a capture with memory marks or memory events.
+            by: ``step`` for one row per step, layer and phase, instead of one per layer and phase.
             depth: How many levels of the model to print and draw; None for all.
-            steps: Which steps to include. With None, the rows cover the whole capture, and the printed tree leaves out
-                warm-up steps.
-            splits: Add columns that split the time by kernel ``class``, or by ``phase`` of the loop (such as prefill
-                and decode). Cannot be combined with ``by_step``.
+            memory: Add the memory of each layer; needs a capture with memory marks or memory events.
+            columns: Add columns that split the time by kernel ``class``, or by ``phase`` of the loop (such as prefill
+                and decode). Cannot be combined with ``by``.
+            steps: Which steps to include: ``3``, ``"3:5"`` or ``range(3, 5)``.
+            skip_steps: How many steps to leave out at the start of the capture.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: ``memory`` is set and the capture has no memory data.
-            UsageError: None of the requested steps is in the capture, or ``by_step`` and ``splits`` are both set.
+            UsageError: None of the requested steps is in the capture, or ``by`` and ``columns`` are both set.
         """
-        if by_step and splits:
+        splits = (columns,) if isinstance(columns, str) else tuple(columns)
+        if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
         from nvprof_kit._analysis.layers.layers import OPTIONAL, LayersOptions, layers
         from nvprof_kit._results.layers import Layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
-        options = LayersOptions(steps=steps or _all_steps(), by_step=by_step, memory=memory, splits=tuple(splits))
+        chosen = _steps(steps, skip_steps)
+        options = LayersOptions(steps=chosen, by_step=by == "step", memory=memory, splits=splits)
         result = layers(known.trace, options, known.attribution)
-        return Layers(**vars(result), sources=self.sources, depth=depth)
+        return Layers(**vars(result), sources=self.sources, depth=depth).selected(**rows)
 
     def breakdown(
-        self, view: BreakdownView | None = None, *, top: int = 10, steps: StepOptions | None = None
+        self,
+        view: BreakdownView | None = None,
+        *,
+        steps: Steps = None,
+        skip_steps: int = 0,
+        **rows: Unpack[RowOptions],
     ) -> Breakdown:
         """Split the time of each step on each GPU into compute, exposed communication, exposed copies and idle time.
 
@@ -191,8 +263,9 @@ class Capture:
         Args:
             view: The table to print and to return from `Breakdown.to_frame`. None prints all tables and returns
                 ``steps``.
-            top: Maximum number of rows to print per table.
             steps: Which steps to include; None for all but warm-up, and then ``steps`` has every step.
+            skip_steps: How many steps to leave out at the start of the capture.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             UsageError: The view is unknown, or none of the requested steps is in the capture.
@@ -203,16 +276,17 @@ class Capture:
         from nvprof_kit._results.breakdown import Breakdown
 
         known = self._operations(OPTIONAL)
-        result = breakdown(known.trace, self._kernel_rules, steps or _all_steps(), known)
-        return Breakdown(**vars(result), sources=self.sources, view=view, top=top)
+        result = breakdown(known.trace, self._kernel_rules, _steps(steps, skip_steps), known)
+        return Breakdown(**vars(result), sources=self.sources, view=view).selected(**rows)
 
     def summary(
         self,
         *views: SummaryView,
-        by_step: bool = False,
+        by: Literal["step"] | None = None,
         sort: str = "",
-        top: int = 12,
-        steps: StepOptions | None = None,
+        top: int | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
     ) -> Summary:
         """Summarize the capture in up to eight views.
 
@@ -221,10 +295,11 @@ class Capture:
 
         Args:
             views: Which views; all by default.
-            by_step: One set of rows per step, instead of one over all steps.
+            by: ``step`` for one set of rows per step, instead of one over all steps.
             sort: Column to sort by, in descending order; by default each view has its own order.
             top: Maximum number of rows to print per view.
             steps: Which steps to include; None for the whole capture.
+            skip_steps: How many steps to leave out at the start of the capture.
 
         Raises:
             UsageError: A view or column is unknown, or none of the requested steps is in the capture.
@@ -234,23 +309,30 @@ class Capture:
 
         for view in views:
             _among(view, VIEWS, "view of a summary")
-        chosen = steps or _all_steps()
+        chosen = _steps(steps, skip_steps)
         known = self._operations(set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set()))
-        options = SummaryOptions(views, by_step, sort, self._kernel_rules, chosen)
+        options = SummaryOptions(views, by == "step", sort, self._kernel_rules, chosen)
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
-        return Summary(**vars(result), sources=self.sources, top=top)
+        return Summary(**vars(result), sources=self.sources).selected(top=top)
 
-    def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Judged | None = None) -> Advice:
+    def kernels(self, *, sort: str = "", top: int | None = None, steps: Steps = None, skip_steps: int = 0) -> Summary:
+        """The kernels with their class, calls and times, the costliest first: the view ``kernel`` of `summary`."""
+        return self.summary("kernel", sort=sort, top=top, steps=steps, skip_steps=skip_steps)
+
+    def advise(
+        self, *, steps: Steps = None, skip_steps: int = 0, job: Judged | None = None, **rows: Unpack[RowOptions]
+    ) -> Advice:
         """List what could be made faster, each with its evidence and a fix, ranked by the time it could save.
 
         Args:
-            top: Maximum number of findings to print.
             steps: Which steps to include; None for all except warm-up.
+            skip_steps: How many steps to leave out at the start of the capture.
             job: The run that this capture is a rank of. Its slowest rank is then reported first, and time spent waiting
                 for that rank is not counted as a possible saving in communication.
+            rows: Which findings to print and write, as in `Result.selected`.
 
         Raises:
             UsageError: None of the requested steps is in the capture.
@@ -260,16 +342,18 @@ class Capture:
 
         known = self._operations(OPTIONAL)
         late = job.verdict if job is not None else None
-        result = advise(known.trace, self._kernel_rules, steps or _all_steps(), known, late)
-        return Advice(**vars(result), sources=self.sources, top=top)
+        result = advise(known.trace, self._kernel_rules, _steps(steps, skip_steps), known, late)
+        return Advice(**vars(result), sources=self.sources).selected(**rows)
 
     def flops(
         self,
         counts: str | Path | None = None,
         *,
-        peaks: Mapping[str, float] | None = None,
+        peak: Mapping[str, float] | None = None,
         depth: int | None = None,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
+        **rows: Unpack[RowOptions],
     ) -> Flops:
         """Floating point operations, achieved FLOP/s and model FLOPs utilization (MFU) of each layer.
 
@@ -278,10 +362,12 @@ class Capture:
         Args:
             counts: A file written by `nvprof_kit.count_flops`. The default is ``NAME.flops.json`` next to the capture;
                 without that file, the input shapes of a PyTorch trace recorded with ``record_shapes=True`` are used.
-            peaks: Peak of the GPU in operations per second by data type, such as ``{"bf16": 989e12}``; overrides the
+            peak: Peak of the GPU in operations per second by data type, such as ``{"bf16": 989e12}``; overrides the
                 built-in table.
             depth: How many levels of the model to print; None for all.
             steps: Which steps to include; None for all except warm-up.
+            skip_steps: How many steps to leave out at the start of the capture.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: No counts were found, or the file is damaged.
@@ -290,19 +376,28 @@ class Capture:
         from nvprof_kit._analysis.flops.flops import flops
         from nvprof_kit._trace.flops_file import find_flops, flops_beside, flops_of_rank, read_flops
 
-        options: dict[str, Any] = {"peaks": peaks or {}, "steps": steps or _all_steps()}
+        options: dict[str, Any] = {"peaks": peak or {}, "steps": _steps(steps, skip_steps)}
         file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
         if file is None:
             known = self._operations(("name", "loads", "shapes"))
             if known.trace.shapes is None or known.trace.shapes.empty:
                 flops_beside(self.path)  # says what is missing
-            return replace(flops(known.trace, None, known, **options), sources=self.sources, depth=depth)
-        counted = read_flops(file)  # first: it tells of a mistake at once
-        known = self._operations(("name", "loads"))
-        answer = flops(known.trace, counted, known, **options)
-        return replace(answer, sources=(*self.sources, file), depth=depth)
+            answer, sources = flops(known.trace, None, known, **options), self.sources
+        else:
+            counted = read_flops(file)  # first: it tells of a mistake at once
+            known = self._operations(("name", "loads"))
+            answer, sources = flops(known.trace, counted, known, **options), (*self.sources, file)
+        return replace(answer, sources=sources, depth=depth).selected(**rows)
 
-    def metrics(self, *, floor: float = 20.0, depth: int | None = None, steps: StepOptions | None = None) -> Metrics:
+    def metrics(
+        self,
+        *,
+        floor: float = 20.0,
+        depth: int | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
+        **rows: Unpack[RowOptions],
+    ) -> Metrics:
         """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
         Figures are percentages of the maximum throughput, as in nsys's GPU Metrics rows.
@@ -311,6 +406,8 @@ class Capture:
             floor: Minimum number of samples; a layer with fewer has no figures.
             depth: How many levels of the model to print; None for all.
             steps: Which steps to include; None for the whole capture.
+            skip_steps: How many steps to leave out at the start of the capture.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: The capture has no GPU Metrics samples (``nsys profile --gpu-metrics-device``).
@@ -320,8 +417,8 @@ class Capture:
 
         checked("floor", floor)
         known = self._operations(("name", "samples"))
-        answer = metrics(known.trace, known, floor=floor, steps=steps or _all_steps())
-        return replace(answer, sources=self.sources, depth=depth)
+        answer = metrics(known.trace, known, floor=floor, steps=_steps(steps, skip_steps))
+        return replace(answer, sources=self.sources, depth=depth).selected(**rows)
 
     def diff(
         self,
@@ -332,11 +429,12 @@ class Capture:
         allow_undecided: bool = False,
         run_noise: float | None = None,
         communication: bool = False,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
         min_steps: int = 2,
         anyway: bool = False,
         view: Literal["rows", "kernels"] = "rows",
-        top: int = 15,
+        **rows: Unpack[RowOptions],
     ) -> Diff:
         """Compare with another capture: what became slower or faster.
 
@@ -352,10 +450,11 @@ class Capture:
                 a side measure it (None: 0.0075), what is assumed where a side has one run (None: 0.02).
             communication: Whether the times of layers and phases include communication.
             steps: Which steps of each capture to compare; None for all except warm-up.
+            skip_steps: How many steps of each capture to leave out at its start.
             min_steps: Minimum number of steps per capture.
             anyway: Compare captures that would be refused; the reason becomes a warning.
             view: The table that `Diff.to_frame` returns.
-            top: Maximum number of rows to print per table.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: The captures cannot be compared: different GPU, tool or part of the loop, or too few steps.
@@ -371,7 +470,7 @@ class Capture:
             [one if isinstance(one, Capture) else self._like(one) for one in side] for side in ((self, *base), news)
         ]
         options = DiffOptions(
-            steps or _all_steps(),
+            _steps(steps, skip_steps),
             min_steps,
             run_noise=None if run_noise is None else checked("run_noise", run_noise),
             communication=communication,
@@ -383,7 +482,7 @@ class Capture:
         before, after = ([one.trace for one in side] for side in known)
         result = diff(before, after, gates, options, [*known[0], *known[1]])
         sources = tuple(source for side in sides for one in side for source in one.sources)
-        return Diff(**vars(result), sources=sources, view=view, top=top)
+        return Diff(**vars(result), sources=sources, view=view).selected(**rows)
 
     def plot(
         self,
@@ -391,7 +490,8 @@ class Capture:
         *,
         depth: int | None = None,
         step: int | None = None,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
     ) -> Plot:
         """Draw the capture, in colors that readers with color blindness can tell apart.
 
@@ -402,6 +502,7 @@ class Capture:
             step: Step number of the timeline; None for the step of median length.
             steps: Which steps to draw (for ``timeline``: to choose from). None means all except warm-up for
                 ``timeline``, and the whole capture for ``layers``.
+            skip_steps: How many steps to leave out at the start of the capture.
 
         Raises:
             UsageError: The view is unknown, or the capture lacks the step.
@@ -411,8 +512,7 @@ class Capture:
         draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
         if step is not None and view != "timeline":
             raise UsageError("--step is for --view timeline; layers shows every step")
-        chosen = steps or _all_steps()
-        figure, rows, warnings = draw(depth, step, chosen)
+        figure, rows, warnings = draw(depth, step, _steps(steps, skip_steps))
         return Plot(view, figure, rows, warnings, sources=self.sources)
 
     def page(
@@ -420,7 +520,8 @@ class Capture:
         *others: Capture | str | Path,
         step: int | None = None,
         findings: bool | None = None,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
     ) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
 
@@ -431,6 +532,7 @@ class Capture:
             findings: Include the findings of `advise` and `breakdown`. None includes them for captures of up to 200,000
                 GPU operations.
             steps: Which steps the per-step figures cover; None for all except warm-up.
+            skip_steps: How many steps to leave out at the start of the capture.
 
         Returns:
             The page; `Document.save` writes it. If a FLOP count next to a capture does not match the capture, a warning
@@ -445,14 +547,14 @@ class Capture:
         captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
         for one in captures[:MAX_COMPARED]:
             if len(sheets) < MAX_WHOLE:
-                sheet, unfit = one._sheet(step, findings, steps)
+                sheet, unfit = one._sheet(step, findings, _steps(steps, skip_steps))
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit
             else:
-                compared.append(one.layers(steps=steps))
+                compared.append(one.layers(steps=steps, skip_steps=skip_steps))
             if one is not self and one not in others:
-                one._forget()  # a page of many captures holds no more than two
+                one.close()  # a page of many captures holds no more than two
         absent = [str(one.path) for one in captures[MAX_COMPARED:]]
         sources = tuple(source for one in captures for source in one.sources)
         return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, tuple(warnings))
@@ -463,7 +565,8 @@ class Capture:
         *others: Capture | str | Path,
         step: int | None = None,
         findings: bool | None = None,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
     ) -> Path:
         """Write `page` to an ``.html`` file. The page loads nothing from the network.
 
@@ -473,10 +576,10 @@ class Capture:
         Raises:
             UsageError: The suffix is not ``.html``, or the file is an input or cannot be written.
         """
-        return self.page(*others, step=step, findings=findings, steps=steps).save(path)
+        return self.page(*others, step=step, findings=findings, steps=steps, skip_steps=skip_steps).save(path)
 
     def perfetto(
-        self, *, step: int | None = None, form: TraceForm = "json.gz", steps: StepOptions | None = None
+        self, *, step: int | None = None, form: TraceForm = "json.gz", steps: Steps = None, skip_steps: int = 0
     ) -> Document:
         """Make a trace for the Perfetto UI and chrome://tracing, with layers, phases, streams and idle gaps as tracks.
 
@@ -484,6 +587,7 @@ class Capture:
             step: Include only this step; None for the whole capture.
             form: Plain or gzipped JSON; both viewers open both.
             steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
+            skip_steps: How many steps to leave out at the start of the capture.
 
         Raises:
             UsageError: The capture does not contain the step, or both step and steps are given.
@@ -491,11 +595,11 @@ class Capture:
         from nvprof_kit._report.export.trace_events import BY_SUFFIX, suffixes_of, trace_events
         from nvprof_kit._result.document import Document
 
-        shown, info = self._timeline(step, steps)
+        shown, info = self._timeline(step, _steps(steps, skip_steps))
         _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
         return Document(lambda: trace_events(shown, info, form), suffixes_of(form), self.sources, info.warnings)
 
-    def _timeline(self, step: int | None, steps: StepOptions | None = None) -> tuple[Timeline, CaptureInfo]:
+    def _timeline(self, step: int | None, steps: StepOptions) -> tuple[Timeline, CaptureInfo]:
         """What ran in a step, in some steps, or in the whole capture."""
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
@@ -503,7 +607,7 @@ class Capture:
         instance, chosen = self._instance(step), self._chosen(step, steps)
         return timeline(known.trace, known.attribution, instance, chosen=chosen), known.trace.info
 
-    def export(self, path: str | Path, *, step: int | None = None, steps: StepOptions | None = None) -> Path:
+    def export(self, path: str | Path, *, step: int | None = None, steps: Steps = None, skip_steps: int = 0) -> Path:
         """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
 
         Raises:
@@ -512,16 +616,16 @@ class Capture:
         from nvprof_kit._report.export.trace_events import form_of
 
         form: Any = form_of(Path(path))
-        return self.perfetto(step=step, form=form, steps=steps).save(path)
+        return self.perfetto(step=step, form=form, steps=steps, skip_steps=skip_steps).save(path)
 
-    def _chosen(self, step: int | None, steps: StepOptions | None) -> npt.NDArray[np.bool_] | None:
+    def _chosen(self, step: int | None, steps: StepOptions) -> npt.NDArray[np.bool_] | None:
         """Which instances of steps are asked for, None for the whole capture."""
         import numpy as np
 
         from nvprof_kit._analysis.attribution.steps import chosen_steps
 
         numbers = self._operations().attribution.ranges.steps
-        if steps is None or not steps.selects:
+        if not steps.selects:
             return None if step is None else np.arange(len(numbers)) == self._instance(step)
         if step is not None:
             raise UsageError(
@@ -548,6 +652,7 @@ class Capture:
         section_set: str = "basic",
         rank: int | None = None,
         memory_gb: float = 1.0,
+        **rows: Unpack[RowOptions],
     ) -> NcuPlan:
         """Choose the fewest kernel launches that represent most of the GPU time, to measure them with Nsight Compute.
 
@@ -560,6 +665,7 @@ class Capture:
             rank: In a multi-rank program, the rank to measure.
             memory_gb: GPU memory of the program in GB. ncu saves and restores it for replay; used to predict the run
                 time.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: The capture lacks launch configurations, or no kernel matches ``layer`` and ``phase``.
@@ -575,7 +681,8 @@ class Capture:
         known = self._operations(NEEDED)
         scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
         answer = plan(known.trace, known.attribution, share=share, **scope)
-        return replace(answer, sources=self.sources, section_set=section_set, rank=rank, memory_gb=memory_gb)
+        how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
+        return replace(answer, sources=self.sources, **how).selected(**rows)
 
     # ---------------------------------------------------------------- any other question
 
@@ -590,7 +697,7 @@ class Capture:
         Args:
             query: One statement in DuckDB's SQL dialect that only reads, such as SELECT, WITH ... SELECT, DESCRIBE,
                 SUMMARIZE or EXPLAIN. The tables are those of `tables`, including ``operations`` with the layer of each
-                operation; ``list(capture.tables)`` names them, SHOW TABLES does not.
+                operation; ``SHOW TABLES`` lists them.
 
         Raises:
             UsageError: The query is invalid, does not only read, or accesses files or the network.
@@ -638,12 +745,7 @@ class Capture:
             raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` still show CPU times")
         return self._attributed_ops
 
-    def _forget(self) -> None:
-        """Release the memory of the tables."""
-        self._attributed_ops, self._operators = None, None
-        self._read.clear()
-
-    def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions | None) -> tuple[Sheet, list[str]]:
+    def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions) -> tuple[Sheet, list[str]]:
         """The data of the page for this capture, and why it has no MFU although a FLOP count exists."""
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
         from nvprof_kit._analysis.breakdown.breakdown import breakdown
@@ -652,7 +754,7 @@ class Capture:
         from nvprof_kit._report.page.data import sheet_of
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
-        chosen, large = steps or _all_steps(), self.path.stat().st_size > LARGE_BYTES
+        large = self.path.stat().st_size > LARGE_BYTES
         few = (*FOR_TIMELINE, *FOR_LAYERS)
         sparing = large and findings is not True
         known = self._operations((*(few if sparing else OPTIONAL), *MEMORY_TABLES))
@@ -661,8 +763,8 @@ class Capture:
         if wanted:
             known = self._operations((*OPTIONAL, *MEMORY_TABLES))
         trace = known.trace
-        times = breakdown(trace, self._kernel_rules, chosen, known) if wanted and len(trace.ops) else None
-        advice = advise(trace, self._kernel_rules, chosen, known, times=times) if wanted and trace.info.on_gpu else None
+        times = breakdown(trace, self._kernel_rules, steps, known) if wanted and len(trace.ops) else None
+        advice = advise(trace, self._kernel_rules, steps, known, times=times) if wanted and trace.info.on_gpu else None
         if times is not None:  # only the findings need these tables, which are as large as the capture
             times = replace(times, gaps=times.gaps.iloc[:0].copy(), waits=times.waits.iloc[:0].copy())
         sheet = sheet_of(
@@ -670,7 +772,7 @@ class Capture:
             step,
             advice,
             self._kernel_rules,
-            steps=chosen,
+            steps=steps,
             known=known,
             broken_down=times,
             left_out=[] if wanted or findings is False else _not_looked_for(self.path),
@@ -783,11 +885,11 @@ def _everything() -> set[str]:
     return {name for name, column in OPS.items() if column.optional} | ({*TABLES} - always)
 
 
-def _all_steps() -> StepOptions:
-    """The options that select all steps."""
-    from nvprof_kit._analysis.attribution.steps import ALL_STEPS
+def _steps(steps: Steps, skip_steps: int) -> StepOptions:
+    """The steps that are asked for."""
+    from nvprof_kit._analysis.attribution.steps import StepOptions
 
-    return ALL_STEPS
+    return StepOptions.of(steps, skip_steps)
 
 
 def _among(name: str, known: Mapping[str, Any], what: str) -> Any:

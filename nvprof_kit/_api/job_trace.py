@@ -63,8 +63,10 @@ def trace_of_ranks(
 
 def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Reader:
     def read() -> tuple[Timeline, CaptureInfo]:
-        shown = capture._timeline(step, steps)
-        capture._forget()  # keep only one capture in memory at a time
+        from nvprof_kit._analysis.attribution.steps import StepOptions
+
+        shown = capture._timeline(step, StepOptions.of(steps))
+        capture.close()  # keep only one capture in memory at a time
         return shown
 
     return read

@@ -12,10 +12,13 @@ from nvprof_kit._api.capture import Capture, domain_of, read_rules
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.attribution.steps import StepOptions
+    from typing_extensions import Unpack
+
     from nvprof_kit._analysis.memory.memory import Memory
     from nvprof_kit._analysis.ncu.layers import NcuKernels, NcuLayers
     from nvprof_kit._analysis.timers import Timers
+    from nvprof_kit._api.capture import Steps
+    from nvprof_kit._result.selection import RowOptions
     from nvprof_kit._trace.ncu.schema import NcuReport
     from nvprof_kit._trace.timer_log import TimerLogs
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
@@ -63,7 +66,9 @@ class NcuReports:
 
         return together([open_ncu(path, domain=self.domain) for path in self.paths])
 
-    def layers(self, capture: Capture | str | Path | None = None, *, depth: int | None = None) -> NcuLayers:
+    def layers(
+        self, capture: Capture | str | Path | None = None, *, depth: int | None = None, **rows: Unpack[RowOptions]
+    ) -> NcuLayers:
         """Hardware utilization of each layer: compute, memory and Tensor Core throughput, and what limits it.
 
         The counters are ncu's; percentages are averaged over kernels, weighted by GPU time.
@@ -72,6 +77,7 @@ class NcuReports:
             capture: An nsys capture of the same program. Each measured kernel then stands for all its launches in the
                 capture. A path is opened with the rules of the reports.
             depth: Levels of the model that are printed; None for all.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: A file cannot be read or lacks what is needed.
@@ -86,17 +92,20 @@ class NcuReports:
             if not isinstance(capture, Capture):
                 capture = Capture(capture, rules=self._rules, domain=self.domain)
             trace, sources = capture._trace(NEEDED), (*self.paths, *capture.sources)
-        return replace(ncu_layers(report, trace), sources=sources, depth=depth)
+        return replace(ncu_layers(report, trace), sources=sources, depth=depth).selected(**rows)
 
-    def kernels(self) -> NcuKernels:
+    def kernels(self, **rows: Unpack[RowOptions]) -> NcuKernels:
         """All metrics of all measured kernels, one row per kernel.
+
+        Args:
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: A file cannot be read or lacks what is needed.
         """
         from nvprof_kit._analysis.ncu.layers import NcuKernels, tidy
 
-        return NcuKernels(tidy(self.report), self.report.warnings, sources=self.paths)
+        return NcuKernels(tidy(self.report), self.report.warnings, sources=self.paths).selected(**rows)
 
 
 def read_beside(capture: Path) -> list[Path]:
@@ -133,7 +142,13 @@ class MemorySnapshot:
         return read_snapshot(self.path)
 
     def memory(
-        self, by: MemoryView | None = None, *, device: int | None = None, steps: StepOptions | None = None
+        self,
+        by: MemoryView | None = None,
+        *,
+        device: int | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
+        **rows: Unpack[RowOptions],
     ) -> Memory:
         """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
@@ -143,20 +158,23 @@ class MemorySnapshot:
             by: The table to print and to return from `Memory.to_frame`. None prints all tables and returns ``layer``.
             device: Device ordinal; None for the one with the most reserved memory.
             steps: Which steps the table ``step`` covers; None for all.
+            skip_steps: How many steps to leave out of it, from the first.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: The file cannot be read, or has no data for the device.
             UsageError: None of the requested steps is in the snapshot.
         """
         snapshot = self.snapshot  # another process reads it while this one imports
-        from nvprof_kit._analysis.attribution.steps import chosen_steps
+        from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
 
         result = replace(memory(snapshot, device), sources=(self.path,), by=by)
-        if steps is not None and steps.selects:
-            kept = chosen_steps(steps, result.steps["step"].to_numpy(), str(self.path))
-            result = replace(result, steps=result.steps[kept].reset_index(drop=True))
-        return result
+        chosen = StepOptions.of(steps, skip_steps)
+        if chosen.selects:
+            selected = chosen_steps(chosen, result.steps["step"].to_numpy(), str(self.path))
+            result = replace(result, steps=result.steps[selected].reset_index(drop=True))
+        return result.selected(**rows)
 
 
 def open_timers(*paths: str | Path) -> TimerLog:
@@ -194,7 +212,9 @@ class TimerLog:
         *,
         collective: Sequence[str] = (),
         warm_up: int = 1,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
+        skip_steps: int = 0,
+        **rows: Unpack[RowOptions],
     ) -> Timers:
         """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
 
@@ -204,15 +224,19 @@ class TimerLog:
                 there are none.
             warm_up: Number of first calls of each stage to leave out of the verdict.
             steps: Which calls of each stage to include, counted per rank from 0; None for all.
+            skip_steps: How many calls of each stage to leave out, from the first.
+            rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: A log cannot be read.
             UsageError: None of the requested calls is in the logs.
         """
-        from nvprof_kit._analysis.attribution.steps import ALL_STEPS
+        from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._analysis.timers import timers
 
-        return replace(timers(self.logs, by, tuple(collective), warm_up, steps or ALL_STEPS), sources=self.sources)
+        chosen = StepOptions.of(steps, skip_steps)
+        answer = timers(self.logs, by, tuple(collective), warm_up, chosen)
+        return replace(answer, sources=self.sources).selected(**rows)
 
     @property
     def sources(self) -> tuple[Path, ...]:

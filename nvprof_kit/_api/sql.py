@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,11 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         UsageError: The query is invalid, does not only read, or accesses files or the network.
     """
     import duckdb
+    import pandas as pd
 
+    if re.fullmatch(r"\s*show\s+(all\s+)?tables\s*;?\s*", query, re.IGNORECASE):
+        names: pd.DataFrame = pd.DataFrame({"name": list(tables)})
+        return names
     # without temp_directory, DuckDB may write into a folder in the current one
     settings = {"enable_external_access": "false", "python_enable_replacements": "false", "temp_directory": ""}
     with duckdb.connect(":memory:", config=settings) as database, interruptible():
@@ -35,8 +40,8 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
                     "this query cannot be answered: it needs exactly one statement, which only reads (SELECT, …), "
                     f"and has {', '.join(types) or 'none'}"
                 )
-            names = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
-            for name in sorted(names & {*tables}):
+            used = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
+            for name in sorted(used & {*tables}):
                 database.register(name, tables[name])
             rows: pd.DataFrame = database.execute(query).fetch_df()
         except duckdb.Error as error:

@@ -18,8 +18,6 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit._cli.verbs.advise import advise
-from nvprof_kit._cli.verbs.breakdown import breakdown
 from nvprof_kit._cli.verbs.capture.capturing import launch, profile, start, status, stop
 from nvprof_kit._cli.verbs.capture.doctor import doctor
 from nvprof_kit._cli.verbs.capture.profile_ncu import profile as ncu_profile
@@ -29,17 +27,12 @@ from nvprof_kit._cli.verbs.capture.record import record
 from nvprof_kit._cli.verbs.capture.scrub import scrub
 from nvprof_kit._cli.verbs.diff import diff
 from nvprof_kit._cli.verbs.export import export
-from nvprof_kit._cli.verbs.flops import flops
-from nvprof_kit._cli.verbs.layers import layers
-from nvprof_kit._cli.verbs.memory import memory
-from nvprof_kit._cli.verbs.metrics import metrics
 from nvprof_kit._cli.verbs.ncu import ncu
 from nvprof_kit._cli.verbs.plot import plot
 from nvprof_kit._cli.verbs.ranks import ranks
+from nvprof_kit._cli.verbs.reading import advise, breakdown, flops, layers, memory, metrics, summary, timers
 from nvprof_kit._cli.verbs.report import report
 from nvprof_kit._cli.verbs.skill import skill
-from nvprof_kit._cli.verbs.summary import summary
-from nvprof_kit._cli.verbs.timers import timers
 from nvprof_kit._result.plain import plain
 from nvprof_kit.errors import NvprofKitError
 

@@ -39,6 +39,27 @@ rules_option = click.option(
 """Adds ``--rules`` to a verb: a preset name or a file."""
 
 
+def row_options(
+    top: str = "", *, where: bool = True, sort: bool = True, fold: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that choose rows, named as in `nvprof_kit._result.selection.RowOptions`.
+
+    Args:
+        top: The help of ``--top``; '' for none.
+        where: Whether the rows have layers.
+        sort: Whether to add ``--sort``.
+        fold: Whether equal blocks can be folded into one row.
+    """
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        limit = click.option("--top", type=click.IntRange(min=1), metavar="N", help=top)
+        for option, offered in ((_FOLD, fold), (limit, bool(top)), (_SORT, sort), (_WHERE, where)):
+            verb = option(verb) if offered else verb
+        return verb
+
+    return decorate
+
+
 def selecting(
     *, where: bool = True, sort: bool = True, top: str = "", fold: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -54,9 +75,8 @@ def selecting(
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def parsed(*args: Any, **options: Any) -> None:
-            named = {"patterns": "where", "sort_by": "sort", "most": "top"}
-            names = (*named, "fold")
-            values = {named.get(name, name): options.pop(name) for name in names if name in options}
+            names = ("where", "sort", "most", "fold")
+            values = {{"most": "top"}.get(name, name): options.pop(name) for name in names if name in options}
             verb(*args, select=Selection(**values), **options)
 
         decorated: Callable[..., None] = parsed
@@ -87,14 +107,12 @@ LINES = "Rows to print, the costliest first. [default: all]"
 
 _WHERE = click.option(
     "--where",
-    "patterns",
     multiple=True,
     metavar="GLOB",
     help="Only layers that match, such as 'model.layers.3.*'; * matches any text. Repeatable.",
 )
 _SORT = click.option(
     "--sort",
-    "sort_by",
     default="",
     metavar="COLUMN",
     help="Column to sort by, named as in csv, with or without the unit; numbers in descending order.",
@@ -107,16 +125,21 @@ _FOLD = click.option(
 )
 
 
+def step_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--steps`` and ``--skip-steps``, named as the arguments of the questions."""
+    return _STEPS(_SKIP_STEPS(verb))
+
+
 def steps_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Add ``--steps`` and ``--skip-steps`` to a verb; they are passed as one
     `nvprof_kit._analysis.attribution.steps.StepOptions`, ``steps``.
     """
 
     @functools.wraps(verb)
-    def parsed(*args: Any, numbers: str | None, skipped: int, **options: Any) -> None:
+    def parsed(*args: Any, steps: str | None, skip_steps: int, **options: Any) -> None:
         from nvprof_kit._analysis.attribution.steps import StepOptions
 
-        verb(*args, steps=StepOptions.parse(numbers, skipped), **options)
+        verb(*args, steps=StepOptions.parse(steps, skip_steps), **options)
 
     decorated: Callable[..., None] = parsed
     for option in (_SKIP_STEPS, _STEPS):
@@ -126,14 +149,12 @@ def steps_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 _STEPS = click.option(
     "--steps",
-    "numbers",
     metavar="FIRST:STOP",
     help="Only steps with these numbers: 5:20 is 5 to 19, 5: is 5 and later, 7 is one step. [default: all; figures per "
     "step leave out warm-up]",
 )
 _SKIP_STEPS = click.option(
     "--skip-steps",
-    "skipped",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",

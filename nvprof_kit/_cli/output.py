@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from nvprof_kit._cli.progress import each
 from nvprof_kit._result import formats
 from nvprof_kit._result.plain import title
 from nvprof_kit._result.result import TABLE, no_plot
-from nvprof_kit._result.selection import EVERYTHING, Selection
 from nvprof_kit._result.writer import refuse_input, write_file
 from nvprof_kit._result.writer import writing as write_into
 from nvprof_kit.errors import UsageError
@@ -103,24 +103,19 @@ class Output:
         if self.path is not None:
             refuse_input(self.path, inputs)
 
-    def write_results(self, results: Sequence[Result], select: Selection = EVERYTHING) -> None:
+    def write_results(self, results: Sequence[Result]) -> None:
         """Write results; several results become one table with a column ``capture``.
-
-        Args:
-            results: The results.
-            select: Which rows to write.
 
         Raises:
             UsageError: The file cannot be written or is an input, or the row selection is invalid.
         """
-        results = [replace(result, select=select) for result in results]
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
             self.print([list(result.parts()) for result in results], sources)
         else:
             from nvprof_kit._result.result import Several
 
-            whole = results[0] if len(results) == 1 else Several(tuple(results), select=select)
+            whole = results[0] if len(results) == 1 else Several(tuple(results))
             self.write(whole.encode(self.form), whole.warnings_beside(self.form), sources)
 
     def write_document(self, document: Document) -> None:
@@ -244,24 +239,47 @@ class Reading:
         return opened
 
 
-def reading(*, plot: bool = False, nsys: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the common arguments of the reading verbs to a verb; they are passed as one `Reading`, before its own
-    options.
+def reading(
+    short_help: str, *, nsys: bool = False, kernel_rules: bool = False
+) -> Callable[[Callable[..., Result]], click.Command]:
+    """Make a verb of a function that asks one question of an opened capture, with its options as arguments.
+
+    The verb takes captures, ``--domain``, ``--rules``, ``--format`` and ``-o``, asks each capture, and writes the
+    answers. While the function runs, ``click.get_current_context().obj`` is the `Output`.
 
     Args:
-        plot: Whether the verb supports plots.
+        short_help: The line in the list of verbs.
         nsys: Whether the verb supports only nsys captures.
+        kernel_rules: Whether the verb takes ``--kernel-rules``.
     """
+    from nvprof_kit._cli import inputs
 
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(verb)
-        def parsed(captures: tuple[str, ...], domain: str, form: str | None, path: Path | None, **options: Any) -> None:
-            verb(Reading(captures, named_domain(domain), Output.of(form, path, plot=plot), nsys), **options)
+    def decorate(ask: Callable[..., Result]) -> click.Command:
+        @functools.wraps(ask)
+        def verb(
+            *,
+            captures: tuple[str, ...],
+            domain: str,
+            form: str | None,
+            path: Path | None,
+            rules: str | None,
+            **options: Any,
+        ) -> None:
+            rules_path = options.pop("rules_path", None)
+            output = Output.of(form, path)
+            if output.form in formats.PICTURES and len(captures) > 1:
+                raise UsageError(f"a plot shows one capture, not {len(captures)}; plot them one by one")
+            click.get_current_context().obj = output
+            request = Reading(captures, named_domain(domain), output, nsys)
+            output.write_results(
+                each(captures, lambda capture: ask(request.open(capture, rules, rules_path), **options))
+            )
 
-        decorated: Callable[..., None] = parsed
-        for option in (domain_option, _FILE, _FORMAT, _CAPTURES):
+        decorated: Callable[..., None] = verb
+        decorated = inputs.kernel_rules(decorated) if kernel_rules else decorated
+        for option in (inputs.rules_option, domain_option, _FILE, _FORMAT, _CAPTURES):
             decorated = option(decorated)
-        return decorated
+        return click.command(name=ask.__name__, short_help=short_help)(decorated)
 
     return decorate
 

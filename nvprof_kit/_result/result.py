@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import CAPTURE, FOLDED, Columns
-from nvprof_kit._result.selection import EVERYTHING, Selection
+from nvprof_kit._result.selection import EVERYTHING, RowOptions, Selection
 from nvprof_kit._result.writer import write_file
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.issues import in_order
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
+    import pyarrow as pa
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from typing_extensions import Unpack
 
 _Own = TypeVar("_Own", bound="Result")
 
@@ -65,8 +69,68 @@ class Result(ABC):
             """What may be missing or distorted; each sentence says what to do about it."""
 
     @abstractmethod
-    def to_frame(self) -> pd.DataFrame:
-        """The figures as a DataFrame; units are in the column names: ``_ns`` and ``_bytes`` are int64."""
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """All rows of a table; None for the one that is printed, or the first of those.
+
+        Raises:
+            UsageError: The answer has no such table.
+        """
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The figures as a DataFrame: the rows that were asked for, sorted; a limit to what is printed does not apply.
+
+        Units are in the names of the columns; ``_ns`` and ``_bytes`` are int64.
+
+        Args:
+            view: The table, if the answer has several.
+
+        Raises:
+            UsageError: The answer has no such table, the sort column does not exist, or no layer matches.
+        """
+        return self.select.of(self.table(view))
+
+    def to_arrow(self, view: str | None = None) -> pa.Table:
+        """`to_frame` as a table of Apache Arrow."""
+        import pyarrow
+
+        return pyarrow.Table.from_pandas(self.to_frame(view), preserve_index=False)
+
+    def to_polars(self, view: str | None = None) -> pl.DataFrame:
+        """`to_frame` as a DataFrame of Polars, which shares the memory of `to_arrow`.
+
+        Raises:
+            ToolError: Polars is not installed.
+        """
+        try:
+            import polars
+        except ImportError:
+            raise ToolError("to_polars() needs Polars: pip install polars") from None
+        frame = polars.from_arrow(self.to_arrow(view))
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def __len__(self) -> int:
+        """The number of rows of `to_frame`."""
+        return len(self.to_frame())
+
+    def __bool__(self) -> bool:
+        """An answer without rows is an answer."""
+        return True
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rows of `to_frame`, each as a dictionary by column; a missing value is None."""
+        return iter(formats.records(self.to_frame()))
+
+    def __getitem__(self: _Own, layer: str) -> _Own:
+        """The same answer for one layer, by its path.
+
+        Raises:
+            KeyError: There is no such layer.
+        """
+        rows = self.table()
+        if "layer" not in rows or layer not in set(rows["layer"].astype(str)):
+            raise KeyError(f"{layer!r}: no row is of this layer")
+        return replace(self, select=self.select.changed(where=(escape(layer),), fold=False))
 
     def parts(self) -> Sequence[RenderableType]:
         """What is printed: Rich renderables."""
@@ -81,6 +145,10 @@ class Result(ABC):
         """
         drawn: Figure = renderers().figure(self)
         return drawn
+
+    def plot(self) -> Figure:
+        """Draw the result; the same as `figure`."""
+        return self.figure()
 
     def page(self) -> bytes:
         """The result as a self-contained HTML page, UTF-8 encoded."""
@@ -106,38 +174,26 @@ class Result(ABC):
             picture: bytes = renderers().encode_figure(self.figure(), form)
             return picture
         if form == "json":
-            return self._json(self.frame())
-        return formats.encode(self.frame(), form) + (formats.quoted(in_order(self.warnings)) if form == "md" else b"")
+            return self._json(self.to_frame())
+        return formats.encode(self.to_frame(), form) + (
+            formats.quoted(in_order(self.warnings)) if form == "md" else b""
+        )
 
-    def frame(self) -> pd.DataFrame:
-        """The rows of `to_frame` that `select` chooses, sorted; a limit on the number of rows is not applied.
-
-        Raises:
-            UsageError: The sort column does not exist, or no layer matches.
-        """
-        return self.select.of(self.to_frame())
-
-    def selected(
-        self: _Own,
-        *,
-        where: str | Sequence[str] = (),
-        sort: str = "",
-        top: int | None = None,
-        fold: bool | None = None,
-    ) -> _Own:
+    def selected(self: _Own, **rows: Unpack[RowOptions]) -> _Own:
         """Choose which rows to print and write.
 
         Args:
-            where: Glob patterns of layers; ``*`` matches any text.
-            sort: Column to sort by; numbers in descending order.
-            top: Maximum number of rows to print per table.
-            fold: Whether to print equal blocks as one row; None folds if there are many.
+            rows: ``where``: glob patterns of layers, in which ``*`` matches any text. ``sort``: column to sort by;
+                numbers in descending order. ``top``: maximum number of rows to print per table. ``fold``: whether to
+                print equal blocks as one row; None folds if there are many.
 
         Returns:
             A copy of the result with this selection.
         """
+        where = rows.get("where", ())
         patterns = (where,) if isinstance(where, str) else tuple(where)
-        return replace(self, select=Selection(patterns, sort, top, fold))
+        select = Selection(patterns, rows.get("sort", ""), rows.get("top"), rows.get("fold"))
+        return replace(self, select=select)
 
     @property
     def schema(self) -> str:
@@ -232,13 +288,13 @@ class Several(Result):
         """The input files, as text."""
         return tuple(str(source) for result in self.results for source in result.sources)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """The rows of all results, with the column ``capture``."""
-        return formats.with_capture([(str(result.sources[0]), result.frame()) for result in self.results])
+        return formats.with_capture([(str(result.sources[0]), result.to_frame(view)) for result in self.results])
 
-    def frame(self) -> pd.DataFrame:
-        """The same as `to_frame`: each result has already selected its rows."""
-        return self.to_frame()
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The same as `table`: each result has already selected its rows."""
+        return self.table(view)
 
     def parts(self) -> list[RenderableType]:
         """The printed results, one below the other."""

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class RowOptions(TypedDict, total=False):
+    """Which rows of an answer are printed and written, and in which order; every question takes these arguments.
+
+    Attributes:
+        where: Glob patterns of layers; ``*`` matches any text.
+        sort: Column to sort by, with or without its unit; numbers in descending order.
+        top: Maximum number of rows to print per table.
+        fold: Whether to print equal blocks as one row; None folds if there are many.
+    """
+
+    where: str | Sequence[str]
+    sort: str
+    top: int | None
+    fold: bool | None
 
 
 @dataclass(frozen=True)

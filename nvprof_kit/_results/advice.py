@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._analysis.advise.advise import COLUMNS, AdviseResult
@@ -15,18 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(Result, AdviseResult):
-    """Findings of a capture, ranked by the time they could save.
-
-    Attributes:
-        top: Maximum number of findings to print.
-    """
-
-    top: int = field(default=10, kw_only=True)
+    """Findings of a capture, ranked by the time they could save."""
 
     columns: ClassVar = {"advise": COLUMNS}
     bars: ClassVar = {"advise": (("saves_ns",), ("title",))}
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per finding, the largest saving first."""
         return self.rows
 
@@ -34,11 +28,11 @@ class Advice(Result, AdviseResult):
         """A copy with the findings of the selected layers, sorted."""
         if not self.select.asked:
             return self
-        ranks = self.frame()["rank"].tolist()
+        ranks = self.to_frame()["rank"].tolist()
         return replace(self, findings=tuple(self.findings[rank - 1] for rank in ranks))
 
     def parts(self) -> list[RenderableType]:
         """The printed findings, one paragraph each."""
         from nvprof_kit._report.text.advise import advise_report
 
-        return [*advise_report(self._shown(), self.top), ""]
+        return [*advise_report(self._shown(), self.select.top or 10), ""]

@@ -35,11 +35,9 @@ class Breakdown(Result, BreakdownResult):
 
     Attributes:
         view: The table to print and to return from `to_frame`; None prints all and returns ``steps``.
-        top: Maximum number of rows to print per table.
     """
 
     view: str | None = field(default=None, kw_only=True)
-    top: int = field(default=10, kw_only=True)
 
     columns: ClassVar = {
         "breakdown-steps": COLUMNS,
@@ -57,18 +55,18 @@ class Breakdown(Result, BreakdownResult):
         """Name of the JSON schema."""
         return f"breakdown-{self.view or 'steps'}"
 
-    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One table: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
         ``critical-path``.
         """
-        return self.table(view or self.view or "steps")
+        return BreakdownResult.table(self, view or self.view or "steps")
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
         from nvprof_kit._report.text.breakdown import ALIKE, COSTS, with_cost
 
-        rows, view = self.to_frame(), self.view or "steps"
+        rows, view = self.table(view), view or self.view or "steps"
         if self.select.fold and view in COSTS:
             marked = mark_ranked(with_cost(view, rows), COSTS[view], ALIKE.get(view, ()))
             rows = marked[[*rows.columns, "folded_into", "unlike"]]
@@ -78,4 +76,4 @@ class Breakdown(Result, BreakdownResult):
         """The printed tables, the first rows of each."""
         from nvprof_kit._report.text.breakdown import breakdown_report
 
-        return [*breakdown_report(self, self.view, self.top, self.select), ""]
+        return [*breakdown_report(self, self.view, self.select.top or 10, self.select), ""]

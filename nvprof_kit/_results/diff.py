@@ -21,11 +21,9 @@ class Diff(Result, DiffResult):
 
     Attributes:
         view: The table that `to_frame` returns: ``rows`` or ``kernels``.
-        top: Maximum number of rows to print per table.
     """
 
     view: str = field(default="rows", kw_only=True)
-    top: int = field(default=15, kw_only=True)
 
     columns: ClassVar = {"diff": COLUMNS, "diff-kernels": KERNEL_COLUMNS}
     bars: ClassVar = {"diff": (("change_ns",), ("level", "layer", "kernel_class", "phase"))}
@@ -40,16 +38,16 @@ class Diff(Result, DiffResult):
         """Name of the JSON schema."""
         return "diff-kernels" if self.view == "kernels" else "diff"
 
-    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """The comparison (``rows``), or the kernels that are new, gone, renamed or launched a different number of times
         (``kernels``).
         """
         return self.kernels if (view or self.view) == "kernels" else self.rows
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
-        if self.view == "kernels":
-            return self.to_frame()
+        if (view or self.view) == "kernels":
+            return self.kernels
         rows = self._among(self.rows)
         if not self.select.fold:
             return rows
@@ -69,7 +67,7 @@ class Diff(Result, DiffResult):
         from nvprof_kit._report.text.diff import diff_report
 
         rows = self._among(self.rows) if self.view == "rows" else self.rows
-        return diff_report(replace(self, rows=rows), self.top, self.select.fold)
+        return diff_report(replace(self, rows=rows), self.select.top or 15, self.select.fold)
 
     def warnings_beside(self, form: str) -> Sequence[str]:
         """As in `Result`; none for ``md``, where the report contains the warnings."""
@@ -80,5 +78,5 @@ class Diff(Result, DiffResult):
         if form == "md":
             from nvprof_kit._report.text.diff import diff_markdown
 
-            return diff_markdown(self, self.top, self.select.fold).encode("utf-8", "replace")
+            return diff_markdown(self, self.select.top or 15, self.select.fold).encode("utf-8", "replace")
         return super().encode(form)

@@ -30,13 +30,13 @@ class Layers(Result, LayersResult):
 
     columns: ClassVar = {"layers": {**COLUMNS, **MEMORY, **SPLIT_COLUMNS}}
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """The rows in model order, ``(none)`` last."""
         return self.rows
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
-        rows = self.to_frame()
+        rows = self.table()
         if self.select.fold:
             from nvprof_kit._analysis.layers.fold import fold
 

@@ -34,7 +34,7 @@ class Plot(Result):
     rows: pd.DataFrame
     warnings: tuple[str, ...] = ()
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """The plotted data."""
         return self.rows
 

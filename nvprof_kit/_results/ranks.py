@@ -64,7 +64,7 @@ class RankTable(Result):
         """Name of the JSON schema."""
         return f"ranks-{self.name}"
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """The table."""
         return self.rows
 
@@ -72,12 +72,12 @@ class RankTable(Result):
         """The printed rows, and the total number of rows."""
         from nvprof_kit._report.text.ranks import rank_table
 
-        return rank_table(self.frame(), self.top)
+        return rank_table(self.to_frame(), self.top)
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; where equal blocks are folded, ``charges`` with ``folded_into`` and ``unlike``."""
         if not self.select.fold or self.name != "charges":
-            return super().frame()
+            return super().to_frame()
         from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
 
         return self.select.of(mark_ranked(self.rows, "wait_ns"))
@@ -110,11 +110,11 @@ class Ranks(Result, RanksAnswer):
 
     columns: ClassVar = COLUMNS
 
-    def to_frame(self, view: str = "waits") -> pd.DataFrame:
-        """One table: ``waits``, ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One table: ``waits`` (by default), ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
         ``micro-batches``, ``critical-path`` or ``what-if``.
         """
-        return self.table(view)
+        return RanksAnswer.table(self, view or "waits")
 
     def only(self, view: str) -> RankTable:
         """One of the tables of `to_frame` as a separate result."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._analysis.summary.summary import SummaryResult
@@ -31,13 +31,7 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Summary(Result, SummaryResult):
-    """Up to eight views of a capture.
-
-    Attributes:
-        top: Maximum number of rows to print per view.
-    """
-
-    top: int = field(default=12, kw_only=True)
+    """Up to eight views of a capture."""
 
     columns: ClassVar = {f"summary-{view}": columns for view, columns in COLUMNS.items()}
     bars: ClassVar = {f"summary-{view}": drawn for view, drawn in _BARS.items()}
@@ -47,7 +41,7 @@ class Summary(Result, SummaryResult):
         """Name of the JSON schema."""
         return "-".join(("summary", *self.views)) if len(self.views) == 1 else "summary"
 
-    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One view; the name may be omitted if there is only one.
 
         Raises:
@@ -64,4 +58,4 @@ class Summary(Result, SummaryResult):
         """The printed views, the first rows of each."""
         from nvprof_kit._report.text.summary import summary_report
 
-        return [*summary_report(self, self.top), ""]
+        return [*summary_report(self, self.select.top or 12), ""]

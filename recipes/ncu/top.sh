@@ -12,7 +12,7 @@ Measure the kernels that took most GPU time in an nsys capture of the same progr
 shared memory it comes with. Needs python3, no package. (nvprof-kit ncu plan chooses by the share they cover.)
 
   top.sh -c run.sqlite --top 5 -- python train.py
-  nvprof-kit ncu layers top.csv --with run.sqlite
+  nvprof-kit ncu layers top.csv --capture run.sqlite
 
 Options:
   -c, --capture FILE  an .sqlite of nsys

@@ -15,6 +15,7 @@ from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._cli import group
+from nvprof_kit._result.selection import RowOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ PROGRAM = """
 import nvprof_kit
 
 capture: nvprof_kit.Capture = nvprof_kit.open("run.sqlite", rules="megatron-lm")
-layers = capture.layers(by_step=True, memory=True, steps=nvprof_kit.StepOptions(first=1))
+layers = capture.layers(by="step", memory=True, steps=nvprof_kit.StepOptions(first=1))
 total: int = layers.summary.total_ns
 reveal_type(layers)  # nvprof_kit._results.layers.Layers
 reveal_type(layers.rows)  # pandas.core.frame.DataFrame
@@ -32,7 +33,7 @@ reveal_type(layers.save("x.csv"))  # pathlib.Path
 reveal_type(capture.breakdown().to_frame("idle"))  # pandas.core.frame.DataFrame
 reveal_type(capture.summary("kernel").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.advise().findings[0].fix)  # str
-reveal_type(capture.flops(peaks={"bf16": 989e12}).whole.mfu)  # float
+reveal_type(capture.flops(peak={"bf16": 989e12}).whole.mfu)  # float
 reveal_type(capture.metrics().to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.diff("other.sqlite", fail_on=["step:+5%"]).held)  # bool
 reveal_type(capture.tables["ops"])  # pandas.core.frame.DataFrame
@@ -45,6 +46,17 @@ reveal_type(capture.page("other.sqlite").data)  # bytes
 reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
 reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[str, ...]
+reveal_type(capture.steps)  # pandas.core.frame.DataFrame
+reveal_type(capture.kernels(top=3))  # nvprof_kit._results.summary.Summary
+reveal_type(nvprof_kit.diff("a.sqlite", ["b.sqlite"], fail_on=["step:+5%"]).held)  # bool
+reveal_type(len(layers))  # int
+reveal_type([row["gpu_self_ns"] for row in layers])  # list[Any]
+reveal_type(layers["model.layers.0"])  # nvprof_kit._results.layers.Layers
+reveal_type(layers.plot())  # matplotlib.figure.Figure
+reveal_type(capture.layers(steps=range(3, 5)).to_arrow())  # Any
+with nvprof_kit.open("run.sqlite") as closed:
+    closed.close()
+capture.close()
 reveal_type(capture.sources)  # tuple[pathlib.Path, ...]
 job = nvprof_kit.open_job("folder/", workers=1)
 reveal_type(nvprof_kit.map_captures("folder/", "maps/"))  # list[str]
@@ -175,13 +187,7 @@ def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
 
 PARAMETERS = {
     "form": ("Result.save", "path"),
-    "patterns": ("Result.selected", "where"),
-    "sort_by": ("Result.selected", "sort"),
-    "most": ("Result.selected", "top"),
-    "numbers": ("StepOptions", "first"),
-    "skipped": ("StepOptions", "skip"),
     "rules_path": ("open", "kernel_rules"),
-    "by": ("Capture.layers", "by_step"),
     "bases": ("Capture.diff", "base"),
     "news": ("Capture.diff", "new"),
     "limits": ("Capture.diff", "fail_on"),
@@ -207,6 +213,14 @@ STARTS_A_PROGRAM = {"record": {"command", "force", "seconds", "memory_mb"}}
 """Options about a program that the verb starts; a program that calls `nvprof_kit.record` decides these itself."""
 
 
+SAME_NAMES = ("layers", "summary", "breakdown", "advise", "metrics", "flops", "memory", "timers", "ncu layers",
+              "ncu kernels")  # fmt: skip
+"""Verbs that ask a question of what was opened: each option is an argument of the same name."""
+
+FILES = ("reports", "report", "logs", "snapshot")
+"""Arguments that are opened."""
+
+
 def in_python(name: str) -> object:
     there: object = nvprof_kit
     for part in name.split("."):
@@ -221,6 +235,10 @@ def test_every_option_is_a_parameter(verb: str) -> None:
         command = command.commands[part]
     shared = ("open", "open_job", "Result.selected", "Result.save")
     known = {name for one in (CALLS[verb], *shared) for name in inspect.signature(in_python(one)).parameters}
+    known |= {*RowOptions.__annotations__} if "rows" in known else set()
+    if verb in SAME_NAMES:
+        assert {option.name for option in command.params} <= known | {"captures", "form", "rules_path", *FILES}
+        return
     for option in {option.name for option in command.params} - known - STARTS_A_PROGRAM.get(verb, set()):
         call, parameter = PARAMETERS[option]
         assert not parameter or parameter in inspect.signature(in_python(call)).parameters, option

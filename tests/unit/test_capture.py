@@ -53,7 +53,7 @@ def test_many_questions_attribute_once(run: Path, monkeypatch: pytest.MonkeyPatc
     calls = counted(monkeypatch, attribution, "_Owners")
     capture = nvprof_kit.open(run)
     assert calls == []
-    capture.layers(by_step=True)
+    capture.layers(by="step")
     capture.breakdown()
     capture.summary()
     capture.advise()

@@ -13,7 +13,7 @@ launched are *outside steps*: they count in no per-step figure and are listed se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,21 @@ class StepOptions:
         if first is None and stop is None:
             raise UsageError(f"--steps {text}: not a range of steps; needed FIRST:STOP: 5:20 (5 to 19), 5:, :20, or 7")
         return cls(first, stop if colon or first is None else first + 1, skip)
+
+    @classmethod
+    def of(cls, steps: StepOptions | int | str | range | None, skip: int = 0) -> StepOptions:
+        """The options for a step, a range of steps, or their text.
+
+        Raises:
+            UsageError: The text has another form, or the range another step than 1.
+        """
+        if isinstance(steps, StepOptions):
+            return replace(steps, skip=skip) if skip else steps
+        if isinstance(steps, range):
+            if steps.step != 1 or not steps:
+                raise UsageError(f"steps={steps}: needed consecutive steps, such as range(3, 5)")
+            return cls(steps.start, steps.stop, skip)
+        return cls.parse(None if steps is None else str(steps), skip)
 
     @property
     def selects(self) -> bool:

@@ -30,11 +30,11 @@ class ByLayer(Result):
 
     time: ClassVar[str]
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per layer and phase, in model order, ``(none)`` last."""
         return self.rows
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         return self.select.of(self._folding(self.rows).marked(self.rows) if self.select.fold else self.rows)
 

@@ -152,7 +152,7 @@ class Memory(Result):
         """Name of the JSON schema."""
         return f"memory-{self.by or 'layer'}"
 
-    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One table: memory held at the peak by ``layer``, ``stack`` or ``size``; all allocations by layer
         (``allocation``); growth by ``step``; ``segment``; ``leak``.
         """
@@ -167,9 +167,9 @@ class Memory(Result):
         }
         return tables[view or self.by or "layer"]
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
-        rows, view = self.to_frame(), self.by or "layer"
+        rows, view = self.table(view), view or self.by or "layer"
         if self.select.fold and view in COSTS:
             rows = mark_ranked(rows, COSTS[view], ALIKE[view])
         return self.select.of(rows)

@@ -185,7 +185,7 @@ class NcuKernels(Result):
 
     columns: ClassVar = {"ncu-kernels": KERNEL_COLUMNS}
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per measured kernel, one column per metric, named as in ncu."""
         return self.rows
 

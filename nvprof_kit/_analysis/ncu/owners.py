@@ -70,7 +70,7 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
     if outside == len(stacks):
         warnings.append(
             "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
-            "another with --domain; with --with CAPTURE the layers come from the capture"
+            "another with --domain; with --capture CAPTURE the layers come from the capture"
         )
     return Owned(tuple(owners), parents, tuple(warnings if guessed else warnings[1:]))
 

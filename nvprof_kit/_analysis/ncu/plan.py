@@ -154,7 +154,7 @@ class NcuPlan(Result):
         """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per kernel and launch configuration to measure, the costliest first."""
         return self.rows
 

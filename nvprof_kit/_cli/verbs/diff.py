@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -116,8 +117,7 @@ def diff(
             min_steps=min_steps,
             anyway=anyway,
             view=view,
-            top=top,
         )
-    output.write_results([result], select)
+    output.write_results([replace(result, select=select.changed(top=top))])
     if not result.held:
         raise click.exceptions.Exit(1)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nvprof_kit._capture.ncu_script import SETS
-from nvprof_kit._cli.inputs import LINES, Number, rules_option, selecting
-from nvprof_kit._cli.output import NEEDED_NSYS, Output, Reading, named_domain, reading, writing
-from nvprof_kit._cli.progress import each, progress
+from nvprof_kit._cli.inputs import LINES, Number, row_options, rules_option
+from nvprof_kit._cli.output import NEEDED_NSYS, Output, domain_option, named_domain, reading, writing
+from nvprof_kit._cli.progress import progress
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE
-from nvprof_kit._result.selection import Selection
 from nvprof_kit._trace.files.kinds import NCU, NSYS, expect
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:
+    from nvprof_kit._api.capture import Capture
+    from nvprof_kit._result.result import Result
 
 _NEEDED = "a raw or details page of ncu as .csv, or an .ncu-rep, each also packed as .xz"
-_DOMAIN = click.option(
-    "--domain",
-    default=DOMAIN,
-    show_default=True,
-    help="NVTX domain of the ranges; '' or default is the default domain.",
-)
 
 
 @click.group(short_help="Hardware counters of each layer, from Nsight Compute (ncu).")
@@ -37,8 +33,7 @@ def ncu() -> None:
     """
 
 
-@ncu.command(short_help="Choose the kernels to measure.")
-@reading(nsys=True)
+@reading("Choose the kernels to measure.", nsys=True)
 @click.option(
     "--share",
     type=Number(0, 1, min_open=True),
@@ -74,41 +69,43 @@ def ncu() -> None:
 @click.option(
     "--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures the kernels."
 )
-@selecting(where=False, top=LINES)
-@rules_option
-def plan(request: Reading, select: Selection, script: Path | None, rules: str | None, **options: Any) -> None:
+@row_options(LINES, where=False)
+def plan(capture: Capture, script: Path | None, **options: Any) -> Result:
     """Choose the fewest kernel launches that represent most of the GPU time of a CAPTURE, and write a script that
     measures only those with ncu.
 
-    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE. In a multi-rank program one
-        rank is measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels
-        of collectives are left out, because ncu cannot replay them on a single rank.
+    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --capture CAPTURE. In a multi-rank program
+    one rank is measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels
+    of collectives are left out, because ncu cannot replay them on a single rank.
     """
-    if len(request.captures) > 1:
-        raise UsageError(f"a plan needs one capture, not {len(request.captures)}")
+    captures = click.get_current_context().params["captures"]
+    if len(captures) > 1:
+        raise UsageError(f"a plan needs one capture, not {len(captures)}")
     if script is not None:
-        Output(TABLE, script).spare(request.captures)
-    (made,) = each(request.captures, lambda one: request.open(one, rules).ncu_plan(**options))
+        Output(TABLE, script).spare(captures)
+    chosen = capture.ncu_plan(**options)
     if script is not None:
-        made.save_script(script)
-    request.output.write_results([made], select)
+        chosen.save_script(script)
+    return chosen
+
+
+ncu.add_command(plan)
 
 
 @ncu.command(short_help="Hardware utilization of each layer.")
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True)
 @click.option(
-    "--with",
-    "capture",
+    "--capture",
     metavar="CAPTURE",
     help="nsys capture of the same program; measured kernels then represent all their launches.",
 )
-@_DOMAIN
+@domain_option
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
-@selecting(top=LINES, fold=True)
+@row_options(LINES, fold=True)
 @rules_option
 @writing()
 def layers(
-    output: Output, reports: tuple[str, ...], depth: int | None, select: Selection, rules: str | None, **source: Any
+    output: Output, reports: tuple[str, ...], capture: str | None, domain: str, rules: str | None, **options: Any
 ) -> None:
     """Hardware utilization of each layer: compute, memory and Tensor Core throughput, and what limits it.
 
@@ -117,7 +114,6 @@ def layers(
     """
     from nvprof_kit._api.sources import open_ncu
 
-    capture = source["capture"]
     output.spare([*reports, *([capture] if capture else [])])
     for report in reports:
         expect(report, NCU, _NEEDED)
@@ -125,16 +121,16 @@ def layers(
         expect(capture, NSYS, NEEDED_NSYS)
     with progress() as say:
         say(f"reading {', '.join(reports)}")
-        result = open_ncu(*reports, rules=rules, domain=named_domain(source["domain"])).layers(capture, depth=depth)
-    output.write_results([result], select)
+        result = open_ncu(*reports, rules=rules, domain=named_domain(domain)).layers(capture, **options)
+    output.write_results([result])
 
 
 @ncu.command(short_help="All metrics of each measured kernel.")
 @click.argument("report", metavar="REPORT")
-@_DOMAIN
-@selecting()
+@domain_option
+@row_options()
 @writing()
-def kernels(output: Output, report: str, domain: str, select: Selection) -> None:
+def kernels(output: Output, report: str, domain: str, **options: Any) -> None:
     """All metrics of all measured kernels, one row per kernel, with layer and phase, in base units: ns, byte, hz, %.
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz.
@@ -145,5 +141,7 @@ def kernels(output: Output, report: str, domain: str, select: Selection) -> None
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
     output.spare([report])
     expect(report, NCU, _NEEDED)
-    (measured,) = each([report], lambda one: open_ncu(one, domain=domain).kernels())
-    replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured], select)
+    with progress() as say:
+        say(f"reading {report}")
+        measured = open_ncu(report, domain=domain).kernels(**options)
+    replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,7 @@ def compare(
             return output.write_document(made)
         answer = job.answer(top)
     _check_available(answer, view)
-    output.write_results([answer if view is None else answer.only(view)], select)
+    output.write_results([replace(answer if view is None else answer.only(view), select=select)])
 
 
 def _check_available(answer: Ranks, view: str | None) -> None:

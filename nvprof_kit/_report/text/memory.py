@@ -45,7 +45,7 @@ def memory_report(result: Memory) -> list[RenderableType]:
     views, select = (result.by,) if result.by else tuple(VIEWS), result.select
     title_line, *others = header(result)
     parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, others), ""]
-    tables = select.changed(sort="").each({view: result.to_frame(view) for view in views})
+    tables = select.changed(sort="").each({view: result.table(view) for view in views})
     tables = {
         view: fold_ranked(rows, COSTS[view], select.fold, ALIKE[view]) if view in COSTS else rows
         for view, rows in tables.items()
@@ -60,7 +60,7 @@ def memory_report(result: Memory) -> list[RenderableType]:
 def memory_page(result: Memory) -> bytes:
     """A self-contained page with both plots and all tables."""
     timeline, segments = (svg_of(replace(result, by=by).figure()) for by in (None, "segment"))
-    tables = [Section(heading, table=_plain(result.to_frame(view))) for view, heading in VIEWS.items()]
+    tables = [Section(heading, table=_plain(result.table(view))) for view, heading in VIEWS.items()]
     by_view = dict(zip(VIEWS, tables, strict=True))
     last = [Section("Segments", svg=segments), by_view.pop("segment")]
     sections = [Section("Allocated memory over time", svg=timeline), *by_view.values(), *last]

@@ -85,7 +85,7 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Cells.for_total(plan.gpu_ns)
     made.choose(plan.select)
-    for row in plan.frame().to_dict("records"):
+    for row in plan.to_frame().to_dict("records"):
         made.add_row(
             short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
             percent(row["share"]), percent(row["covered"]),

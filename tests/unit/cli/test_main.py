@@ -139,7 +139,7 @@ def interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("module", ["click", "nvprof_kit._cli.verbs.timers", "nvprof_kit._api.capture"])
+@pytest.mark.parametrize("module", ["click", "nvprof_kit._cli.verbs.reading", "nvprof_kit._api.capture"])
 def test_ctrl_c_while_modules_are_imported_ends_quietly(module: str) -> None:
     done = interrupted(INTERRUPTED, module)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")

@@ -29,7 +29,7 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 def test_layers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    out = answer(capsys, "layers", PLAN, "--with", RUN, "--depth", 3, "--no-fold")
+    out = answer(capsys, "layers", PLAN, "--capture", RUN, "--depth", 3, "--no-fold")
     assert "71 measured kernels" in out
     assert "they stand for 80.8 % of its 28.06 ms of GPU time" in out
     assert "model.layers.11" in out
@@ -81,10 +81,9 @@ def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ("argv", "message"),
     [
         (["layers", PLAN, "-o", "a.png"], "no kernel with both operations and bytes of DRAM counted"),
-        (["layers", PLAN, "--with", PLAN], "a page of ncu: `nvprof-kit ncu layers` reads it"),
+        (["layers", PLAN, "--capture", PLAN], "a page of ncu: `nvprof-kit ncu layers` reads it"),
         (["layers", RUN], "an SQLite file, as nsys exports: `nvprof-kit layers` and similar commands read it"),
         (["layers", "none.csv"], "no such file"),
-        (["plan", RUN, "-o", "a.png"], "ncu plan has no plot; needed a table format"),
         (["plan", RUN, RUN], "a plan needs one capture, not 2"),
         (["plan", RUN, "--share", "1"], "--share 1 cannot be reached"),
         (["plan", RUN, "--script", "/no/folder/plan.sh"], "cannot write it"),

@@ -126,7 +126,7 @@ FOLDING = {
     "metrics": ["metrics", str(DATA / "metrics" / "llama-2023.4.sqlite.xz")],
     "ncu layers": [
         *("ncu", "layers", str(DATA / "ncu" / "encoder-full-2025.3.csv.xz")),
-        *("--with", str(DATA / "ncu" / "encoder-2024.2.sqlite.xz")),
+        *("--capture", str(DATA / "ncu" / "encoder-2024.2.sqlite.xz")),
     ],
 }
 """Verbs whose rows are of layers and phases, but `layers`; with 12, 4 and 28 equal blocks."""

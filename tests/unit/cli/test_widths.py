@@ -53,8 +53,8 @@ def _ncu(_: Path) -> Result:
 
 ANSWERS: dict[str, Callable[[Path], Result]] = {
     "layers": lambda _: opened("hooks-train-2023.4").layers(),
-    "layers folded": lambda _: opened("flops/llama12-2024.2").layers(splits=("class",)),
-    "layers by step": lambda _: opened("eager-2024.2").layers(by_step=True),
+    "layers folded": lambda _: opened("flops/llama12-2024.2").layers(columns=("class",)),
+    "layers by step": lambda _: opened("eager-2024.2").layers(by="step"),
     "layers with memory": lambda _: opened("memory/caching-2024.2").layers(memory=True),
     "flops": lambda _: opened("flops/llama12-2024.2").flops(),
     "breakdown": lambda _: opened("hooks-ddp-2024.2").breakdown(),

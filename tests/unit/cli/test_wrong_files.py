@@ -26,7 +26,7 @@ SAID = {
     "page.csv": "a page of ncu: `nvprof-kit ncu layers` reads it",
     "page.csv.xz": "a page of ncu: `nvprof-kit ncu layers` reads it",
     "run.ncu-rep": "an ncu report: `nvprof-kit ncu layers` reads it",
-    "run.flops.json": "counted operations: `nvprof-kit flops CAPTURE --with FILE` reads them",
+    "run.flops.json": "counted operations: `nvprof-kit flops CAPTURE --counts FILE` reads them",
     "timer_rank0.log": "a log of global_timer: `nvprof-kit timers` reads it",
     "run.flight": "a flight recorder's file: `nvprof-kit ranks` reads it with the captures of the job",
     "inspector.log": "a log of NCCL's inspector: `nvprof-kit ranks` reads it with the captures of the job",

@@ -102,7 +102,7 @@ def joined(
 ) -> nvprof_kit.Flops:
     capture = training(folder / "run.sqlite")
     file = counts(folder / "run.flops.json", TRAINING, operators, **more)
-    return nvprof_kit.open(capture).flops(file, peaks=options)
+    return nvprof_kit.open(capture).flops(file, peak=options)
 
 
 def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
     for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60), (204, 7)]):
         begin = 1000 + 100 * number
         file.kernel(begin, begin + length, launched=(launch, launch + 1), name="gemm")
-    result = nvprof_kit.open(file.write()).flops(tmp_path / "run.flops.json", peaks=ONE)
+    result = nvprof_kit.open(file.write()).flops(tmp_path / "run.flops.json", peak=ONE)
     figures = {key: (row["gpu_busy_ns"], row["flops"], row["hfu"], row["mfu"]) for key, row in table(result).items()}
     assert figures["block.mlp", "backward"] == pytest.approx((40, 20, 0.5, 0.5))
     assert figures["block.mlp", "recompute"] == pytest.approx((17, 17, 1, 0))
@@ -179,7 +179,7 @@ def test_the_recompute_of_a_block_without_a_counted_operation(tmp_path: Path) ->
         file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
     for number, (launch, length) in enumerate([(30, 10), (150, 40), (250, 20)]):
         file.kernel(1000 + 100 * number, 1000 + 100 * number + length, launched=(launch, launch + 1), name="gemm")
-    rows = table(nvprof_kit.open(file.write()).flops(path, peaks=ONE))
+    rows = table(nvprof_kit.open(file.write()).flops(path, peak=ONE))
     assert (rows["block.act", "backward"]["gpu_busy_ns"], rows["block.act", "backward"]["mfu"]) == (20, 0.5)
     assert (rows["block", "backward"]["gpu_busy_ns"], rows["block", "recompute"]["gpu_busy_ns"]) == (20, 40)
     assert [key for key, row in rows.items() if "lib::op" in row["unknown"]] == [("block", "recompute")]
@@ -241,7 +241,7 @@ def test_matrix_kernels_of_a_layer_without_operations_are_said(tmp_path: Path) -
 def test_a_row_that_was_not_counted_has_no_figures(tmp_path: Path) -> None:
     capture = training(tmp_path / "run.sqlite")
     file = counts(tmp_path / "run.flops.json", TRAINING[:2], [(1, "bf16", 50)])
-    rows = table(nvprof_kit.open(capture).flops(file, peaks=ONE))
+    rows = table(nvprof_kit.open(capture).flops(file, peak=ONE))
     assert math.isnan(rows["m", "backward"]["flops"]) and rows["m", "backward"]["note"] == "not in the count"
     assert rows["m", "forward"]["mfu"] == 100 / 240
 
@@ -250,7 +250,7 @@ def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Pa
     capture = training(tmp_path / "run.sqlite")
     inside: list[Range] = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
     file = counts(tmp_path / "run.flops.json", inside, [(6, "bf16", 60), (7, "bf16", 20)])
-    result = nvprof_kit.open(capture).flops(file, peaks=ONE)
+    result = nvprof_kit.open(capture).flops(file, peak=ONE)
     # compiled into m.a, it is m.a's: 2 x 60 operations, whatever its own calls; a step is 60
     assert table(result)["m.a", "forward"]["flops"] == 120 and result.whole.flops == 60
     assert "not counted" not in table(result)["m.a", "forward"]["note"]
@@ -262,7 +262,7 @@ def test_figures_go_by_the_call(tmp_path: Path) -> None:
     ranges = [(layer, phase, inside, 4) for layer, phase, inside, _ in TRAINING]
     ranges[1] = ("m.a", "forward", 0, 8)
     file = counts(tmp_path / "run.flops.json", ranges, [(1, "bf16", 800)], steps=2)
-    result = nvprof_kit.open(capture).flops(file, peaks=ONE)
+    result = nvprof_kit.open(capture).flops(file, peak=ONE)
     assert table(result)["m.a", "forward"]["flops"] == 800 * 2 / 8
     assert any("0.25 to 0.5 times as often" in warning for warning in result.warnings)
 
@@ -274,7 +274,7 @@ def test_without_steps_it_is_the_whole_capture(tmp_path: Path) -> None:
         file.kernel(at + 110, at + 210, launched=(at + 20, at + 30))
     capture = file.write()
     counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)], steps=0)
-    result = nvprof_kit.open(capture).flops(counted, peaks=ONE)
+    result = nvprof_kit.open(capture).flops(counted, peak=ONE)
     assert table(result)["m", "forward"]["mfu"] == 0.5
     # 2 x 50 operations from 110 to 1210
     assert (result.whole.steps, result.whole.flops, result.whole.step_ns) == (0, 100, 1100)
@@ -288,7 +288,7 @@ def test_outside_the_steps_nothing_counts(tmp_path: Path) -> None:
     file.range_("m", 1000, 1100)
     file.kernel(1100, 1200, launched=(1020, 1030))
     counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)])
-    row = table(nvprof_kit.open(file.write()).flops(counted, peaks=ONE))["m", "forward"]
+    row = table(nvprof_kit.open(file.write()).flops(counted, peak=ONE))["m", "forward"]
     assert (row["calls"], row["gpu_busy_ns"], row["flops"], row["mfu"]) == (1, 100, 50, 0.5)
 
 
@@ -375,7 +375,7 @@ def test_the_file_beside_a_capture(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"gone\.sqlite: no such file"):
         flops_beside(tmp_path / "gone.sqlite")
     (tmp_path / "other.sqlite").touch()
-    with pytest.raises(CaptureError, match=r"no other\.flops\.json next to it.*count_flops.*--with"):
+    with pytest.raises(CaptureError, match=r"no other\.flops\.json next to it.*count_flops.*--counts"):
         flops_beside(tmp_path / "other.sqlite")
     named = flops_of_rank(tmp_path / "train.flops.json", "run-host-rank3-x.sqlite")
     assert named.name == "train.rank3.flops.json"
@@ -480,7 +480,7 @@ def test_the_verb(tmp_path: Path) -> None:
     again = CliRunner().invoke(group, ["flops", str(capture), "--peak", "bf16=1e9", "-o", str(out)])
     rows = json.loads(out.read_text())["rows"]
     assert again.exit_code == 0 and rows[0]["layer"] == "m" and rows[0]["flops"] == 300
-    wrong = CliRunner().invoke(group, ["flops", str(capture), "--with", str(tmp_path / "no.json")])
+    wrong = CliRunner().invoke(group, ["flops", str(capture), "--counts", str(tmp_path / "no.json")])
     assert isinstance(wrong.exception, CaptureError) and "no such file" in str(wrong.exception)
 
 

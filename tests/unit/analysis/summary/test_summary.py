@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from nvprof_kit._cli.verbs.summary import VIEWS as OFFERED
 from support.captures.nsys_file import PID, NsysFile, thread
 from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
 from nvprof_kit._cli import group
-from nvprof_kit._cli.verbs.summary import VIEWS as OFFERED
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
