@@ -36,8 +36,8 @@ from ._instrument.loop.loop import mark as mark
 from ._instrument.loop.loop import phase as phase
 from ._instrument.loop.loop import step as step
 from ._instrument.loop.schedule import Schedule as Schedule
-from ._instrument.loop.switch import add_profiling_argument as add_profiling_argument
-from ._instrument.loop.switch import profiling_schedule as profiling_schedule
+from ._instrument.loop.schedule import add_profiling_argument as add_profiling_argument
+from ._instrument.loop.schedule import profiling_schedule as profiling_schedule
 from ._instrument.memory.points import MemoryOptions as MemoryOptions
 from ._instrument.memory.profiler import MemoryProfiler as MemoryProfiler
 from ._instrument.memory.snapshot import SnapshotOptions as SnapshotOptions

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from types import MethodType, SimpleNamespace
 from typing import Any
 
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling, uncompiled
+from nvprof_kit._instrument.torch_compat import skip_compiling, uncompiled
 
 _MISSING = object()
 

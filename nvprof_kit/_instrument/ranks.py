@@ -7,11 +7,46 @@ import sys
 import weakref
 from typing import Any
 
-from nvprof_kit._instrument.compile.uncompiled import uncompiled
-from nvprof_kit._instrument.groups import group_count, groups_mark
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit.names import RANK_MARK, Category, RankName, rank_text
+from nvprof_kit._instrument.torch_compat import uncompiled
+from nvprof_kit.names import RANK_MARK, Category, GroupName, RankName, groups_text, rank_text
+
+_UNDESCRIBED = ("", "undefined")
+
+
+def group_count() -> tuple[int, int]:
+    """A number that changes if a group is created or destroyed; zeros without torch.distributed.
+
+    It is compared in each step, so it only reads two lengths.
+    """
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        world = module._world  # type: ignore[union-attr]
+        return len(world.pg_map), world.group_count
+    except Exception:  # private to PyTorch, and optional
+        return 0, 0
+
+
+def groups_mark() -> str:
+    """The text of the mark that lists the groups of this process; '' without groups, or if this PyTorch differs."""
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        world = module._world
+        groups = [
+            GroupName(str(name), _description(group), tuple(sorted(module.get_process_group_ranks(group))))
+            for group, name in list(world.pg_names.items())
+            if group in world.pg_map
+        ]
+    except Exception:  # private to PyTorch, and optional
+        return ""
+    return groups_text(groups)
+
+
+def _description(group: Any) -> str:
+    described = str(getattr(group, "group_desc", "") or "")
+    return "" if described in _UNDESCRIBED else described
+
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 """Set by torchrun, mpirun and srun. Slurm's comes last: batch scripts, and mpirun inside them, also have it."""
@@ -79,7 +114,7 @@ def mark_rank(*, again: bool = False) -> None:
     Args:
         again: Emit the marks again, at the start of a window of the program.
     """
-    backend = state.backend
+    backend = session.backend
     if backend is None:
         return
     fresh = again or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"

@@ -13,10 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nvprof_kit._instrument.loop.schedule import Action, Windows
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.schedule import Action, Switch, Windows, profiling_schedule
 from nvprof_kit._instrument.loop.step_clock import StepClock
-from nvprof_kit._instrument.loop.switch import Switch, profiling_schedule
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._profiler.options import LayerOptions
 from nvprof_kit.names import Category
@@ -72,7 +71,7 @@ class LayerProfiler:
     ) -> None:
         plan = profiling_schedule(schedule)
         self.options = options
-        self.enabled = plan is not None and state.mode != "off"
+        self.enabled = plan is not None and session.mode != "off"
         self._running = self._over = False
         self._process = 0
         self._step: Range | None = None
@@ -169,15 +168,15 @@ class LayerProfiler:
 
     def _begin_step(self) -> None:
         recorded = self._windows.action.records
-        if recorded and self.options.steps and state.backend is not None:
+        if recorded and self.options.steps and session.backend is not None:
             number = self._windows.step_number
             self._step = Range(f"step {number}", Category.STEP, number)
-            state.backend.open(self._step, self)
+            session.backend.open(self._step, self)
         if self._windows.action is not Action.WARMUP:
             self._clock.begin(recorded=recorded)
 
     def _end_step(self) -> None:
         self._clock.end()
-        if self._step is not None and state.backend is not None:
-            state.backend.close(self)
+        if self._step is not None and session.backend is not None:
+            session.backend.close(self)
         self._step = None

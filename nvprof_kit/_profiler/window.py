@@ -17,16 +17,16 @@ from torch import nn
 
 from nvprof_kit._capture.recorder.record import record, tool_attached
 from nvprof_kit._capture.recorder.scheduled import Nothing, OnTraceReady, Tool
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.loop.step_clock import StepClock
 from nvprof_kit._instrument.memory.boundaries import Allocator, Boundaries, CudaAllocator
 from nvprof_kit._instrument.modules.annotate import annotate_model
-from nvprof_kit._instrument.modules.kinds import block_kinds, class_name, unwrapped
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.modules.blocks import block_kinds, class_name, unwrapped
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranges.watch import Watch
 from nvprof_kit._instrument.rank_claim import claim
 from nvprof_kit._instrument.ranks import mesh_of, rank, rank_folder
+from nvprof_kit._instrument.session import Watch
 from nvprof_kit._profiler.files import WindowFiles
 from nvprof_kit._profiler.own_cost import OwnCost
 from nvprof_kit.errors import UsageError
@@ -162,7 +162,7 @@ class WindowRecorder(Nothing):
         if model is None:
             return
         with suppress(UsageError):  # part of the model is already annotated
-            if model not in state.annotated:
+            if model not in session.annotated:
                 self._undo.callback(annotate_model(model).remove)
         if self._tool is not None:
             self._tool.start(window)

@@ -18,7 +18,7 @@ from typing import Any
 
 from accelerate.utils import ProfileKwargs
 
-from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.ranks import rank
 from nvprof_kit.integrations._host.callers import calling_object
 from nvprof_kit.integrations._host.guard import never_fails

@@ -69,9 +69,9 @@ def say(text: str) -> None:
 
 
 def _start() -> None:
-    from nvprof_kit._instrument.ranges import state
+    from nvprof_kit._instrument import session
 
-    if state.mode != "off":
+    if session.mode != "off":
         Watch().begin()
 
 
@@ -158,7 +158,7 @@ class Watch(Guarded):
             finally:
                 inside.a_call = False
 
-        from nvprof_kit._instrument.compile.uncompiled import skip_compiling
+        from nvprof_kit._instrument.torch_compat import skip_compiling
 
         skip_compiling(watched, callees=False)
         return watched
@@ -185,7 +185,7 @@ class Watch(Guarded):
         self._seen.add(module)
         if os.getpid() != self._pid or not _is_model(module):
             return
-        from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
+        from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
         from nvprof_kit.integrations._host.models import free_name
 
         model = unwrapped(module)
@@ -203,15 +203,15 @@ class Watch(Guarded):
             say(_described(name, handle))
 
     def _annotated(self, model: Any, name: str) -> Any:
+        from nvprof_kit._instrument import session
         from nvprof_kit._instrument.modules.annotate import annotate_model
-        from nvprof_kit._instrument.ranges import state
         from nvprof_kit.integrations._host.models import annotate_under, is_ranged
 
         handle = None
         self._release_parts_of(model)
         if model in self._parts:
             pass  # a part of a model that was annotated before, called by itself
-        elif model in state.annotated or is_ranged(model):
+        elif model in session.annotated or is_ranged(model):
             say(f"{name} is already annotated by the program; nothing to do")
         elif self.found:
             handle = annotate_under(name, model)
@@ -266,9 +266,9 @@ class Watch(Guarded):
 
 def _annotated_otherwise() -> bool:
     """Whether the program or a framework's integration annotated something, whatever its size."""
-    from nvprof_kit._instrument.ranges import state
+    from nvprof_kit._instrument import session
 
-    return state.was_annotated
+    return session.was_annotated
 
 
 def _is_model(module: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch
 from nvprof_kit.integrations._host.loop import HostLoop
 

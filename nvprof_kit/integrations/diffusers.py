@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling
-from nvprof_kit._instrument.loop.switch import Switch
-from nvprof_kit._instrument.modules.ranged import Compiled
+from nvprof_kit._instrument.loop.schedule import Switch
+from nvprof_kit._instrument.modules.hooks import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
+from nvprof_kit._instrument.torch_compat import skip_compiling
 from nvprof_kit.integrations._host.loop import HostLoop
 from nvprof_kit.integrations._host.points import LoopHooks
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit.integrations._host.loop import HostLoop
 
 

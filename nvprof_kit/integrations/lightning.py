@@ -21,10 +21,10 @@ except ImportError:  # installed under its older name
     from pytorch_lightning import Callback
     from pytorch_lightning.profilers import Profiler
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import phase
-from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.blocks import Part, children
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit.integrations._host.guard import Guarded, never_fails
 from nvprof_kit.integrations._host.loop import HostLoop
 from nvprof_kit.integrations.fabric import FabricCallback
@@ -113,7 +113,7 @@ class LayerProfiler(Profiler, Guarded):  # type: ignore[misc]  # the package may
     def start(self, action_name: str) -> None:
         """An action begins."""
         name = action_name.rpartition(".")[2]
-        if state.backend is not None and name in self.ACTIONS:
+        if session.backend is not None and name in self.ACTIONS:
             scope = phase(name)
             scope.__enter__()
             self._open.append((action_name, scope))

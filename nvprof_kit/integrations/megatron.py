@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch
 from nvprof_kit.integrations._host.guard import never_fails
 from nvprof_kit.integrations._host.importing import after_import

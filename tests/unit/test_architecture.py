@@ -54,6 +54,19 @@ EXCEPTIONS = {
 """The imports against the direction, by name."""
 
 
+INSTRUMENT = (
+    {"torch_compat", "patches", "rank_claim"},
+    {"ranges", "session", "ranks"},
+    {"compile"},
+    {"modules"},
+    {"loop"},
+    {"memory"},
+    {"flops"},
+    {"meters"},
+)
+"""Rooms of ``_instrument`` in order: each imports those before it; the last three import none of each other."""
+
+
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
@@ -107,6 +120,19 @@ def test_imports_go_one_way() -> None:
     assert crossings() - EXCEPTIONS == set()
 
 
+def test_instrument_imports_go_one_way() -> None:
+    rank = {name: index for index, names in enumerate(INSTRUMENT) for name in names}
+    last = rank["memory"]
+    against = set()
+    for path in (PACKAGE / "_instrument").rglob("*.py"):
+        room = rank.get(module_name(path).split(".")[1])
+        for imported in imports(path):
+            target = rank.get(".".join(imported.split(".")[1:2])) if imported.startswith("_instrument.") else None
+            if room is not None and target is not None and (target > room or room > target >= last):
+                against.add((module_name(path), imported))
+    assert against == set()
+
+
 def test_every_exception_is_still_needed() -> None:
     assert EXCEPTIONS - crossings() == set()
 
@@ -150,7 +176,7 @@ def test_no_folder_is_crowded() -> None:
 def test_the_check_sees_relative_and_local_imports() -> None:
     assert set(imports(PACKAGE / "_capture" / "recorder" / "record.py")) >= {
         "errors",
-        "_instrument.ranges.state",
+        "_instrument.session",
         "_instrument.ranges.backends",
     }
     assert set(imports(PACKAGE / "_api" / "capture.py")) >= {

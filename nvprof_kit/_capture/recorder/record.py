@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from nvprof_kit._capture.recorder.signals import waiting_signals
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Backend, Kineto
-from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import ToolError, UsageError
 
 _running: record | None = None
@@ -112,10 +112,10 @@ class record(ContextDecorator):
 
     def _fall_silent(self) -> None:
         """Stop emitting ranges, or return them to an enclosing memory profiler."""
-        state.deactivate()
+        session.deactivate()
         listener, self._listener = self._listener, None
         if isinstance(listener, Watch) and listener.attached:
-            state.activate(listener)
+            session.activate(listener)
 
     def __enter__(self) -> record:
         """Start recording. If nsys or ncu is attached, warn and record nothing."""
@@ -130,8 +130,8 @@ class record(ContextDecorator):
             self.warm_up()
         self._profiler.start_trace()
         self._started = True
-        self._listener = state.backend
-        state.activate(Kineto())
+        self._listener = session.backend
+        session.activate(Kineto())
         return self
 
     def __exit__(
@@ -179,7 +179,7 @@ def running() -> record | None:
 
 def tool_attached() -> bool:
     """Whether this process runs under nsys or ncu, so that a CUDA profiler is already attached."""
-    return state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
+    return session.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
 
 
 def part_of(path: Path, part: str) -> Path:

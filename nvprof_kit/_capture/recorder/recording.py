@@ -17,9 +17,9 @@ from typing import Any
 
 from nvprof_kit._capture.recorder.record import RecordOptions, record
 from nvprof_kit._capture.recorder.scheduled import Traces
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
+from nvprof_kit._instrument.torch_compat import skip_compiling
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 

@@ -27,7 +27,7 @@ from zipfile import is_zipfile
 from nvprof_kit._capture.recorder.record import RecordOptions
 from nvprof_kit._capture.recorder.recording import Limits, Recording, say
 from nvprof_kit._capture.recorder.scheduled import of_rank
-from nvprof_kit._instrument.imports import AfterImport
+from nvprof_kit._instrument.torch_compat import AfterImport
 from nvprof_kit.errors import NvprofKitError
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._capture.recorder.record import RecordOptions, part_of, record, running, tool_attached
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit.names import WINDOW, Category
@@ -99,8 +99,8 @@ class Tool(Nothing):
         if cuda is not None:
             cuda.synchronize()
             cuda.cudart().cudaProfilerStart()
-        if state.backend is not None:
-            self._started = state.backend.start(self._range)
+        if session.backend is not None:
+            self._started = session.backend.start(self._range)
             mark_rank(again=True)
 
     def stop(self, _window: Window) -> None:
@@ -108,8 +108,8 @@ class Tool(Nothing):
         cuda = _cuda()
         if cuda is not None:
             cuda.synchronize()
-        if state.backend is not None and self._started is not None:
-            state.backend.end(self._started)
+        if session.backend is not None and self._started is not None:
+            session.backend.end(self._started)
         if cuda is not None:
             cuda.cudart().cudaProfilerStop()
         self._started = None

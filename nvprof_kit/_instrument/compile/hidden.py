@@ -11,8 +11,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling_ranges
 from nvprof_kit._instrument.patches import Shared
+from nvprof_kit._instrument.torch_compat import skip_compiling_ranges
 
 
 class Pausable(Protocol):

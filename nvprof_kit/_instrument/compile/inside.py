@@ -6,7 +6,7 @@ share one compiled function, so the full path depends on the enclosing layer.
 
 from __future__ import annotations
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranges.layer import Layer
 from nvprof_kit._instrument.ranges.ranges import Frame
@@ -21,7 +21,7 @@ def enter(path: str, again: bool = False) -> None:
         path: The path; '' for the compiled module itself.
         again: Whether the backward pass recomputes the module's forward.
     """
-    backend = state.backend
+    backend = session.backend
     if backend is None:
         return
     owners = backend.thread.position.owners
@@ -51,7 +51,7 @@ def _ranges_below(holder: object, path: str, again: bool) -> tuple[Range, ...]:
     if not isinstance(layer, Layer) or layer.family is None:
         return ()
     layers = layer.family.below(layer, path)
-    if again or (state.graph_task() != -1 and not isinstance(holder, Frame)):
+    if again or (session.graph_task() != -1 and not isinstance(holder, Frame)):
         return tuple(one.recompute for one in layers)
     if isinstance(holder, Frame):
         return tuple(one.backward for one in layers if one.backward is not None)

@@ -14,10 +14,10 @@ from contextlib import ContextDecorator, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranges.watch import Watch
 from nvprof_kit._instrument.ranks import rank, world_size
+from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import Category
 
@@ -73,7 +73,7 @@ class count_flops(ContextDecorator):
     def __enter__(self) -> count_flops:
         """Start counting, or wait for the step."""
         global _running  # noqa: PLW0603
-        if state.mode == "off":
+        if session.mode == "off":
             return self
         if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: already counting into {_running.path}; end that count first")

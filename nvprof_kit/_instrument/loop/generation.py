@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.compile.hidden import Kept, pause_while_tracing
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.loop.loop import phase, step
 from nvprof_kit._instrument.patches import Hook
-from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.scope import Scope
+from nvprof_kit._instrument.ranges.layer_range import Scope
+from nvprof_kit._instrument.torch_compat import skip_compiling
 
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 """Names of the arguments with a call's tokens, as in transformers."""
@@ -52,7 +52,7 @@ class generation:
 
     def __enter__(self) -> generation:
         self._over = False
-        if state.backend is not None:
+        if session.backend is not None:
             self._kept = pause_while_tracing(self)
             skip_compiling(generation._begin)
             skip_compiling(Hook.call)
@@ -84,7 +84,7 @@ class generation:
             self._hook = self._model.register_forward_pre_hook(Hook(self._begin).call, prepend=True, with_kwargs=True)
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if torch.compiler.is_dynamo_compiling() or state.backend is None:
+        if torch.compiler.is_dynamo_compiling() or session.backend is None:
             return
         self._end()
         self._open = [step(self._number), phase(self._phase_of(args, kwargs))]

@@ -2,20 +2,103 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from nvprof_kit._instrument.loop.optimizers import Undo, hook_steps, innermost
-from nvprof_kit._instrument.modules.annotation import Annotation, Removable
-from nvprof_kit._instrument.modules.notebook import replace_in_notebook
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.modules.annotation import Annotation, Removable, replace_in_notebook
+from nvprof_kit._instrument.patches import Patch
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranges.scope import F, Scope, keep
+from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep
 from nvprof_kit._instrument.ranges.wrapping import wrap
 from nvprof_kit._instrument.ranks import mark_rank
+from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
+
+Undo = Callable[[], None]
+Hook = Callable[..., Any]
+
+
+def innermost(optimizer: Any) -> list[Any]:
+    """The optimizers inside a wrapper (of accelerate, DeepSpeed, Megatron, …), or the optimizer itself.
+
+    A wrapper has its optimizer as ``optimizer``. A wrapper of several, as in Megatron, has ``chained_optimizers`` or is
+    a list.
+
+    Raises:
+        UsageError: The object is no optimizer, or holds something that is none.
+    """
+    if isinstance(optimizer, (list, tuple)):
+        return [one for part in optimizer for one in innermost(part)]
+    several = getattr(optimizer, "chained_optimizers", None)
+    if isinstance(several, (list, tuple)):  # empty in Megatron on a rank without trainable weights
+        return innermost(several)
+    inner = getattr(optimizer, "optimizer", None)
+    if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
+        if not callable(getattr(optimizer, "step", None)):
+            raise UsageError(
+                f"{type(optimizer).__name__} is not an optimizer: it has no method step(), and no optimizer inside; "
+                "needed a torch.optim.Optimizer, a wrapper around one, or a list of them"
+            )
+        if not hasattr(optimizer, "__dict__"):
+            raise UsageError(
+                f"{type(optimizer).__name__} has __slots__, so its step cannot be observed; pass the one inside it"
+            )
+        return [optimizer]
+    return innermost(inner)
+
+
+def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Undo]:
+    """Call functions before and after each step of the optimizers.
+
+    Uses the step hooks of ``torch.optim.Optimizer``; for any other object, wraps its method ``step``.
+
+    Args:
+        optimizers: The optimizers, see `innermost`.
+        before: Called with the optimizer before a step.
+        after: Called with the optimizer after a step that did not raise.
+
+    Returns:
+        Functions that remove the hooks.
+    """
+    undo: list[Undo] = []
+    try:
+        for optimizer in optimizers:
+            if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+                undo.append(optimizer.register_step_pre_hook(_called_with_optimizer(before)).remove)
+                undo.append(optimizer.register_step_post_hook(_called_with_optimizer(after)).remove)
+            else:
+                undo.append(_wrap_step(optimizer, before, after))
+    except BaseException:
+        for one in undo:
+            one()
+        raise
+    return undo
+
+
+def _called_with_optimizer(hook: Hook) -> Hook:
+    def called(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        hook(optimizer)
+
+    return called
+
+
+def _wrap_step(optimizer: Any, before: Hook, after: Hook) -> Undo:
+    def around(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            before(optimizer)
+            result = step(*args, **kwargs)
+            after(optimizer)
+            return result
+
+        return hooked
+
+    return Patch(optimizer, "step", around).remove
+
 
 Batch = TypeVar("Batch")
 
@@ -83,7 +166,7 @@ def mark(text: str) -> None:
     Args:
         text: Text of the mark.
     """
-    backend = state.backend
+    backend = session.backend
     if backend is not None:
         backend.mark(_range(text, Category.USER))
 
@@ -164,7 +247,7 @@ class _Open:
         self._range = range_
 
     def __call__(self, *_call: object) -> None:
-        backend = state.backend
+        backend = session.backend
         if backend is not None:
             backend.close(self._range)
             backend.open(self._range, self._range)
@@ -177,6 +260,6 @@ class _Close:
         self._range = range_
 
     def __call__(self, *_call: object) -> None:
-        backend = state.backend
+        backend = session.backend
         if backend is not None:
             backend.close(self._range)

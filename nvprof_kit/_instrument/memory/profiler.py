@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.loop.optimizers import hook_steps, innermost
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.loop import hook_steps, innermost
 from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, Unknown, cast_weights
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator
 from nvprof_kit._instrument.memory.files import MemoryFiles
@@ -26,9 +27,8 @@ from nvprof_kit._instrument.memory.saved import SavedTensors
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
 from nvprof_kit._instrument.modules.annotate import annotate_model
 from nvprof_kit._instrument.patches import Hook
-from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.watch import Watch
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
+from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import encodable
 
@@ -93,7 +93,7 @@ class MemoryProfiler:
     def __enter__(self) -> MemoryProfiler:
         """Start; the first time point shows the memory that is already allocated."""
         model = self._model()
-        if state.mode == "off" or model is None:
+        if session.mode == "off" or model is None:
             return self
         if MemoryProfiler._running is not None and MemoryProfiler._running._process == os.getpid():
             raise UsageError("a MemoryProfiler is already running; end it first")
@@ -225,7 +225,7 @@ class MemoryProfiler:
 
     def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
         with suppress(UsageError):  # a part of the model is already annotated
-            if model not in state.annotated:
+            if model not in session.annotated:
                 self._undo.append(annotate_model(model).remove)
         watch = Watch(boundaries)
         watch.attach()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.loop.optimizers import innermost
+from nvprof_kit._instrument.loop.loop import innermost
 from nvprof_kit.names import strip_wrappers
 
 PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"

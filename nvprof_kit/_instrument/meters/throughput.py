@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import annotate_dataloader
-from nvprof_kit._instrument.ranges import state
 
 Batch = TypeVar("Batch")
 
@@ -126,7 +126,7 @@ class Throughput(Generic[Batch]):
     """
 
     def __init__(self, samples: int = 0, tokens: int = 0, warm_up: int = 1) -> None:
-        self.enabled = state.mode != "off"
+        self.enabled = session.mode != "off"
         self._samples, self._tokens = samples, tokens
         self._left = warm_up
         self._steps: deque[tuple[int, int, int, int]] = deque(maxlen=KEPT)

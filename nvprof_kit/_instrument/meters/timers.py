@@ -17,7 +17,7 @@ from contextlib import ContextDecorator, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.rank_claim import claim_file
 from nvprof_kit._instrument.ranks import rank
@@ -77,7 +77,7 @@ class GlobalTimer:
     """
 
     def __init__(self, folder: str | Path = "time_log") -> None:
-        self.enabled = state.mode != "off"
+        self.enabled = session.mode != "off"
         self.folder = Path(folder)
         self._open = _Open()
         self._ranges: dict[str, Range] = {}
@@ -97,8 +97,8 @@ class GlobalTimer:
             range_ = self._ranges[name] = Range(name.replace("\n", " "), Category.PHASE)
         call = _Call(range_)
         self._open.calls.setdefault(name, []).append(call)
-        if state.backend is not None:
-            state.backend.open(range_, call)
+        if session.backend is not None:
+            session.backend.open(range_, call)
         call.begin = self._mark_gpu()
         call.start_s = time.time()
         call.began_ns = time.perf_counter_ns()
@@ -116,8 +116,8 @@ class GlobalTimer:
         call.ended_ns = ended_ns
         if call.begin is not None:
             call.end = self._mark_gpu()
-        if state.backend is not None:
-            state.backend.close(call)
+        if session.backend is not None:
+            session.backend.close(call)
         with self._lock:
             self._waiting.append(call)
             if self.enabled:  # and has not been closed meanwhile

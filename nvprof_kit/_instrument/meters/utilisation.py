@@ -20,7 +20,7 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.rank_claim import claim
 from nvprof_kit._instrument.ranks import rank_folder
 from nvprof_kit.errors import ToolError
@@ -75,7 +75,7 @@ class Utilisation:
     def __init__(self, interval_s: float = 0.1, folder: str | Path | None = None, mesh: Any = None) -> None:
         self._psutil: Any = None
         self._nvml: Any = None
-        if state.mode != "off":
+        if session.mode != "off":
             self._psutil, self._nvml = _libraries()
         self._interval = max(interval_s, 0.001)
         self._folder, self._mesh = folder, mesh
@@ -102,7 +102,7 @@ class Utilisation:
 
     def start(self) -> None:
         """Discard earlier samples and start sampling."""
-        if state.mode == "off" or (self._thread is not None and self._process == os.getpid()):
+        if session.mode == "off" or (self._thread is not None and self._process == os.getpid()):
             return
         self._process = os.getpid()
         self.samples = []

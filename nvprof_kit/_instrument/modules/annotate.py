@@ -10,17 +10,22 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.compile.hidden import pause_while_tracing
 from nvprof_kit._instrument.compile.inductor import range_kernels
-from nvprof_kit._instrument.memory.marks import Read, read_cuda
-from nvprof_kit._instrument.modules.annotation import Annotation, Removable
-from nvprof_kit._instrument.modules.blocks import Part, children, descendants, find_blocks, is_list
-from nvprof_kit._instrument.modules.calls import Calls
-from nvprof_kit._instrument.modules.checkpointing import range_recomputes
-from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
-from nvprof_kit._instrument.modules.notebook import replace_in_notebook
-from nvprof_kit._instrument.modules.ranged import Compiled, Ranged, annotated, note_wrappers
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.modules.annotation import Annotation, Removable, replace_in_notebook
+from nvprof_kit._instrument.modules.blocks import (
+    Part,
+    children,
+    class_name,
+    descendants,
+    find_blocks,
+    is_list,
+    unwrapped,
+)
+from nvprof_kit._instrument.modules.hooks import Calls, Compiled, Ranged, annotated, note_wrappers
+from nvprof_kit._instrument.ranges.backends import Read, read_cuda
+from nvprof_kit._instrument.ranges.checkpointing import range_recomputes
 from nvprof_kit._instrument.ranges.layer import Family, Layer
 from nvprof_kit._instrument.ranks import mark_rank
 from nvprof_kit.errors import UsageError
@@ -67,13 +72,13 @@ class ModelAnnotation(Annotation):
         self._parts_ranged = False
         self._lasting: list[Removable] = []
         self._choose(parts, backward, root)
-        if model not in state.annotated:  # otherwise the base class raises
+        if model not in session.annotated:  # otherwise the base class raises
             self._refuse_ranged_twice()
         self.paths = tuple(self._ranged)
         try:
-            if state.mode != "off":
+            if session.mode != "off":
                 self._lasting.append(note_wrappers(self))
-            if compiled_parts and state.mode != "off":
+            if compiled_parts and session.mode != "off":
                 self._range_inside_compiled(root)
             super().__init__(model)
         except BaseException:
@@ -156,7 +161,7 @@ class ModelAnnotation(Annotation):
 
     def _close(self) -> None:
         """Close the ranges of calls that are running on this thread during removal."""
-        backend = state.backend
+        backend = session.backend
         if backend is None:
             return
         layers = {ranged.calls.layer for ranged in self._ranged.values()}
@@ -239,7 +244,7 @@ def annotate_model(
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
     if memory:
-        state.add_memory_marks(read_cuda if memory is True else memory)
+        session.add_memory_marks(read_cuda if memory is True else memory)
     holder = None if isinstance(model, nn.Module) else _components(model)
     top = cast(nn.Module, model)
     tops = [Part("", top)] if holder is None else [Part(name, part) for name, part in holder.items()]

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import builtins
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
+
+
+def replace_in_notebook(owner: Any) -> None:
+    """Remove an earlier annotation of the same object, in IPython only.
+
+    In a notebook, a cell is rerun, possibly with other options, and the last run applies. In a program, a second
+    annotation is an error, because two places would each rely on their own ranges.
+    """
+    earlier = session.annotated.get(owner)
+    if isinstance(earlier, Annotation) and hasattr(builtins, "__IPYTHON__"):
+        earlier.remove()
+
 
 Self = TypeVar("Self", bound="Annotation")
 
@@ -31,20 +44,20 @@ class Annotation(ABC):
     """
 
     def __init__(self, owner: Any) -> None:
-        if owner in state.annotated:
+        if owner in session.annotated:
             raise UsageError(
                 f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
             )
         self._owner = weakref.ref(owner, _disabling(self))
         self._hooks: list[Removable] = []
         self._held: list[Removable] = []
-        state.annotated[owner] = self
-        state.was_annotated = True
-        if state.backend is not None:
+        session.annotated[owner] = self
+        session.was_annotated = True
+        if session.backend is not None:
             try:
                 self.enable()
             except BaseException:
-                del state.annotated[owner]
+                del session.annotated[owner]
                 raise
 
     @abstractmethod
@@ -58,7 +71,7 @@ class Annotation(ABC):
     def enable(self) -> None:
         """Install the hooks, unless installed, because ranges are now emitted."""
         owner = self._owner()
-        if owner is None or state.mode == "off":
+        if owner is None or session.mode == "off":
             return
         try:
             if not self._held:
@@ -88,15 +101,15 @@ class Annotation(ABC):
     def resume(self) -> None:
         """Install the hooks again after `pause`; more modules may be compiled now, so their places may differ."""
         owner = self._owner()
-        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
+        if owner is not None and session.backend is not None and session.annotated.get(owner) is self:
             self.enable()
 
     def remove(self) -> None:
         """Remove the annotation; a second call does nothing. The object can be annotated again."""
         self.disable()
         owner = self._owner()
-        if owner is not None and state.annotated.get(owner) is self:
-            del state.annotated[owner]
+        if owner is not None and session.annotated.get(owner) is self:
+            del session.annotated[owner]
 
     def owner_gone(self) -> None:
         """The annotated object was garbage-collected."""

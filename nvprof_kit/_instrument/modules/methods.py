@@ -9,13 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit._instrument.modules.calls import Calls
-from nvprof_kit._instrument.modules.checkpointing import Recomputes
-from nvprof_kit._instrument.modules.classes import BARE
-from nvprof_kit._instrument.modules.ranged import annotated
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.modules.hooks import Calls, annotated
+from nvprof_kit._instrument.ranges.checkpointing import Recomputes
 from nvprof_kit._instrument.ranges.layer import layer_of
-from nvprof_kit._instrument.ranges.layer_range import LayerScope
+from nvprof_kit._instrument.ranges.layer_range import BARE, LayerScope
 from nvprof_kit._instrument.ranges.wrapping import wrap
 from nvprof_kit.errors import UsageError
 
@@ -132,7 +130,7 @@ class _ForwardScope:
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the forward with exactly one range."""
-        backend = state.backend
+        backend = session.backend
         owners = backend.thread.position.owners if backend is not None else []
         if owners and owners[-1] is self._calls.layer:
             return function(*args, **kwargs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
-from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import Category, layer_index, range_text
 
 
@@ -66,3 +67,15 @@ def _range(path: str, category: Category) -> Range:
 def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:
     """The layer with this path; cached, so that its ranges are built once."""
     return Layer(path, category, backward=backward)
+
+
+class RangesCalls:
+    """Base of the objects with hooks that range a module's calls."""
+
+    __slots__ = ()
+
+
+def is_ranged(module: Any) -> bool:
+    """Whether our hooks range the module's calls."""
+    hooks = module._forward_pre_hooks.values()
+    return any(isinstance(getattr(hook, "__self__", None), RangesCalls) for hook in hooks)

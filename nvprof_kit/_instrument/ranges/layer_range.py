@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol, cast, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
-from nvprof_kit._instrument.compile.uncompiled import uncompiled_itself
-from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.layer import Layer, layer_of
-from nvprof_kit._instrument.ranges.ranges import ranged
-from nvprof_kit._instrument.ranges.scope import MOST_KEPT, F, Scope, Started, keep
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.ranges.backends import Backend
+from nvprof_kit._instrument.ranges.layer import Layer, is_ranged, layer_of
+from nvprof_kit._instrument.ranges.ranges import Block, Range, ranged
 from nvprof_kit._instrument.ranges.wrapping import Always, ScopeOf, wrap
+from nvprof_kit._instrument.torch_compat import uncompiled_itself
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=Block)
+
+MOST_KEPT = 4096
+"""Maximum number of names in a cache."""
+
+
+class Scope(Block):
+    """A range around a ``with`` block or around each call of a function; reusable and reentrant."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.range,)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function; each call (each resume of a coroutine or generator) is a range."""
+        return wrap(function, Always(self))
+
+    @uncompiled_itself
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function inside the range."""
+        with self:
+            return function(*args, **kwargs)
+
+
+def keep(scopes: dict[str, S], name: str, scope: S) -> S:
+    """Cache the scope of a name; returns the scope."""
+    if len(scopes) >= MOST_KEPT:  # the program may create names without limit
+        scopes.clear()
+    scopes[name] = scope
+    return scope
+
+
+class Started:
+    """A started range that any thread can end, once."""
+
+    __slots__ = ("_backend", "_range")
+
+    def __init__(self, range_: Range) -> None:
+        self._backend: Backend | None = session.backend
+        self._range = None if self._backend is None else self._backend.start(range_)
+
+    def end(self) -> None:
+        """End the range; a second call does nothing."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.end(self._range)
+
 
 _FORWARD = Category.FORWARD  # an enum lookup would double the cost of a call
 
@@ -136,7 +189,7 @@ layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[
 
 @lru_cache(maxsize=MOST_KEPT)
 def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
-    state.when_torch(_range_checkpoints)
+    session.when_torch(_range_checkpoints)
     try:
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
@@ -172,22 +225,71 @@ def _decorator(name: str | Callable[..., str] | None, category: Category | str, 
 def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
     if scope_of is not None and not inspect.isclass(target):
         return wrap(target, scope_of)
-    from nvprof_kit._instrument.modules.classes import range_class
+    session.when_torch(_range_checkpoints)
+    return _range_class(target, scope_of)
 
-    state.when_torch(_range_checkpoints)
-    return range_class(target, scope_of, LayerScope)
+
+def _range_class(cls: type[Any], scope_of: ScopeOf | None) -> type[Any]:
+    """Range the forward of every instance of a module class, which is changed in place.
+
+    Without a scope, each instance is named ``ClassName.N`` in the order of creation.
+    """
+    from torch import nn
+
+    if not issubclass(cls, nn.Module):
+        raise UsageError(f"layer_range on class {cls.__name__}: only nn.Module classes; decorate its methods instead")
+    if session.mode == "off":
+        return cls
+    scope_of_call = scope_of or _number_instances(cls)
+
+    def scope_unless_ranged(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return BARE if is_ranged(module) else scope_of_call(module, *args, **kwargs)
+
+    cls.forward = wrap(cls.forward, scope_unless_ranged)
+    return cls
+
+
+class _Bare:
+    """Scope without a range, for a module that `annotate_model` already ranges."""
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+
+BARE = _Bare()
+
+
+def _number_instances(cls: type[Any]) -> Callable[..., Any]:
+    """Number the instances of a class; a copy gets its number in its first call."""
+    scopes: weakref.WeakKeyDictionary[Any, LayerScope] = weakref.WeakKeyDictionary()
+    numbers = itertools.count()
+    create = cls.__init__
+
+    def scope_of(module: Any, *_args: Any, **_kwargs: Any) -> LayerScope:
+        scope = scopes.get(module)
+        if scope is None:
+            scope = scopes[module] = LayerScope(layer_of(f"{cls.__name__}.{next(numbers)}"))
+        return scope
+
+    @functools.wraps(create)
+    def numbered(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        scope_of(self)
+
+    cls.__init__ = numbered
+    return scope_of
 
 
 def _begin_following() -> None:
-    from nvprof_kit._instrument.ranges.frames import begin_following
+    from nvprof_kit._instrument.ranges.backward import begin_following
 
     begin_following()
 
 
 def _range_checkpoints() -> None:
-    from nvprof_kit._instrument.modules.checkpointing import decorated
+    from nvprof_kit._instrument.ranges.checkpointing import decorated
 
     decorated.start()
 
 
-state.when_torch(_begin_following)
+session.when_torch(_begin_following)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.torch_compat import uncompiled, uncompiled_itself
 from nvprof_kit.names import encodable
 
 _LEFT = "nvprof_kit"
@@ -39,7 +39,7 @@ class Now:
         grad: Returns whether gradients are enabled.
         sequence: Returns the sequence number of the next autograd node.
         begin_task: Enters a backward pass that begins on the calling thread in the thread's `Position`.
-        grad_nodes: `tensors.grad_nodes`; None until torch is loaded, and no call is followed.
+        grad_nodes: `backward.grad_nodes`; None until torch is loaded, and no call is followed.
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Position:
 
     Attributes:
         owners: Owners of the thread's open ranges, innermost last.
-        task: The running backward pass on the thread, if any (`frames.Task`).
+        task: The running backward pass on the thread, if any (`backward.Task`).
         number: The engine's number of that pass; less than -1 if none.
         at: The call whose nodes are running.
     """

@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, cast
 
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling, skip_compiling_ranges
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.ranges import Block, ranged
+from nvprof_kit._instrument.torch_compat import skip_compiling, skip_compiling_ranges
 
 F = TypeVar("F")
 
 
 class Runs(AbstractContextManager[Any], Protocol):
-    """A context manager that can also call a function inside its context (`scope.Scope`)."""
+    """A context manager that can also call a function inside its context (`layer_range.Scope`)."""
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function inside the context."""
@@ -55,7 +55,7 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
     """
     if isinstance(function, (staticmethod, classmethod)):
         return cast(F, type(function)(wrap(function.__func__, scope_of)))
-    if state.mode == "off":
+    if session.mode == "off":
         return function
     call = cast(Callable[..., Any], function)
     if inspect.isasyncgenfunction(call):
@@ -83,14 +83,14 @@ def bind(__call, __ranged):
 
 def _forwarder(call: Callable[..., Any], in_range: Callable[..., Any], define: str, result: str) -> Callable[..., Any]:
     """Compile a function with the parameters of ``call`` that calls it, or ``in_range`` while ranges are emitted."""
-    state.find_torch()
+    session.find_torch()
     plain = isinstance(call, types.FunctionType)
     signature = inspect.signature(call if plain else _any, follow_wrapped=False)
     parameters, arguments = _source(signature)
     chosen = f"(__call({arguments}) if not __live or __compiling() else __ranged({arguments}))"
     source = _FORWARDER.format(define=define, parameters=parameters, result=result.format(chosen))
     made: dict[str, Any] = {}
-    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), state.gate, made)
+    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), session.gate, made)
     forwarder = cast(types.FunctionType, made["bind"](call, in_range))
     if plain:
         forwarder.__defaults__ = call.__defaults__

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nvprof_kit._instrument.imports import AfterImport
+from nvprof_kit._instrument.torch_compat import AfterImport
 from nvprof_kit.integrations._host.guard import warn
 
 

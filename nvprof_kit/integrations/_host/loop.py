@@ -19,11 +19,10 @@ from torch import nn
 
 from nvprof_kit._capture.recorder.scheduled import VARIABLE as SCHEDULE
 from nvprof_kit._capture.recorder.scheduled import scheduled
-from nvprof_kit._instrument.loop.schedule import Schedule
-from nvprof_kit._instrument.loop.switch import Switch, profiling_schedule
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.schedule import Schedule, Switch, profiling_schedule
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
-from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
 from nvprof_kit.errors import UsageError
 from nvprof_kit.integrations._host.guard import never_fails, warn
 from nvprof_kit.integrations._host.models import annotate_models, annotate_under, free_name, is_ranged
@@ -163,7 +162,7 @@ class HostLoop(LoopRanges):
     @never_fails
     def annotate_too(self, model: nn.Module) -> None:
         """Annotate another model, under the name of its class, and watch its calls."""
-        if self._annotation is not None and model not in state.annotated and not is_ranged(model):
+        if self._annotation is not None and model not in session.annotated and not is_ranged(model):
             name = free_name(class_name(unwrapped(model)), self._names)
             self._names.append(name)
             self.handles.append(annotate_under(name, model))
@@ -372,7 +371,7 @@ class HostLoop(LoopRanges):
             self.phase(None)
 
     def _is_mine(self) -> bool:
-        return self.runs and state.backend is not None and threading.get_ident() == self._thread
+        return self.runs and session.backend is not None and threading.get_ident() == self._thread
 
     def _end_own_step(self) -> None:
         if self._own_steps and self._stepped:
@@ -385,13 +384,13 @@ class HostLoop(LoopRanges):
 
 def listens() -> bool:
     """Whether ranges are being recorded, or the environment requests a recording."""
-    if state.mode == "off":
+    if session.mode == "off":
         return False
     try:
         wanted = profiling_schedule(None) is not None
     except UsageError:
         wanted = False
-    return state.backend is not None or wanted or bool(_environment(SCHEDULE))
+    return session.backend is not None or wanted or bool(_environment(SCHEDULE))
 
 
 def _environment(name: str) -> str | None:

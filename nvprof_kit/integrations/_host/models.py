@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure, annotate_model
 from nvprof_kit._instrument.modules.blocks import Part
-from nvprof_kit._instrument.ranges import state
 
 
 def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) -> list[ModelAnnotation]:
@@ -21,7 +21,7 @@ def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) 
     return [
         annotate_model(model, **options) if not prefix else annotate_under(prefix, model)
         for prefix, model in named.items()
-        if model not in state.annotated and not is_ranged(model)
+        if model not in session.annotated and not is_ranged(model)
     ]
 
 
@@ -42,6 +42,6 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 def is_ranged(model: nn.Module) -> bool:
     """Whether another annotation ranges a module of the model, such as the program's own of a wrapped model."""
-    from nvprof_kit._instrument.modules.ranged import annotated
+    from nvprof_kit._instrument.modules.hooks import annotated
 
     return any(module in annotated for module in model.modules())

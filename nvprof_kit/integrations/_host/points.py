@@ -16,10 +16,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from nvprof_kit._instrument.compile.hidden import pause_while_tracing
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable
-from nvprof_kit._instrument.modules.ranged import Compiled
+from nvprof_kit._instrument.modules.hooks import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
+from nvprof_kit._instrument.torch_compat import skip_compiling
 
 
 class Watcher(Protocol):

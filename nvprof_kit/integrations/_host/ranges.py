@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.generation import prefill_or_decode
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.integrations._host.guard import Guarded, never_fails
 from nvprof_kit.names import Category
@@ -45,14 +45,14 @@ class LoopRanges(Guarded, ABC):
         """Change the phase; None ends the current phase."""
         if not self.runs:
             return
-        if self._phase is not None and self._phase.text == name and self._phase.backend is state.backend:
+        if self._phase is not None and self._phase.text == name and self._phase.backend is session.backend:
             return
         self._close(self._phase)
         self._phase = None if name is None else self._opened(Range(name, Category.PHASE))
 
     def _open_step(self) -> None:
         """Open the step's range, unless it is open."""
-        if self._step is None or self._step.backend is not state.backend:
+        if self._step is None or self._step.backend is not session.backend:
             self.phase(None)
             self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
 
@@ -70,14 +70,14 @@ class LoopRanges(Guarded, ABC):
         self._step = self._phase = self._micro = None
 
     def _opened(self, range_: Range) -> Range | None:
-        backend = state.backend
+        backend = session.backend
         if backend is None:
             return None
         backend.open(range_, range_)
         return range_
 
     def _close(self, range_: Range | None) -> None:
-        backend = state.backend
+        backend = session.backend
         if range_ is not None and backend is not None and range_.backend is backend:
             backend.close(range_)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import layer_of
 from nvprof_kit._instrument.ranges.layer_range import LayerScope
 from nvprof_kit.integrations._host.guard import never_fails
@@ -38,7 +38,7 @@ class EngineLoop(HostLoop):
         if self._runner is None or self._runner() is None or self._runner() is runner:
             self._runner = weakref.ref(runner)
             self.begin(model, watch=False)
-        elif model not in state.annotated:
+        elif model not in session.annotated:
             self.handles.append(annotate_under("draft", model))
 
     @never_fails
@@ -72,7 +72,7 @@ class EngineLoop(HostLoop):
 
     @never_fails
     def _rename(self, size: int) -> list[Callable[[], None]]:
-        if state.backend is None:
+        if session.backend is None:
             return []
         self.phase("capture")
         handles: list[ModelAnnotation] = self.handles

@@ -16,8 +16,8 @@ os.environ["NVPROF_KIT"] = "on"
 import torch
 
 from nvprof_kit import layer_range
-from nvprof_kit._instrument.memory.marks import read_cuda
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.ranges.backends import read_cuda
 
 CALLS = 20_000
 
@@ -40,7 +40,7 @@ def main() -> None:
         read_cuda()
     reading = (time.perf_counter() - began) / CALLS
     bare = seconds_per_call()
-    state.add_memory_marks()
+    session.add_memory_marks()
     carrying = seconds_per_call()
     print(f"a reading {1e6 * reading:.2f} us; a range {1e6 * bare:.2f} us, with memory {1e6 * carrying:.2f} us")
 

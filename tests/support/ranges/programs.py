@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Backend, Range
 
 Program = list[list[Any]]
@@ -231,15 +231,15 @@ class World:
     def do_switch(self, off: bool) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # what others have open would stay open at the tool before
-        state.deactivate()
+        session.deactivate()
         if not off:
-            state.activate(Recorder(self.log))
+            session.activate(Recorder(self.log))
 
 
 def run(program: Program) -> tuple[list[Any], list[str]]:
     """Run a program; returns what the tool recorded, and the owners of ranges left open."""
     world = World()
-    state.activate(Recorder(world.log))
+    session.activate(Recorder(world.log))
     gc.disable()  # a collection comes when it likes: its place in the log would be chance
     try:
         with annotate_model(world.model, depth="leaf", root="model"):
@@ -251,8 +251,8 @@ def run(program: Program) -> tuple[list[Any], list[str]]:
     log = list(world.log)
     world.known.clear()
     gc.collect()
-    left = [] if state.backend is None else list(map(repr, state.backend.thread.position.owners))
-    state.deactivate()
+    left = [] if session.backend is None else list(map(repr, session.backend.thread.position.owners))
+    session.deactivate()
     return log, left
 
 

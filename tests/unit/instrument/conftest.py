@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 from support.ranges.sink import Sink
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 @pytest.fixture
 def sink() -> Iterator[Sink]:
     """Ranges go to the sink while the test runs; it fails if one is left open."""
     sink = Sink()
-    state.activate(sink)
+    session.activate(sink)
     yield sink
     open_count = sink.open_count()
-    state.deactivate()
+    session.deactivate()
     assert open_count == 0
-    assert state.backend is None
+    assert session.backend is None

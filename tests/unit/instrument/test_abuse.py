@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from nvprof_kit import annotate_model, instrument_method, phase
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 
@@ -170,14 +170,14 @@ def test_copies(live: bool, sink) -> None:
     annotate_model(model)
     model(TOKENS)
     if not live:
-        state.deactivate()
+        session.deactivate()
     stored = io.BytesIO()
     torch.save(model, stored)
     stored.seek(0)
     weights = io.BytesIO()
     torch.save(model.state_dict(), weights)
     twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stored, weights_only=False)]
-    state.activate(sink)
+    session.activate(sink)
     sink.lines.clear()
     for twin in twins:
         twin(TOKENS)
@@ -194,13 +194,13 @@ def test_export(live: bool, strict: bool, sink) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     bare_graph = torch.export.export(model, (torch.ones(1, 2),), strict=strict).graph_module.code
     if not live:
-        state.deactivate()
+        session.deactivate()
     annotate_model(model)
     exported = torch.export.export(model, (torch.ones(1, 2),), strict=strict)
     assert exported.graph_module.code == bare_graph
     stored = io.BytesIO()
     torch.export.save(exported, stored)
-    state.activate(sink)
+    session.activate(sink)
     sink.lines.clear()
     assert torch.equal(exported.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
     assert sink.lines == ["Sequential", "  0", "  1"]
@@ -247,7 +247,7 @@ def test_no_module_is_ranged_by_two_annotations(sink) -> None:
     inner = annotate_model(model.layers[0])
     with pytest.raises(UsageError, match=r"layers\.0 is already ranged, as TransformerEncoderLayer of another"):
         annotate_model(model)
-    assert model not in state.annotated
+    assert model not in session.annotated
     beside = annotate_model(model, select=["embed", "head"])
     model(TOKENS, order=(0,))
     assert [line for line in sink.lines if not line.startswith(" ")] == ["embed", "TransformerEncoderLayer", "head"]
@@ -300,7 +300,7 @@ def test_nested_checkpoints(reentrant: bool, early_stop: bool, sink) -> None:
     assert lines.index("layers.3 recompute") < lines.index("layers.1 recompute")
     expected = model.layers[0][0].weight.grad.clone()
     model.zero_grad()
-    state.deactivate()
+    session.deactivate()
     model(x).sum().backward()
     assert torch.equal(model.layers[0][0].weight.grad, expected)
-    state.activate(sink)
+    session.activate(sink)

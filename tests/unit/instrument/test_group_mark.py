@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from nvprof_kit import annotate_model, step
-from nvprof_kit._instrument import groups
+from nvprof_kit._instrument import ranks
 from nvprof_kit._trace.jobs.finding import groups_of_marks
 from nvprof_kit.names import GroupName, groups_text, parse_groups
 
@@ -120,7 +120,7 @@ def test_a_program_that_creates_groups_in_every_step_is_listed_a_bounded_number_
 
 def test_another_pytorch_never_fails_the_run(sink, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", ModuleType("another"))
-    assert groups.group_count() == (0, 0) and groups.groups_mark() == ""
+    assert ranks.group_count() == (0, 0) and ranks.groups_mark() == ""
     with step(0):
         pass
     assert listed(sink.lines) == []

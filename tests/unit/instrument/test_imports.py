@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._instrument.imports import AfterImport
+from nvprof_kit._instrument.torch_compat import AfterImport
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_what_annotation_changes_is_taken_back() -> None:
     program = f"""
 from torch import nn
 from nvprof_kit import annotate_model, annotate_optimizer, layer_range
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Kineto
 
 first, second = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
@@ -71,7 +71,7 @@ torch.utils.checkpoint.checkpoint(first, torch.ones(1, 2), use_reentrant=False).
 before, checkpoints = seen(), {CHECKPOINTS}
 handles = [annotate_model(first, compiled_parts=True), annotate_model(second), annotate_optimizer(optimizer)]
 assert checkpoints not in changed(before)
-state.activate(Kineto())
+session.activate(Kineto())
 every = changed(before)
 for place in (("compiler", "callbacks"), ("compiler", "cache tag"), checkpoints):
     assert place in every, every
@@ -82,13 +82,13 @@ handles[1].remove()
 assert changed(before) == [], changed(before)
 
 handle = annotate_model(second)
-state.deactivate()
+session.deactivate()
 assert changed(before) == [("torch.nn.modules.module", "number in _global_module_registration_hooks")], changed(before)
-state.activate(Kineto())
+session.activate(Kineto())
 assert checkpoints in changed(before)
 del second  # and its handle is kept
 assert changed(before) == [], changed(before)
-state.deactivate()
+session.deactivate()
 
 @layer_range("block")
 def block(x):
@@ -96,10 +96,10 @@ def block(x):
 
 block(torch.ones(1, 2)).sum().backward()
 assert changed(before) == [], changed(before)
-state.activate(Kineto())
+session.activate(Kineto())
 block(torch.ones(1, 2)).sum().backward()
 assert checkpoints in changed(before)
-state.deactivate()
+session.deactivate()
 """
     assert changed_by(program) == "[]"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvprof_kit import annotate_model, record, step
-from nvprof_kit._instrument import ranks
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import ranks, session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import RankName, parse_rank, rank_text
 
@@ -122,7 +121,7 @@ def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch
 def test_each_recording_has_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     launched(monkeypatch, RANK="1", WORLD_SIZE="2", NVPROF_KIT_RUN_ID="r")
-    assert state.backend is None
+    assert session.backend is None
     with annotate_model(torch.nn.Linear(1, 1)):
         for number in range(2):
             with record(tmp_path / f"{number}.json.gz"), step(number):

@@ -20,10 +20,10 @@ from nvprof_kit import (
     record,
     step,
 )
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.memory.points import MemoryOptions
 from nvprof_kit._instrument.meters.timers import GlobalTimer
-from nvprof_kit._instrument.modules.kinds import block_kinds
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.modules.blocks import block_kinds
 from nvprof_kit._instrument.ranges.backends import Nvtx
 from nvprof_kit._profiler.options import LayerOptions
 from nvprof_kit.names import encodable
@@ -72,12 +72,12 @@ def test_every_name_reaches_the_tool_with_a_number_in_place(sink) -> None:
 
 def test_nvtx_takes_them() -> None:
     model = Odd()
-    state.activate(Nvtx())
+    session.activate(Nvtx())
     try:
         with annotate_model(model):
             loop(model)
     finally:
-        state.deactivate()
+        session.deactivate()
 
 
 def test_the_recorder_and_the_counter_take_them(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 from support.ranges.outline import Outline
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 @pytest.fixture
 def heard() -> Iterator[Outline]:
     """Ranges are written down while the test runs; it fails if one is left open."""
     outline = Outline()
-    state.activate(outline)
+    session.activate(outline)
     yield outline
     left = outline.depth
-    state.deactivate()
+    session.deactivate()
     assert left == 0

@@ -20,7 +20,7 @@ from support.ranges.outline import Outline
 from torch import nn
 from torch.utils.data import DataLoader, dataloader
 
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.integrations._host.loop import HostLoop, listens
 
@@ -231,9 +231,9 @@ def test_while_nobody_listens_nothing_is_installed() -> None:
     loop = begun(model)
     assert dataloader._BaseDataLoaderIter.__next__ is fetch and torch.autograd.backward is backward
     assert not any(module._forward_pre_hooks for module in model.modules())
-    state.activate(outline := Outline())
+    session.activate(outline := Outline())
     assert torch.autograd.backward is not backward
-    state.deactivate()
+    session.deactivate()
     assert dataloader._BaseDataLoaderIter.__next__ is fetch and torch.autograd.backward is backward
     loop.end()
     assert outline.lines == []

@@ -30,11 +30,10 @@ from nvprof_kit import (
 )
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._capture.recorder import record as record_module
-from nvprof_kit._instrument import rank_claim
+from nvprof_kit._instrument import rank_claim, session
 from nvprof_kit._instrument.loop import step_clock
-from nvprof_kit._instrument.loop.switch import VARIABLE
+from nvprof_kit._instrument.loop.schedule import VARIABLE
 from nvprof_kit._instrument.memory.boundaries import Counts
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Backend
 from nvprof_kit._profiler import window
 from nvprof_kit._trace.open import open_capture
@@ -48,9 +47,9 @@ PLAIN = {"trace.json.gz", "layers.csv", "kinds.csv", "rank_0.log"}
 def nobody_listens_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(rank_claim, "_claimed", {})
-    assert state.backend is None
+    assert session.backend is None
     yield
-    assert state.backend is None and record_module._running is None
+    assert session.backend is None and record_module._running is None
 
 
 class Block(nn.Module):
@@ -222,7 +221,7 @@ def test_an_annotation_of_the_users_own_stays(options: LayerOptions) -> None:
     profiling = LayerProfiler(training.model, "0:1", options)
     training.loop(profiling, 1)
     assert set(profiling.recorded[0].profile.rows["layer"]) == {*handle.paths, "(none)"}
-    assert training.model in state.annotated
+    assert training.model in session.annotated
     handle.remove()
 
 
@@ -300,7 +299,7 @@ def test_the_environment_switches_it(options: LayerOptions, monkeypatch: pytest.
     profiling = LayerProfiler(training.model, options=options)
     training.loop(profiling, 3)
     assert len(profiling.recorded) == 1
-    monkeypatch.setattr(state, "mode", "off")
+    monkeypatch.setattr(session, "mode", "off")
     assert not LayerProfiler(training.model, "1:2", options).enabled
 
 
@@ -380,7 +379,7 @@ def test_another_recording_is_a_warning(options: LayerOptions, tmp_path: Path) -
     with record(tmp_path / "other.json.gz"):
         with pytest.warns(UserWarning, match="LayerProfiler stops: UsageError: cannot record"):
             training.loop(LayerProfiler(training.model, "1:2", options), 3)
-        assert state.backend is not None  # the other one goes on
+        assert session.backend is not None  # the other one goes on
     assert (tmp_path / "other.json.gz").exists()
 
 
@@ -483,14 +482,14 @@ def test_under_a_tool_the_tool_records(options: LayerOptions, monkeypatch: pytes
 
     monkeypatch.setattr(window, "tool_attached", lambda: True)
     told = Told()
-    state.activate(told)
+    session.activate(told)
     try:
         training = Training()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             training.loop(LayerProfiler(training.model, "1:2", options), 3)
     finally:
-        state.deactivate()
+        session.deactivate()
     assert told.lines[0] == "start window" and told.lines[-1] == "end window"
     assert told.lines[1:4] == ["step 1", "Net", "spatial_blocks.0"]
     assert not Path(options.folder).exists()

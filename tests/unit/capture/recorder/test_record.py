@@ -16,9 +16,9 @@ import nvprof_kit
 from nvprof_kit import annotate_model, phase, record
 from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._capture.recorder.record import _experimental
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit._instrument.session import Watch
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import UsageError
 
@@ -186,7 +186,7 @@ def test_who_listened_before_a_recording_listens_again_after_it(tmp_path: Path) 
     with record(tmp_path / "run.json"):
         watch.detach()
     assert heard.texts == ["before", "end before", "after", "end after"]
-    assert state.backend is None
+    assert session.backend is None
 
 
 def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._capture.recorder.scheduled import Tool, scheduled
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import step
 from nvprof_kit._instrument.loop.schedule import Schedule, Window
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Backend, Range
 from nvprof_kit.errors import UsageError
 
@@ -24,9 +24,9 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(autouse=True)
 def nobody_listens_before_and_after() -> None:
-    assert state.backend is None
+    assert session.backend is None
     yield
-    assert state.backend is None and record_module._running is None
+    assert session.backend is None and record_module._running is None
 
 
 def steps_in(path: Path) -> list[str]:
@@ -142,7 +142,7 @@ class Listening(Backend):
 
 def test_a_tool_is_told_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Listening()
-    monkeypatch.setattr(state, "backend", backend)
+    monkeypatch.setattr(session, "backend", backend)
     tool = Tool()
     tool.start(Window(0, 0))
     tool.stop(Window(0, 0, 1))

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from nvprof_kit import annotate_model, generation
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 class Block(nn.Module):
@@ -74,7 +74,7 @@ def train(model: nn.Module, rows: int = 2) -> None:
 @cache
 def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
     """What compiling the model takes that is not annotated."""
-    assert state.backend is None
+    assert session.backend is None
     compiled = way(Net(), **options)
     train(compiled)
     train(compiled)
@@ -98,10 +98,10 @@ def expected(way: Callable[..., nn.Module]) -> list[str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgraph: bool, sink) -> None:
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
-    state.deactivate()
+    session.deactivate()
     bare = baseline(way, **options)
     if annotated != "idle":
-        state.activate(sink)
+        session.activate(sink)
     net = Net()
     if annotated != "after":
         handle = annotate_model(net)
@@ -111,7 +111,7 @@ def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgr
     train(compiled)
     train(compiled)
     assert compiles() == bare
-    state.activate(sink)
+    session.activate(sink)
     sink.lines.clear()
     train(compiled)
     assert sink.lines == expected(way)
@@ -119,12 +119,12 @@ def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgr
         True,
         way not in BY_BLOCK,
     )
-    state.deactivate()
+    session.deactivate()
     train(compiled)
     handle.remove()
     train(compiled)
     assert compiles() == (0, 0, {}), "annotating, waking, silencing and removing compile nothing anew"
-    state.activate(sink)
+    session.activate(sink)
 
 
 @pytest.mark.slow
@@ -147,13 +147,13 @@ def test_inductor(way, sink) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_dynamic_shapes(way, sink) -> None:
     options = {"backend": "aot_eager", "dynamic": True}
-    state.deactivate()
+    session.deactivate()
     bare = way(Net(), **options)
     for rows in (3, 4, 5):
         train(bare, rows)
     graphs = compiles()
     dynamo.reset()
-    state.activate(sink)
+    session.activate(sink)
     net = Net()
     annotate_model(net)
     compiled = way(net, **options)
@@ -188,11 +188,11 @@ def test_where_the_graph_breaks_the_layers_are_ranged(sink) -> None:
         net.layers[1] = Breaking()
         return torch.compile(net, backend="aot_eager")
 
-    state.deactivate()
+    session.deactivate()
     train(make())
     breaks = compiles()[-1]
     dynamo.reset()
-    state.activate(sink)
+    session.activate(sink)
     compiled = make()
     annotate_model(compiled)
     train(compiled)
@@ -269,10 +269,10 @@ def test_a_compiled_function_that_calls_the_model(sink) -> None:
     function(torch.ones(2, 4)).backward()
     assert sink.lines == []
     assert len(handle.never_entered()) == len(handle.paths)
-    state.deactivate()
+    session.deactivate()
     function(torch.ones(2, 4)).backward()
     assert compiles() == (0, 0, {})
-    state.activate(sink)
+    session.activate(sink)
 
 
 def test_the_bare_model_keeps_its_layers_beside_the_compiled_one(sink) -> None:
@@ -295,10 +295,10 @@ def test_the_wrapper_of_a_class_of_torch(sink) -> None:
         sink.lines.clear()
         train(compiled)
         assert sink.lines == ["Sequential", "Sequential backward"]
-    state.deactivate()
+    session.deactivate()
     train(compiled)
     assert compiles() == (0, 0, {})
-    state.activate(sink)
+    session.activate(sink)
 
 
 class Decorated(nn.Sequential):
@@ -325,10 +325,10 @@ def test_in_place_where_pytorch_has_the_outermost_code(kind: type[nn.Module], ar
             sink.lines.clear()
             train(net)
             assert sink.lines == ["0", "0 backward"]
-        state.deactivate()
+        session.deactivate()
         assert net[0]._compiled_call_impl is compiled
         train(net)
-        state.activate(sink)
+        session.activate(sink)
         train(net)
         assert compiles() == (0, 0, {})
         with pytest.raises(Exception, match=r"shape|size|mat"):

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from nvprof_kit import layer_range
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 def bare(target: Callable | type) -> Callable | type:
@@ -117,7 +117,7 @@ def train(model: nn.Module) -> None:
 @cache
 def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
     """What compiling the model takes where nothing is decorated."""
-    assert state.backend is None
+    assert session.backend is None
     plain = way(make_net(bare), **options)
     for _ in range(2):
         train(plain)
@@ -132,23 +132,23 @@ def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[s
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, first: str, sink) -> None:
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
-    state.deactivate()
+    session.deactivate()
     expected = baseline(way, **options)
     if first == "awake":
-        state.activate(sink)
+        session.activate(sink)
     compiled = way(make_net(decorated), **options)
     for _ in range(2):
         train(compiled)
     assert compiles() == expected
-    state.activate(sink)
+    session.activate(sink)
     sink.lines.clear()
     train(compiled)
     below = decorated is below_another_decorator and (way is not blocks_in_place or STARTS_ABOVE_SKIPPED)
     inside = way is whole or below
     assert sink.lines == ([] if inside else ["block"] * BLOCKS + ["block backward"] * BLOCKS)
-    state.deactivate()
+    session.deactivate()
     train(compiled)
-    state.activate(sink)
+    session.activate(sink)
     train(compiled)
     assert compiles() == (0, 0, {}), "waking, silencing and waking again compile nothing anew"
 

@@ -18,8 +18,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from nvprof_kit import annotate_model
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.compile.inductor import module_of
-from nvprof_kit._instrument.ranges import state
 
 
 class MLP(nn.Module):
@@ -195,21 +195,21 @@ def test_results_and_compilations_are_those_of_the_bare_model(sink) -> None:
         return found, counters["stats"]["unique_graphs"], dict(counters["graph_break"])
 
     ranged = losses(True)
-    state.deactivate()
+    session.deactivate()
     assert ranged == losses(False)
-    state.activate(sink)
+    session.activate(sink)
 
 
 def test_quiet_and_heard_again_without_compiling_anew(sink) -> None:
     net = Net()
     annotate_model(net, compiled_parts=True)
     compiled = whole(net)
-    state.deactivate()
+    session.deactivate()
     train(compiled)
     train(compiled)
     counters.clear()
     assert sink.lines == []
-    state.activate(sink)
+    session.activate(sink)
     train(compiled)
     assert "    layers.1.mlp" in sink.lines
     assert counters["stats"]["unique_graphs"] == 0

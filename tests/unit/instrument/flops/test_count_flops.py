@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import nvprof_kit
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.flops.counter import OUT_OF_REACH
 from nvprof_kit._instrument.flops.operators import Kind, kind_of, work_of
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
 
 BATCH, LENGTH, WIDTH = 2, 8, 16
@@ -319,7 +319,7 @@ def test_results_are_the_same_bits_and_nothing_stays(tmp_path: Path) -> None:
         results.append([weight.grad for weight in model.parameters()])
         annotation.remove()
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-    assert state.backend is None and torch._C._len_torch_dispatch_stack() == 0
+    assert session.backend is None and torch._C._len_torch_dispatch_stack() == 0
     gone = weakref.ref(model)
     del model, results, annotation
     gc.collect()
@@ -353,7 +353,7 @@ def test_after_an_exception_all_is_as_before_and_nothing_is_written(tmp_path: Pa
     with pytest.raises(ZeroDivisionError), nvprof_kit.count_flops(path, at_step=at_step), nvprof_kit.step(0):
         model(batch())
         raise ZeroDivisionError
-    assert not path.exists() and state.backend is None and torch._C._len_torch_dispatch_stack() == 0
+    assert not path.exists() and session.backend is None and torch._C._len_torch_dispatch_stack() == 0
     counted(tmp_path, lambda: train(model))  # and it may begin again
 
 
@@ -398,7 +398,7 @@ def test_each_rank_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_off_means_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "mode", "off")
+    monkeypatch.setattr(session, "mode", "off")
     with nvprof_kit.count_flops(tmp_path / "run.flops.json") as counting:
         torch.ones(2, 2) @ torch.ones(2, 2)
         assert torch._C._len_torch_dispatch_stack() == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nvprof_kit import annotate_model, generation
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_call_that_raises_leaves_nothing_open(sink, llama) -> None:
 
 
 def test_quiet_without_a_listener(llama) -> None:
-    assert state.backend is None
+    assert session.backend is None
     with generation(llama) as steps:
         llama(torch.zeros(1, 2, dtype=torch.long))
     assert steps._number == 0

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nvprof_kit import annotate_dataloader, annotate_optimizer, mark, phase, step
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 
@@ -78,9 +78,9 @@ def test_optimizer(sink) -> None:
     assert sink.ranges[0].category is Category.PHASE
     with pytest.raises(UsageError, match="SGD is already annotated"):
         annotate_optimizer(optimizer)
-    state.deactivate()
+    session.deactivate()
     assert len(optimizer._optimizer_step_pre_hooks) == 0
-    state.activate(sink)
+    session.activate(sink)
     assert len(optimizer._optimizer_step_pre_hooks) == 1
     handle.remove()
     optimizer.step()

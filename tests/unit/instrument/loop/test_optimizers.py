@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nvprof_kit import MemoryProfiler, annotate_model, annotate_optimizer
-from nvprof_kit._instrument.loop.optimizers import innermost
+from nvprof_kit._instrument.loop.loop import innermost
 from nvprof_kit._instrument.memory.points import MemoryOptions
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
 from nvprof_kit.errors import UsageError

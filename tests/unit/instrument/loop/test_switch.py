@@ -7,8 +7,7 @@ import argparse
 import pytest
 
 from nvprof_kit import add_profiling_argument, profiling_schedule
-from nvprof_kit._instrument.loop.schedule import PRESETS, Schedule
-from nvprof_kit._instrument.loop.switch import USUAL, VARIABLE
+from nvprof_kit._instrument.loop.schedule import PRESETS, USUAL, VARIABLE, Schedule
 from nvprof_kit.errors import UsageError
 
 

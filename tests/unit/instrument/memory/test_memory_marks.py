@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nvprof_kit._instrument.memory.marks import Level, NvtxWithMemory, read_cuda
-from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.backends import Nvtx, Range
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.ranges.backends import Level, Nvtx, NvtxWithMemory, Range, read_cuda
 from nvprof_kit.names import Category
 
 LAYER, PHASE = Range("layers.0", Category.FORWARD, 0), Range("forward", Category.PHASE)
@@ -85,29 +84,29 @@ def test_threads_do_not_mix() -> None:
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
     backend = Nvtx()
-    monkeypatch.setattr(state, "_tool", backend)
-    state._switch(backend)
+    monkeypatch.setattr(session, "_tool", backend)
+    session._switch(backend)
     yield backend
-    state._switch(None)
+    session._switch(None)
 
 
 def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
-    state.add_memory_marks()
-    assert isinstance(state.backend, NvtxWithMemory)
-    assert state.backend.thread is tool.thread
-    assert state.backend is state._tool
+    session.add_memory_marks()
+    assert isinstance(session.backend, NvtxWithMemory)
+    assert session.backend.thread is tool.thread
+    assert session.backend is session._tool
 
 
 def test_without_a_tool_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_tool", None)
-    state.add_memory_marks()
-    assert state.backend is None
+    monkeypatch.setattr(session, "_tool", None)
+    session.add_memory_marks()
+    assert session.backend is None
 
 
 @pytest.mark.parametrize(("value", "kind"), [("1", NvtxWithMemory), ("0", Nvtx), ("", Nvtx)])
 def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "mode", "on")
+    monkeypatch.setattr(session, "mode", "on")
     monkeypatch.setenv("NVPROF_KIT_MEMORY", value)
-    assert type(state._tool_backend()) is kind
-    monkeypatch.setattr(state, "mode", "off")
-    assert state._tool_backend() is None
+    assert type(session._tool_backend()) is kind
+    monkeypatch.setattr(session, "mode", "off")
+    assert session._tool_backend() is None

@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import MemoryOptions, MemoryProfiler, annotate_model
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.files import log_text
 from nvprof_kit._instrument.memory.points import TimePoint
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._report.page.sunburst import sunburst_page
 from nvprof_kit._report.plots.memory_curve import curve_figure
@@ -303,7 +303,7 @@ def test_one_at_a_time_and_off(options: MemoryOptions, monkeypatch: pytest.Monke
     model = mlp()
     with MemoryProfiler(model, None, options), pytest.raises(UsageError, match="end it first"):
         MemoryProfiler(model, None, options).__enter__()
-    monkeypatch.setattr(state, "mode", "off")
+    monkeypatch.setattr(session, "mode", "off")
     with MemoryProfiler(model, None, MemoryOptions(options.folder / "none")) as profiler:
         profiler.point("here")
     assert not (Path(options.folder) / "none").exists()
@@ -424,7 +424,7 @@ def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
     profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
     with profiler:
         train(model, optimizer, 2)
-    assert state.backend is None
+    assert session.backend is None
     with (profiler.folder / "layers.csv").open() as file:
         rows = list(csv.DictReader(file))
     seen = [(row["step"], row["layer"], row["phase"]) for row in rows]

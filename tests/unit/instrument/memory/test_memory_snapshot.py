@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from nvprof_kit import layer_range, memory_snapshot, phase, step
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.memory import snapshot
 from nvprof_kit._instrument.memory.snapshot import SnapshotOptions
 from nvprof_kit._instrument.modules.annotate import annotate_model
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
 
 
@@ -74,7 +74,7 @@ def test_labels_follow_step_phase_and_layer(allocator: Allocator, tmp_path: Path
     assert allocator.labels[-1] == ""
     assert allocator.recording == ["all", None]
     assert recorded.written == [tmp_path / "run.pickle"]
-    assert state.backend is None
+    assert session.backend is None
 
 
 def test_a_thread_s_label_never_outlives_its_step(allocator: Allocator, tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_one_at_a_time(allocator: Allocator, tmp_path: Path) -> None:
 
 def test_without_cuda_it_warns_and_does_nothing(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no CUDA here"), memory_snapshot(tmp_path / "run.pickle"):
-        assert state.backend is None
+        assert session.backend is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_allocator_keeps_no_history(allocator: Allocator, tmp_path: Path) -> None:
     allocator.get_allocator_backend = lambda: "cudaMallocAsync"
     with pytest.warns(UserWarning, match="not cudaMallocAsync"), memory_snapshot(tmp_path / "run.pickle"):
-        assert state.backend is None
+        assert session.backend is None
     assert allocator.recording == []
     assert list(tmp_path.iterdir()) == []
 

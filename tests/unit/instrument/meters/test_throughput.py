@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvprof_kit import Throughput
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.meters import throughput
-from nvprof_kit._instrument.ranges import state
 
 
 class Clock:
@@ -109,7 +109,7 @@ def test_a_loader_that_raises_ends_the_reading(clock: Clock) -> None:
 
 
 def test_it_is_off_with_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "mode", "off")
+    monkeypatch.setattr(session, "mode", "off")
     meter = Throughput[int](warm_up=0)
     meter.step()
     assert meter.summary().steps == 0

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from nvprof_kit._instrument import session
+
 pytest.importorskip("psutil")
 pytest.importorskip("pynvml")
 
 from nvprof_kit import Utilisation
 from nvprof_kit._instrument.meters import utilisation
-from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import ToolError
 
 
@@ -106,7 +107,7 @@ def test_it_starts_again_and_a_second_start_or_stop_is_nothing() -> None:
 
 
 def test_off_means_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "mode", "off")
+    monkeypatch.setattr(session, "mode", "off")
     with Utilisation(0.01) as sampler:
         assert sampler._thread is None
     assert sampler.samples == []

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nvprof_kit import annotate_model, annotate_optimizer
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 
@@ -26,7 +26,7 @@ def test_a_model_again(sink, notebook) -> None:
     net = model()
     first = annotate_model(net)
     second = annotate_model(net, depth=0)
-    assert state.annotated[net] is second
+    assert session.annotated[net] is second
     net(torch.zeros(1, 2))
     assert sink.lines == ["Sequential"]  # once, and with the later options: no range of "0" and "1"
     first.remove()  # the handle of the cell's first run takes nothing of the second back
@@ -57,7 +57,7 @@ def test_options_that_fail_leave_the_model_annotated(notebook) -> None:
     handle = annotate_model(net)
     with pytest.raises(UsageError):
         annotate_model(net, select="nowhere.*")
-    assert state.annotated[net] is handle
+    assert session.annotated[net] is handle
     handle.remove()
 
 

@@ -17,7 +17,7 @@ from support.torch_release import EAGER
 from torch import nn
 
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 
@@ -121,19 +121,19 @@ def test_usage_errors() -> None:
 
 
 def test_nothing_is_installed_while_nobody_listens(sink) -> None:
-    state.deactivate()
+    session.deactivate()
     net = Net()
     handle = annotate_model(net)
     assert hooks_of(net) == 0
-    state.activate(sink)
+    session.activate(sink)
     assert hooks_of(net) == 2 * len(handle.paths)
     net(TOKENS)
-    state.deactivate()
+    session.deactivate()
     assert hooks_of(net) == 0
     seen = len(sink.lines)
     net(TOKENS)
     assert len(sink.lines) == seen > 0
-    state.activate(sink)
+    session.activate(sink)
     handle.remove()
     assert hooks_of(net) == 0
 
@@ -206,7 +206,7 @@ def test_a_pickle_loads_without_the_package(sink, tmp_path) -> None:
 
 def test_an_annotated_model_is_freed(sink) -> None:
     gc.collect()  # what other tests left
-    before = len(state.annotated)
+    before = len(session.annotated)
     net = Net()
     annotate_model(net)
     net(TOKENS).sum().backward()
@@ -214,7 +214,7 @@ def test_an_annotated_model_is_freed(sink) -> None:
     del net
     gc.collect()
     assert reference() is None
-    assert len(state.annotated) == before
+    assert len(session.annotated) == before
 
 
 def test_forward_that_raises_closes_its_ranges(sink) -> None:

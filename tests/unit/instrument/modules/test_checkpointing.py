@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 class Block(nn.Module):
@@ -55,9 +55,9 @@ def depth_and_text(line: str) -> tuple[int, str]:
 def test_it_is_recompute_of_the_layer_around_its_parts(reentrant: bool, sink: Sink) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(reentrant), Block(reentrant))
-    state.deactivate()
+    session.deactivate()
     expected = train(model)
-    state.activate(sink)
+    session.activate(sink)
     with annotate_model(model, depth=2):
         found = train(model)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

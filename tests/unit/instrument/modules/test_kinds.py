@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from nvprof_kit._instrument.modules.kinds import block_kinds
+from nvprof_kit._instrument.modules.blocks import block_kinds
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nvprof_kit import layer_range
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 
 
 class Block:
@@ -33,7 +33,7 @@ def calls(run: Callable[[], object]) -> int:
 def test_an_idle_call_enters_the_function_and_its_wrapper_alone(annotated_before: bool, sink) -> None:
     if annotated_before:
         Block().decorated(1)
-    state.deactivate()
+    session.deactivate()
     block = Block()
     function = layer_range(lambda x, y=1: x)
     try:
@@ -41,4 +41,4 @@ def test_an_idle_call_enters_the_function_and_its_wrapper_alone(annotated_before
         assert calls(lambda: block.decorated(1, scale=2.0)) <= bare + 1
         assert calls(lambda: function(1)) <= bare + 1
     finally:
-        state.activate(sink)
+        session.activate(sink)

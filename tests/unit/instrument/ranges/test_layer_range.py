@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nvprof_kit import layer_range, phase
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 
@@ -78,13 +78,13 @@ def test_every_kind_of_parameter_is_handed_on(sink):
         return a, b, c, rest, d, e, more
 
     for live in (False, True):
-        state.activate(sink) if live else state.deactivate()
+        session.activate(sink) if live else session.deactivate()
         wrapped = layer_range(function)
         assert wrapped(1, d=4) == function(1, d=4)
         assert wrapped(1, 9, 8, 7, 6, d=4, e=0, b=1) == function(1, 9, 8, 7, 6, d=4, e=0, b=1)
         with pytest.raises(TypeError, match="d"):
             wrapped(1)
-    state.deactivate()
+    session.deactivate()
     assert layer_range(lambda x, /: x)(3) == 3
     assert layer_range(lambda *, x: x)(x=3) == 3
     assert layer_range(max)(3, 4) == 4
@@ -202,7 +202,7 @@ def test_cancelled_coroutine_closes(sink):
 @pytest.mark.parametrize("live", [False, True])
 def test_async_generator_forwards_everything(live, sink):
     if not live:
-        state.deactivate()
+        session.deactivate()
     log = []
 
     @layer_range("stream")
@@ -342,8 +342,8 @@ def test_calls_without_tensors_among_the_arguments_are_followed_all_the_same(sin
 def test_a_call_during_which_the_tool_goes_is_closed_once(sink):
     @layer_range
     def work():
-        state.deactivate()
-        state.activate(sink)
+        session.deactivate()
+        session.activate(sink)
         return 1
 
     assert work() == 1

@@ -11,7 +11,7 @@ import torch
 from model_zoo import ZOO, make
 
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Kineto
 from nvprof_kit.names import parse_kineto_name, parse_range
 
@@ -28,9 +28,9 @@ def record(subject: Any, path: Path, **options: Any) -> list[Event]:
     """One step under the profiler, after one that warms up."""
     subject.loss(subject.model).backward()
     with annotate_model(subject.model, **options), torch.profiler.profile() as profiler:
-        state.activate(Kineto())
+        session.activate(Kineto())
         subject.loss(subject.model).backward()
-        state.deactivate()
+        session.deactivate()
     profiler.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     return [

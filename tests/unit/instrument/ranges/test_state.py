@@ -32,7 +32,7 @@ assert set(nvprof_kit.__all__) <= set(dir(nvprof_kit))
     assert python(program) == ""
 
 
-BACKEND = "from nvprof_kit._instrument.ranges import state; print(type(state.backend).__name__)"
+BACKEND = "from nvprof_kit._instrument import session; print(type(session.backend).__name__)"
 
 
 def test_auto_is_quiet_without_a_tool() -> None:
@@ -53,15 +53,15 @@ def test_on_and_off() -> None:
 def test_off_returns_the_function_itself() -> None:
     program = """
 from nvprof_kit import layer_range, annotate_model
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Kineto
 import torch
 def f(): pass
 assert layer_range(f) is f and layer_range("x")(f) is f
 net = torch.nn.Linear(2, 2)
 annotate_model(net)
-state.activate(Kineto())
-assert state.backend is None and not net._forward_hooks
+session.activate(Kineto())
+assert session.backend is None and not net._forward_hooks
 """
     assert python(program, NVPROF_KIT="off") == ""
 
@@ -90,7 +90,7 @@ def test_the_recorder_wakes_and_quietens() -> None:
     program = """
 import torch, json, tempfile, os
 from nvprof_kit import annotate_model, layer_range, step
-from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Kineto
 @layer_range("decorated")
 def f(x): return x.sin()
@@ -100,10 +100,10 @@ def work(n):
     with step(n): f(net(torch.ones(1, 2))).sum().backward()
 work(0)
 with torch.profiler.profile() as profiler:
-    state.activate(Kineto())
+    session.activate(Kineto())
     work(1)
     open_step = step(2).__enter__()
-    state.deactivate()
+    session.deactivate()
     open_step.__exit__(None, None, None)
     work(3)
 names = [e.name for e in profiler.events() if e.name.startswith("nvprof_kit:")]

@@ -1,24 +1,69 @@
-"""Whether and where ranges are emitted: decided once from the environment, then changed only by the embedded recorder.
+"""Whether and where ranges are emitted: decided once from the environment, then changed only by recorders and watchers.
 
 Code that emits ranges reads `backend`; None means that no ranges are emitted. Hooks on modules and optimizers are
-listed in `annotated`, and installed or removed when the backend changes.
+listed in `annotated`, and installed or removed when the backend changes. Python's full garbage collections are ranged
+while a tool is attached, from the first other range on: a collection stops the thread that triggers it, a full one can
+drain the GPU's launch queue, and nothing else in an nsys capture shows it.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Protocol
+from functools import partial
+from sys import is_finalizing
+from typing import Any, Literal, Protocol
 
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling
-from nvprof_kit._instrument.memory.marks import NvtxWithMemory, Read, read_cuda
-from nvprof_kit._instrument.ranges.backends import Backend, Nvtx
-from nvprof_kit._instrument.ranges.garbage import Collections
+from nvprof_kit._instrument.ranges.backends import Backend, Nvtx, NvtxWithMemory, Range, Read, read_cuda
 from nvprof_kit._instrument.ranges.ranges import now
+from nvprof_kit._instrument.torch_compat import skip_compiling, uncompiled
+from nvprof_kit.names import GARBAGE, Category
+
+LEAST = 1 if sys.version_info >= (3, 14) else 2
+"""The youngest generation to range; 2 is a full collection. From Python 3.14, full collections are incremental, as
+generation 1. Younger generations are collected often and quickly."""
+
+Phase = Literal["start", "stop"]
+
+
+class Collections:
+    """Ranges ``gc`` on the thread that collects.
+
+    They bypass the backends, which track each thread's ranges, because a collection may run while a backend opens a
+    range. A range that begins and ends inside a single allocation keeps the order of the thread's ranges.
+    """
+
+    def __init__(self) -> None:
+        backend = Nvtx()
+        self._push: Callable[[], None] = backend.pusher(Range(GARBAGE, Category.USER))
+        self._pop = backend.pop
+
+    @uncompiled
+    def __call__(self, phase: Phase, info: dict[str, int]) -> None:
+        """Callback for ``gc.callbacks``, before and after each collection."""
+        if info["generation"] < LEAST or is_finalizing():  # Python collects at exit
+            return
+        if phase == "start":
+            self._push()
+        else:
+            self._pop()
+
+    def begin(self) -> None:
+        """Start ranging collections."""
+        if self not in gc.callbacks:
+            gc.callbacks.append(self)
+
+    def end(self) -> None:
+        """Stop; a second call does nothing."""
+        if self in gc.callbacks:
+            gc.callbacks.remove(self)
+
 
 _MODES = ("auto", "on", "off")
 _INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
@@ -179,3 +224,80 @@ _tool = _tool_backend()
 if _tool is not None:
     _tool.before_first = lambda: Collections().begin()  # without ranges, the program is not changed
 _switch(_tool)
+
+
+class Listener(Protocol):
+    """Listener of ranges."""
+
+    def entered(self, range_: Range) -> None:
+        """A range has opened on the calling thread."""
+
+    def left(self, range_: Range) -> None:
+        """A range has closed on the calling thread."""
+
+
+class Watch(Backend):
+    """Sends ranges to a listener and to the previous backend.
+
+    It shares the previous backend's per-thread state, so ranges may be open when it is attached or detached.
+
+    Args:
+        listener: The listener.
+
+    Attributes:
+        attached: Whether the listener is attached.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+        self.attached = False
+        self._before = backend
+        if self._before is not None:
+            self.thread = self._before.thread
+        self._open = threading.local()
+        self.pop = self._pop
+
+    def attach(self) -> None:
+        """Start notifying, and install all annotations, except under ``NVPROF_KIT=off``."""
+        self.attached = True
+        activate(self)
+
+    def detach(self) -> None:
+        """Stop notifying, and restore the previous backend."""
+        self.attached = False
+        restore(self, self._before)
+
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push that also pushes in the previous backend."""
+        return partial(self._push, range_, None if self._before is None else self._before.pusher(range_))
+
+    def _push(self, range_: Range, pass_on: Callable[[], None] | None) -> None:
+        if pass_on is not None:
+            pass_on()
+        try:
+            self._open.ranges.append(range_)
+        except AttributeError:
+            self._open.ranges = [range_]
+        self._listener.entered(range_)
+
+    def _pop(self) -> None:
+        ranges = getattr(self._open, "ranges", None)
+        if ranges:
+            self._listener.left(ranges.pop())
+        if self._before is not None:
+            self._before.pop()
+
+    def start(self, range_: Range) -> object:
+        """Start a range in the previous backend only."""
+        return None if self._before is None else self._before.start(range_)
+
+    def end(self, started: Any) -> None:
+        """End a started range in the previous backend."""
+        if self._before is not None:
+            self._before.end(started)
+
+    def mark(self, range_: Range) -> None:
+        """Emit a mark in the previous backend only."""
+        if self._before is not None:
+            self._before.mark(range_)

@@ -16,12 +16,11 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch import nn
 
-from nvprof_kit._instrument.compile.uncompiled import skip_compiling, uncompiled, uncompiled_itself
-from nvprof_kit._instrument.modules.classes import is_ranged
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
-from nvprof_kit._instrument.ranges import state
-from nvprof_kit._instrument.ranges.layer import Layer
+from nvprof_kit._instrument.ranges.layer import Layer, is_ranged
 from nvprof_kit._instrument.ranges.ranges import Block, Frame, Position, Range
+from nvprof_kit._instrument.torch_compat import skip_compiling, uncompiled, uncompiled_itself
 from nvprof_kit.names import Category
 
 
@@ -63,18 +62,18 @@ class Recomputes:
 
     def start(self) -> None:
         """Start; a second call does nothing."""
-        state.annotated[self] = self
-        if state.backend is not None:
+        session.annotated[self] = self
+        if session.backend is not None:
             self.enable()
 
     def stop(self) -> None:
         """Stop."""
-        state.annotated.pop(self, None)
+        session.annotated.pop(self, None)
         self.disable()
 
     def enable(self) -> None:
         """Range checkpoints, because ranges are now emitted."""
-        if self._hold is None and state.mode != "off":
+        if self._hold is None and session.mode != "off":
             self._hold = range_recomputes(self)
 
     def disable(self) -> None:
@@ -91,7 +90,7 @@ decorated = Recomputes()
 @uncompiled
 def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
     """The checkpointed function, ranged as recompute of the layer that runs on this thread."""
-    backend = state.backend
+    backend = session.backend
     if backend is None or _ranges_itself(function):
         return function
     recompute = _recompute_at(backend.thread.position)
@@ -125,7 +124,7 @@ def _ranges_itself(function: Any) -> bool:
 @uncompiled_itself
 def _run(recompute: Range, function: Callable[..., Any], /, *args: Any) -> Any:
     """Run the checkpointed function; in a backward pass, as recompute, once for nested checkpoints."""
-    backend = state.backend
+    backend = session.backend
     if backend is None or torch._C._current_graph_task_id() == -1:
         return function(*args)
     owners = backend.thread.position.owners
