@@ -81,6 +81,12 @@ OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4", "pipeline.rank1-2024.2", "gener
 EXAMPLES = {
     "advise": "advise slow-2024.2.sqlite.xz --top 4",
     "breakdown": "breakdown ddp.rank0-2024.2.sqlite.xz --view steps",
+    "layers": "layers flops/llama12-2024.2.sqlite.xz --depth 3",
+    "flops": "flops flops/llama12-2024.2.sqlite.xz --depth 4",
+    "metrics": "metrics metrics/llama-2023.4.sqlite.xz --depth 2",
+    "ncu-layers": "ncu layers ncu/encoder-full-2025.3.csv.xz --with ncu/encoder-2024.2.sqlite.xz --depth 3",
+    "summary": "summary eager-2023.4.sqlite.xz --view kernel --top 6",
+    "doctor": "doctor slow-2024.2.sqlite.xz",
     "breakdown-communication": "breakdown kineto/fsdp.rank0.json.xz --view communication --top 8",
     "breakdown-copies": "breakdown slow-2024.2.sqlite.xz --view copies --top 3",
     "breakdown-queue": "breakdown ddp.rank0-2024.2.sqlite.xz --view queue",
