@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.text.table.shorten import fit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ def _labels(named: pd.DataFrame) -> list[str]:
         parts = [(column, part) for column, part in zip(varying, row, strict=True) if not _missing(part)]
         text = " ".join(part if isinstance(part, str) else f"{column} {part}" for column, part in parts)
         texts.append(text or "(none)")
-    return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in texts]
+    return fit(texts, _LONGEST)
 
 
 def _missing(part: object) -> bool:

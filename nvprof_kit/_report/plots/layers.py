@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots.plots import PHASE_COLOURS
 from nvprof_kit._report.text.layers import heading, time_name
+from nvprof_kit._report.text.table.shorten import fit
 from nvprof_kit._report.text.table.units import counted, percent
 from nvprof_kit.names import NO_LAYER
 
@@ -69,11 +70,6 @@ def _cut(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
     return bars
 
 
-def _readable(label: str) -> str:
-    """The end of a label that is too long, because the end distinguishes layers."""
-    return label if len(label) <= _LONGEST else f"…{label[1 - _LONGEST :]}"
-
-
 def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
     times = bars[_PHASES].to_numpy() / steps / 1e6
     places = range(len(bars))
@@ -85,7 +81,7 @@ def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
     longest = left.max(initial=0) or 1.0
     for place, length in enumerate(left):
         axes.text(length + 0.006 * longest, place, percent(length / left.sum()), va="center", fontsize=10)
-    axes.set_yticks(places, bars["label"].map(_readable), fontsize=11)
+    axes.set_yticks(places, fit(bars["label"].tolist(), _LONGEST, paths=True), fontsize=11)
     axes.tick_params(axis="x", labelsize=11)
     axes.invert_yaxis()
     axes.margins(y=0.01)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._report.text.table.units import short_kernel
+from nvprof_kit._report.text.table.shorten import fit, kernel_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,10 +109,12 @@ def _dots(axes: Axes, roofline: Roofline) -> None:
             alpha=0.6,
             linewidths=0,
         )
-    for place in _named(points):
-        kernel = points.iloc[place]
+    labelled = points.iloc[_named(points)]
+    names = kernel_names(labelled["kernel"].astype(str))
+    labels = fit([names[name] for name in labelled["kernel"]], _LONGEST)
+    for label, (_, kernel) in zip(labels, labelled.iterrows(), strict=True):
         axes.annotate(
-            short_kernel(str(kernel["kernel"]), _LONGEST),
+            label,
             (kernel["intensity"], kernel["rate"]),
             xytext=(6, 4),
             textcoords="offset points",

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from nvprof_kit._analysis.ncu.layers import COLUMNS
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
+from nvprof_kit._report.text.table.shorten import kernel_names
 from nvprof_kit._report.text.table.terminal import table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
 from nvprof_kit._result.column import Column
 from nvprof_kit._result.plain import title
 
@@ -85,9 +86,11 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Cells.for_total(plan.gpu_ns)
     made.choose(plan.select)
-    for row in plan.to_frame().to_dict("records"):
+    frame = plan.to_frame()
+    names = kernel_names(frame["kernel"].astype(str))
+    for row in frame.to_dict("records"):
         made.add_row(
-            short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
+            names[row["kernel"]], row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
             percent(row["share"]), percent(row["covered"]),
         )  # fmt: skip
     return [*map(Text, plan_lines(plan)), "", made, *warning_lines(plan.warnings)]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._report.text.table.shorten import kernel_names
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell, short_kernel
+from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.summary.summary import SummaryResult
 
 _MS = Cells(1, 3)
-_WIDE = 32
 
 
 def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
@@ -36,14 +36,14 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
 
 def _readable(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with short kernel names; kernels of an operator are indented below it."""
-    made = rows
-    if "name" in rows:
-        made = rows.assign(name=rows["name"].map(lambda name: short_kernel(str(name), _WIDE)))
-    if "operator" in rows:
-        names = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
-        inner = "  " + rows["kernel"].map(lambda name: short_kernel(str(name), _WIDE - 2))
-        made = rows.assign(operator=names.where(rows["kernel"] == "", inner)).drop(columns="kernel")
-    return made
+    shown = rows
+    if "kernel_class" in rows:
+        shown = rows.assign(name=rows["name"].map(kernel_names(rows["name"].astype(str))))
+    elif "operator" in rows:
+        operators = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+        kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].astype(str)))
+        shown = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
+    return shown
 
 
 def _table(rows: pd.DataFrame, more: int) -> RenderableType:
@@ -83,5 +83,4 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         whole = f"{int(value):,}" if value == int(value) else f"{value:,.1f}"
         return rate_cell(value) if name == "gb_per_s" and value != int(value) else whole
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text if len(text) <= _WIDE else text[: _WIDE - 1] + "…"
+    return f"{value:,}" if isinstance(value, int) else str(value)

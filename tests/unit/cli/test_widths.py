@@ -86,7 +86,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 
 def numbers(text: str) -> Counter[str]:
     """The figures of a table as they are written, without what names them."""
-    return Counter(re.findall(r"(?<![\w.,])[<>+-]*\d+(?:,\d{3})*(?:\.\d+)?(?!\w)", text))
+    return Counter(re.findall(r"(?<![\w.,])(?:(?<!…)[<>+-]+)?\d+(?:,\d{3})*(?:\.\d+)?(?!\w)", text))
 
 
 def tables(result: Result) -> list[Grid]:
@@ -152,6 +152,24 @@ def test_warnings_come_once_behind_the_table_and_are_the_same_in_every_form(
     text = result.encode("csv").decode()
     assert not [line for line in text.splitlines() if line.startswith(("#", "!"))]
     assert list(result.warnings_beside("csv")) == said
+
+
+NAMED = ("eager-2024.2", "hooks-ddp-2024.2", "compile-model-2024.2", "flops/llama12-2024.2", "generate-2024.2")
+
+
+@pytest.mark.parametrize("width", (None, 60, 80, 100, 120))
+@pytest.mark.parametrize("name", NAMED)
+def test_names_that_are_cut_stay_different(name: str, width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that share 30 letters, such as those of foreach optimizers, are told apart; a pipe cuts nothing."""
+    summary = opened(name).summary("kernel", top=1000)
+    monkeypatch.setenv("COLUMNS", str(width)) if width else monkeypatch.delenv("COLUMNS", raising=False)
+    print_to(file := io.StringIO(), summary.parts())
+    lines = file.getvalue().splitlines()
+    begin = next(place for place, line in enumerate(lines) if line.startswith("──")) + 1
+    names = [re.split(r" {2,}", line)[0] for line in lines[begin : begin + len(summary.to_frame())]]
+    assert len(set(names)) == len(names) == len(summary.to_frame())
+    assert not [name for name in names if "void " in name or "::native" in name or re.search(r"\(int\)\d", name)]
+    assert width or not [name for name in names if "…" in name]
 
 
 def test_rows_stack_where_no_column_may_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.text.table.bar import BAR_WIDTH, Bar
+from nvprof_kit._report.text.table.shorten import fit
 from nvprof_kit._result.plain import plain
 from nvprof_kit._result.selection import Selection
 
 _GAP = 2
 _SHORT, _SHORT_LABEL = 12, 24
 """Minimum widths of shortened texts: other columns, and the first column."""
-_LABEL = re.compile(r"(\s*)(.*?)((?: x\d+)?)", re.DOTALL)
-"""A line's label: indentation, path, and number of folded blocks."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=%|ns|µs|ms|s\b|[KMGT]i?B)")
 WIDE = 120
@@ -111,7 +110,7 @@ class Grid:
 
         Args:
             width: Width of a line in cells.
-            grow: Shorten texts except the first column, and exceed `width` if the numbers need it.
+            grow: Exceed `width` rather than shorten a text or omit a column.
         """
         rows, hidden = self._shown_rows()
         hidden += self.beyond
@@ -175,7 +174,9 @@ class Grid:
         shown = set(natural)
         while True:
             widths = {place: natural[place] for place in sorted(shown)}
-            lacking = self._shorten(widths, max(_whole(widths.values()) - width, 0), labels=not grow)
+            lacking = max(_whole(widths.values()) - width, 0)
+            if not grow:
+                lacking = self._shorten(widths, lacking)
             if not lacking or grow or not droppable:
                 break
             shown.discard(droppable.pop())
@@ -186,11 +187,11 @@ class Grid:
             }
         return sorted(widths), widths, lacking
 
-    def _shorten(self, widths: dict[int, int], lacking: int, labels: bool) -> int:
+    def _shorten(self, widths: dict[int, int], lacking: int) -> int:
         """Shorten texts, the longest first; returns the number of cells still missing."""
         texts = [place for place in widths if self.columns[place].is_text]
         rest, label = ([place for place in texts if (place == 0) == first] for first in (False, True))
-        for group, least in ((rest, _SHORT), (label if labels else [], _SHORT_LABEL)):
+        for group, least in ((rest, _SHORT), (label, _SHORT_LABEL)):
             floor = {place: max(least, self._longest_word(place)) for place in group}
             while lacking and (wider := [place for place in group if widths[place] > floor[place]]):
                 widths[max(wider, key=lambda place: widths[place])] -= 1
@@ -210,22 +211,33 @@ class Grid:
             one = self.columns[place]
             justify = "right" if one.kind == "right" else "left"
             made.add_column(one.name, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[place])  # type: ignore[arg-type]
+        cells = {place: self._column_cells(place, widths[place]) for place in places}
+        number = 0
         for row in self.rows:
             if row.section:
                 made.add_section()
             else:
-                made.add_row(*(self._cell(row, place, widths[place]) for place in places), style=row.style)
+                made.add_row(*(cells[place][number] for place in places), style=row.style)
+                number += 1
         return made
 
-    def _cell(self, row: Row, place: int, width: int) -> RenderableType:
-        cell = row.cells[place]
-        kind = self.columns[place].kind
-        if not isinstance(cell, str) or kind not in ("path", "left", "words"):
-            return cell
-        if kind == "words":
-            lines = textwrap.wrap(_joined(cell), width, break_long_words=False, break_on_hyphens=False)
-            return "\n".join(lines).replace(_NO_BREAK, " ")
-        return short_path(cell, width) if kind == "path" else short_text(cell, width)
+    def _column_cells(self, place: int, width: int) -> list[RenderableType]:
+        """The cells of a column as they fit its width."""
+        cells = [row.cells[place] for row in self.rows if not row.section]
+        column = self.columns[place]
+        if column.kind == "words":
+            return [
+                "\n".join(textwrap.wrap(_joined(cell), width, break_long_words=False, break_on_hyphens=False)).replace(
+                    _NO_BREAK, " "
+                )
+                if isinstance(cell, str)
+                else cell
+                for cell in cells
+            ]
+        if not column.is_text:
+            return cells
+        texts = fit([cell if isinstance(cell, str) else "" for cell in cells], width, paths=column.kind == "path")
+        return [text if isinstance(cell, str) else cell for cell, text in zip(cells, texts, strict=True)]
 
     def _stacked(self, width: int) -> Iterator[RenderableType]:
         """Each row as its label and, below it, names with values, as many as fit per line."""
@@ -269,31 +281,3 @@ def _lines(items: Iterable[str], width: int) -> Iterator[str]:
         line += f"{'   ' if line else ''}{item}"
     if line:
         yield line
-
-
-def short_path(path: str, width: int) -> str:
-    """A layer's path shortened to a width: omits leading parts, because the end distinguishes layers, and never cuts a
-    number.
-    """
-    if cell_len(path) <= width:
-        return path
-    indent, name, count = _LABEL.fullmatch(path).groups()  # type: ignore[union-attr]  # it matches every text
-    room = width - len(indent) - len(count)
-    parts = name.split(".")
-    for first in range(1, len(parts)):
-        text = f"….{'.'.join(parts[first:])}"
-        if cell_len(text) <= room:
-            return indent + text + count
-    return f"{indent}{short_text(parts[-1], room)}{count}"
-
-
-def short_text(text: str, width: int) -> str:
-    """A text shortened to a width; a number is never cut, but omitted."""
-    if cell_len(text) <= width:
-        return text
-    kept = text[: max(width - 1, 0)]
-    while cell_len(kept) > width - 1:
-        kept = kept[:-1]
-    if kept[-1:].isdigit() and text[len(kept)].isdigit():
-        kept = kept.rstrip("0123456789.,")
-    return f"{kept}…"

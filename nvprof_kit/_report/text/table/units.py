@@ -1,9 +1,8 @@
-"""Formats numbers with units and kernel names for tables."""
+"""Formats numbers with units for tables."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -118,23 +117,3 @@ def percents(parts: Sequence[int]) -> list[str]:
 def counted(names: Iterable[str]) -> str:
     """Names with their counts: ``2 x NVIDIA H100, NVIDIA A100``."""
     return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
-
-
-_NAMESPACES = re.compile(r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::)+(?=\w)")
-
-
-def short_kernel(name: str, width: int = 60) -> str:
-    """A kernel name without return type, parameters and namespaces, cut to a width."""
-    plain = _without_parameters(name.removeprefix("void ").replace("(anonymous namespace)", "<unnamed>"))
-    plain = _NAMESPACES.sub("", plain)
-    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
-
-
-def _without_parameters(name: str) -> str:
-    """The part before the first parenthesis outside angle brackets."""
-    depth = 0
-    for place, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0:
-            return name[:place]
-    return name

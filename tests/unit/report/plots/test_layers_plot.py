@@ -78,7 +78,7 @@ def test_what_the_plot_says() -> None:
 def test_a_long_name_leaves_room_for_the_bars() -> None:
     long = tree().replace({"lm_head": "x" * 10_000 + ".lm_head"})
     labels = [tick.get_text() for tick in layers_figure(layers_result(tree=long), depth=2).axes[0].get_yticklabels()]
-    assert labels[2] == "…" + 51 * "x" + ".lm_head" and len(labels[2]) == 60
+    assert labels[2] == "….lm_head" and max(map(len, labels)) <= 60
 
 
 def test_nothing_to_draw() -> None:

@@ -12,7 +12,6 @@ from nvprof_kit._analysis.ncu.layers import COLUMNS, NcuLayers
 from nvprof_kit._analysis.ncu.roofline import Roofline
 from nvprof_kit._report.plots.roofline import roofline_figure
 from nvprof_kit._report.text.ncu import header, scaled
-from nvprof_kit._report.text.table.units import short_kernel
 
 NOTHING = dict.fromkeys(COLUMNS, np.nan) | {"stall": None, "launches": 1, "covered": 0.5}
 
@@ -67,21 +66,6 @@ def test_columns_of_which_nothing_was_measured_are_left_out() -> None:
 )
 def test_scaled(value: float, text: str) -> None:
     assert scaled(value) == text
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("void at::native::vectorized_elementwise_kernel<(int)4, at::native::Add<float>>(int, T2, T3)",
-         "vectorized_elementwise_kernel<(int)4, Add<float>>"),
-        ("nvjet_tst_128x128", "nvjet_tst_128x128"),
-        ("void <unnamed>::softmax<float>(float *)", "softmax<float>"),
-        ("void (anonymous namespace)::softmax(float *)", "softmax"),
-        ("a" * 80, "a" * 59 + "…"),
-    ],
-)  # fmt: skip
-def test_short_kernel(name: str, short: str) -> None:
-    assert short_kernel(name) == short
 
 
 def test_roofline_figure_holds_every_dot_and_ceiling() -> None:
