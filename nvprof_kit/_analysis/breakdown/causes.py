@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.intervals import touches
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges
-from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls
 from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack, Timeline
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 CAUSES: Mapping[str, str] = {
     "launch": "the host had not yet launched the next operation; it was in the named call, operator, layer or phase",
-    "sync": "the host waited in a synchronizing call",
+    "sync": "the host waited in a synchronizing call, copies that synchronize included",
     "after_sync": "the host launched late because it had waited for the device; at most as long as it had waited",
     "dataloader": "the host was fetching data",
     "allocation": "the host was in a call that allocates or frees memory",
     "loading": "the host loaded a library or module, compiled code, or autotuned for a shape",
-    "copy": "the host was in a copy call that blocked",
+    "copy": "the host was in an asynchronous copy call that took long",
     "gc": "Python's garbage collector ran",
     "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
     "profiler": "the profiler delayed the host; a run without a profiler lacks this time",
@@ -49,10 +49,8 @@ CAUSES: Mapping[str, str] = {
 NAMES = tuple(CAUSES)
 LAUNCH, LOADING, UNKNOWN = (NAMES.index(name) for name in ("launch", "loading", "unknown"))
 
-LONG_NS, LONG_LAUNCH_NS = 100_000, 1_000_000
-"""A function lookup or an asynchronous copy returns immediately; one that takes this long loads code or waits. So does
-the first launch of a kernel that takes this long while the device idles.
-"""
+LONG_LAUNCH_NS = 1_000_000
+"""The first launch of a kernel that takes this long while the device idles loads code."""
 
 FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
 """An operator's first call is initialization (loading a library, building a plan for the shape) if its self time
@@ -60,7 +58,7 @@ reaches `FIRST_NS` and it takes `FIRST_TIMES` the median of all calls, of which 
 """
 
 _LOADS = re.compile(
-    r"^cu(da)?(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
+    r"^(cu(da)?|hip)(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
     r"|\(dynamo_timed\)$|CachingAutotuner|autotun",
     re.IGNORECASE,
 )
@@ -70,15 +68,17 @@ _LOADS_AT_FIRST = re.compile(
 )
 """Calls that load the queried function or module if it is not loaded yet."""
 
-ALLOCATES = re.compile(r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^cudaFree)", re.IGNORECASE)
+ALLOCATES = re.compile(
+    r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^(cuda|hip)Free)", re.IGNORECASE
+)
 """Calls that allocate or free memory."""
 
-_COPIES = re.compile(r"^cu(da)?(Memcpy|Memset)")
-_SYNCHRONISES = re.compile(r"Synchronize", re.IGNORECASE)
+_COPIES = re.compile(r"^(cu(da)?|hip)(Memcpy|Memset)")
+_SYNCHRONISES = re.compile(rf"Synchronize|{SYNCHRONIZING_COPIES.pattern}", re.IGNORECASE)
 _COLLECTS = re.compile(r"^(Python GC|gc|gc\.collect|garbage[ _]collect\w*)\b", re.IGNORECASE)
 _FETCHES = re.compile(r"^enumerate\(DataLoader\)")
 _LOADING_OVERHEAD = re.compile(r"Lazy Function Loading|Module Loading", re.IGNORECASE)
-_LAUNCHES = re.compile(r"^cu(da)?LaunchKernel|^cuLaunch|^cudaLaunch")
+_LAUNCHES = re.compile(r"^(cu(da)?|hip)(Ext|Module)?Launch")
 _GIVES_WORK = re.compile(r"Launch|Memcpy|Memset|Malloc|MemAlloc|Free|Synchronize|HostAlloc")
 _DATA_TEXTS = ("data", "dataloader")
 
@@ -187,8 +187,8 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
     for code, text in enumerate(host.names):
         causes = [cause for cause, pattern in kinds.items() if pattern.search(text)]
         copies, launches[code] = _COPIES.search(text), bool(_LAUNCHES.search(text))
-        if causes or (copies and "Async" not in text):
-            of_name[code] = NAMES.index(causes[0] if causes else "copy")
+        if causes:
+            of_name[code] = NAMES.index(causes[0])
         elif copies or launches[code] or _LOADS_AT_FIRST.search(text):
             of_long[code] = NAMES.index("copy" if copies else "loading")
     name, length = host.name[rows], host.end[rows] - host.start[rows]
@@ -199,6 +199,7 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
     if len(launching):  # few captures have one, and to find the first launches takes a while
         long[launching] = np.isin(rows[launching], host.first_launches)
     found: npt.NDArray[np.int8] = np.where(long, of_long[name], of_name[name])
+    found[(found == NAMES.index("copy")) & host.waits[rows]] = NAMES.index("sync")
     return found
 
 

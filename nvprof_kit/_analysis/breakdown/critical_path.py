@@ -20,7 +20,7 @@ from nvprof_kit._analysis.attribution.operations import op_owners, range_owners
 from nvprof_kit._analysis.attribution.step_times import median_place
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.causes import doing
-from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Waits, pieces_of
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
@@ -150,7 +150,7 @@ class _Walk:
         self._call = host.of_op[self._ops]
         self._before = self._on_stream()
         self._host = host
-        waits = np.flatnonzero(host.is_a(WAITS)[:-1])
+        waits = np.flatnonzero(host.waits[:-1])
         waits = waits[np.argsort(host.start[waits], kind="stable")]
         self._waits = {tid: waits[host.tid[waits] == tid] for tid in np.unique(host.tid[self._call]).tolist()}
 

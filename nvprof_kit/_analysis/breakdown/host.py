@@ -14,8 +14,12 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 
-WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*Async)|^cu(da)?Memset(?!.*Async)", re.IGNORECASE)
-"""Calls that return only after the device has completed work."""
+SYNCHRONIZING_COPIES = re.compile(r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)", re.IGNORECASE)
+"""Copies that return only after the device has completed them, in the spelling of any API: `hipMemcpyWithStream` too."""
+
+_WAITS = re.compile(rf"Synchronize|{SYNCHRONIZING_COPIES.pattern}", re.IGNORECASE)
+LONG_NS = 100_000
+"""A function lookup or an asynchronous copy returns immediately; one that takes this long loads code or waits."""
 
 
 class HostCalls:
@@ -71,6 +75,19 @@ class HostCalls:
         return of_op
 
     @cached_property
+    def waits(self) -> npt.NDArray[np.bool_]:
+        """Calls that return only after the device has completed work: synchronizations, synchronizing copies, and
+        asynchronous copies of pageable memory that took `LONG_NS` or more, shape ``(c + 1,)``.
+        """
+        found = np.array([bool(_WAITS.search(name)) for name in self.names])[self.name]
+        found &= ~(self.overhead | self.operator)
+        if "host_memory" in self._trace.ops:
+            pageable = self.of_op[(self._trace.ops["host_memory"] == "pageable").to_numpy()]
+            found[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True
+            found[NONE] = False
+        return found
+
+    @cached_property
     def first_launches(self) -> Int64Array:
         """The call that launched each kernel for the first time, by process."""
         ops = self._trace.ops
@@ -92,12 +109,6 @@ class HostCalls:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
         mine = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator)[rows]]
         found: Int64Array = mine[np.argsort(self.start[mine], kind="stable")]
-        return found
-
-    def is_a(self, kind: re.Pattern[str]) -> np.ndarray:
-        """Whether each call is of a kind, shape ``(c + 1,)``."""
-        found: np.ndarray = np.array([bool(kind.search(name)) for name in self.names])[self.name]
-        found &= ~(self.overhead | self.operator)
         return found
 
 

@@ -22,7 +22,7 @@ from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import Activity, Gaps
 from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, UNKNOWN, Doing, doing
-from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Pieces, Waits, pieces_of
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
@@ -192,7 +192,12 @@ class _Splitter:
         ranges = attribution.ranges
         launched = host.end[self._following.call]
         late = np.flatnonzero((self._following.call != NONE) & (launched > gaps.start))
-        stretches = (gaps.start[late], np.minimum(launched, gaps.end)[late])
+        queued_ns = gaps.end - np.maximum(launched, gaps.start)
+        queued = np.flatnonzero((self._following.call != NONE) & (queued_ns >= LONG_NS))
+        stretches = (
+            np.concatenate((gaps.start[late], gaps.start[queued])),
+            np.concatenate((np.minimum(launched, gaps.end)[late], gaps.end[queued])),
+        )
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
         self._event = np.append(self._doing.rows, NONE)
         # one after the other, for memory; the timeline now, so that two threads do not make it at once
@@ -203,7 +208,8 @@ class _Splitter:
         names = max(len(self._layers.categories), len(self._phases.categories), len(host.names))
         self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory
         self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
-        self._is_wait = host.is_a(WAITS)
+        self._is_wait = host.waits
+        self._is_copy = np.array([bool(SYNCHRONIZING_COPIES.search(name)) for name in host.names])[host.name]
         self._waited: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
 
     def largest(self, block: slice) -> _Largest:
@@ -284,10 +290,20 @@ class _Splitter:
         call = cut.call[gap]
         names = [NAMES.index(name) for name in ("other", "graph", "queued")]
         cause[late] = np.select([call == NONE, cut.graph[gap]], names[:2], names[2])
+        cause[late[self._copies_meanwhile(cut, rows[late]) != NONE]] = NAMES.index("sync")
         range_[late] = doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
         pieces = cut.pieces.of(rows[early])
         cause[early], range_[early] = self._causes_of(pieces, cut), pieces.range
         return cause, range_
+
+    def _copies_meanwhile(self, cut: _Cut, rows: Int64Array) -> Int64Array:
+        """The synchronizing copy call that the launching thread is in while the device has work but runs none, for
+        pieces of `LONG_NS` or more, else `NONE`.
+        """
+        call = cut.call[cut.gap[rows]]
+        calls = self._event[self._doing.stack.innermost(self._host.tid[call], cut.start[rows] + cut.ns[rows] // 2)]
+        copies = self._is_copy[calls] & self._is_wait[calls] & (call != NONE) & (cut.ns[rows] >= LONG_NS)
+        return np.where(copies, calls, NONE)
 
     def _causes_of(self, pieces: Pieces, cut: _Cut) -> npt.NDArray[np.integer[Any]]:
         doing, start = self._doing, pieces.start
@@ -313,7 +329,9 @@ class _Splitter:
         done = np.append(cut.pieces.done, NONE)[np.minimum(rows, len(cut.pieces.done))]
         operator = self._doing.operator[done]
         event = self._event[done]  # that of `NONE` has the name ''
-        is_call = (done != NONE) & ~host.operator[event]
+        launched = np.flatnonzero(rows >= len(cut.pieces.wait))
+        event[launched] = self._copies_meanwhile(cut, rows[launched])
+        is_call = (event != NONE) & ~host.operator[event]
         return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
 
     def done(self) -> None:

@@ -15,7 +15,7 @@ from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activity
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
-from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import link_of
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import distinct_rows
@@ -186,7 +186,7 @@ def copy_table(
     frame["link"], peak = _links(trace, rows)
     frame["at_peak_ns"] = frame["bytes"].to_numpy() / peak
     call = host.of_op[rows]
-    frame["blocking"] = host.is_a(WAITS)[call] | (frame["memory"] == "pageable").to_numpy()
+    frame["blocking"] = host.waits[call] | (frame["memory"] == "pageable").to_numpy()
     groups = frame.groupby(["copy", "memory", "layer", "phase"], observed=True, sort=False)
     table = groups[["ops", "bytes", "gpu_ns", "exposed_ns"]].sum()
     table["gb_per_s"] = table["bytes"] / table["gpu_ns"].clip(lower=1)

@@ -62,12 +62,15 @@ def by_cause(result: BreakdownResult) -> dict[str, float]:
         ("cudaFree_v3020", "allocation"),
         ("cudaHostAlloc_v3020", "allocation"),
         ("cudaEventSynchronize_v3020", "sync"),
-        ("cudaMemcpy_v3020", "copy"),
-        ("cudaMemcpyAsync_v3020", "copy"),  # of 4 ms: it waits
+        ("cudaMemcpy_v3020", "sync"),
+        ("cuMemcpyDtoH_v2", "sync"),
+        ("hipMemcpyWithStream", "sync"),
+        ("hipDeviceSynchronize", "sync"),
+        ("cudaMemcpyAsync_v3020", "copy"),  # of 4 ms, although the memory is not known to be pageable
         ("cudaEventRecord_v3020", "launch"),
     ],
 )
-def test_a_gap_in_a_call_is_the_calls(file: NsysFile, call: str, cause: str) -> None:
+def test_a_gap_in_a_call_belongs_to_the_call(file: NsysFile, call: str, cause: str) -> None:
     file.call("cudaStreamIsCapturing_v10000", 2 * MS, 5 * MS)
     file.call("cudaMemsetAsync_v3020", 5 * MS, 5 * MS + 1)  # loading begins behind it
     file.call(call, 5 * MS + 1, 9 * MS + 1)
@@ -77,6 +80,31 @@ def test_a_gap_in_a_call_is_the_calls(file: NsysFile, call: str, cause: str) -> 
     name = call.partition("_v3")[0]
     (row,) = found.idle[found.idle["call"] == name.removesuffix("_v2")].to_dict("records")
     assert (row["layer"], row["idle_ns"], row["longest_at_ns"]) == ("layers.0", 4 * MS, 5 * MS + 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [("hipMemcpyWithStream", "sync"), ("cudaMemcpy_v3020", "sync"), ("cudaStreamSynchronize_v3020", "queued")],
+)
+def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path: Path, call: str, cause: str) -> None:
+    """The next kernel was launched before the gap; the host waits in a call for the whole gap."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 20 * MS, category="step", payload=1)
+    file.kernel(0, 2 * MS, launched=(0, 1), name="first")
+    file.kernel(12 * MS, 20 * MS, launched=(1, 2), name="second")
+    file.call(call, MS, 13 * MS)
+    found = analysed(file)
+    assert by_cause(found) == {cause: pytest.approx(10)}
+    (row,) = found.idle.to_dict("records")
+    assert row["call"] == (call.partition("_v3")[0] if cause == "sync" else "")
+
+
+@pytest.mark.parametrize("memory", [0, 1])
+def test_an_asynchronous_copy_of_pageable_memory_waits(file: NsysFile, memory: int) -> None:
+    """It takes 8 ms to return."""
+    copy = file.call("cudaMemcpyAsync_v3020", 3 * MS, 11 * MS)
+    file.kernel(11 * MS, 11 * MS + 1, correlation=copy, table="MEMCPY", memory=(memory, 2), size=8)
+    assert by_cause(analysed(file))["sync" if memory == 0 else "copy"] == pytest.approx(8, abs=1e-3)
 
 
 @pytest.mark.parametrize("call", ["cudaFuncGetAttributes_v3020", "cudaMemcpyAsync_v3020", "cuKernelSetAttribute"])
