@@ -188,6 +188,20 @@ SCHEDULED: Mapping[str, Column] = MappingProxyType(
 )
 """Intervals in which a thread ran on a CPU, if nsys traced context switches (`--cpuctxsw`)."""
 
+FRAMES: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the Python function was called"),
+        "end_ns": Column("int64", "when it returned"),
+        "pid": Column("int64", "its process"),
+        "tid": Column("int64", "the thread"),
+        "name": Column("category", "file, line and name of the function: `train.py(12): preprocess`"),
+    }
+)
+"""Calls of Python functions of `LONG_FRAME_NS` or more, if the capture has them (a Kineto trace with stacks)."""
+
+LONG_FRAME_NS = 100_000
+"""Shorter calls of Python functions are not read: there are millions, and none explains a gap worth naming."""
+
 COLLECTIVES: Mapping[str, Column] = MappingProxyType(
     {
         "start_ns": Column("int64", "when the call of the communication library began on the CPU"),
@@ -251,6 +265,7 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
     | {"marks": MARKS, "allocations": ALLOCATIONS}
     | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS, "shapes": SHAPES}
+    | {"frames": FRAMES}
 )
 
 
@@ -393,8 +408,8 @@ class Trace:
     """One capture: tables with the columns of `TABLES`, and metadata.
 
     The order of rows is unspecified. Optional columns and the tables `calls`, `samples`, `marks`, `allocations`,
-    `collectives`, `scheduled`, `loads` and `shapes` are read only on request. `operators` is None if the capture has
-    none, or if its ranges cover the backward pass.
+    `collectives`, `scheduled`, `loads`, `shapes` and `frames` are read only on request. `operators` is None if the
+    capture has none, or if its ranges cover the backward pass.
     """
 
     info: CaptureInfo
@@ -411,3 +426,4 @@ class Trace:
     scheduled: pd.DataFrame | None = None
     loads: pd.DataFrame | None = None
     shapes: pd.DataFrame | None = None
+    frames: pd.DataFrame | None = None

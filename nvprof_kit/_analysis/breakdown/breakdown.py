@@ -36,7 +36,7 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled")
+OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled", "frames")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
 COLUMNS: Columns = {
@@ -60,7 +60,9 @@ IDLE_COLUMNS: Columns = {
     "cause": Column("why the device was idle", kind="str"),
     "layer": Column("layer that the host was in, `(none)` outside layers", kind="str"),
     "phase": Column("phase of that layer, or of the loop", kind="str"),
-    "operator": Column("innermost PyTorch operator it was in; '' if none or not recorded", kind="str"),
+    "operator": Column(
+        "innermost PyTorch operator, or Python function outside layers, it was in; '' if unknown", kind="str"
+    ),
     "call": Column("CUDA API call it was in, '' if none", kind="str"),
     "gaps": Column("number of idle gaps with this cause and place"),
     "idle_ns": Column("idle time with this cause and place", "ns"),

@@ -41,13 +41,14 @@ CAUSES: Mapping[str, str] = {
     "profiler": "the profiler delayed the host; a run without a profiler lacks this time",
     "graph": "between two replays of CUDA graphs",
     "queued": "the next operation was already launched: the device's own gap between operations",
+    "python": "the host ran Python outside layers: the named function",
     "unknown": "the host had not yet launched the next operation; what it did is unknown: Python, or another thread",
     "other": "no operation follows, or the capture lacks its launch",
 }
 """The causes and what they mean."""
 
 NAMES = tuple(CAUSES)
-LAUNCH, LOADING, UNKNOWN = (NAMES.index(name) for name in ("launch", "loading", "unknown"))
+LAUNCH, LOADING, UNKNOWN, PYTHON = (NAMES.index(name) for name in ("launch", "loading", "unknown", "python"))
 
 LONG_LAUNCH_NS = 1_000_000
 """The first launch of a kernel that takes this long while the device idles loads code."""
@@ -81,6 +82,42 @@ _LOADING_OVERHEAD = re.compile(r"Lazy Function Loading|Module Loading", re.IGNOR
 _LAUNCHES = re.compile(r"^(cu(da)?|hip)(Ext|Module)?Launch")
 _GIVES_WORK = re.compile(r"Launch|Memcpy|Memset|Malloc|MemAlloc|Free|Synchronize|HostAlloc")
 _DATA_TEXTS = ("data", "dataloader")
+_BUILT_IN = re.compile(r"^<built-in |\(\d+\): <")
+_LOADS_DATA = re.compile(r"utils/data/|DataLoader|dataloader|\bcollate")
+
+
+class Functions:
+    """The calls of Python functions of a capture with stacks, by thread.
+
+    Attributes:
+        names: Their distinct names: file, line and function.
+        loads_data: Which of the names belong to a data loader, with False for `NONE` appended.
+        stack: The innermost call of each thread over time.
+    """
+
+    def __init__(self, frames: pd.DataFrame) -> None:
+        tid, self._start, self._end = (frames[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
+        self.stack, self._parent, _ = Stack.of(tid, self._start, self._end)
+        self.names = [str(name) for name in frames["name"].cat.categories]
+        self._name = np.append(frames["name"].cat.codes.to_numpy().astype(np.int64), NONE)
+        unnamed = np.array([bool(_BUILT_IN.search(name)) for name in self.names], dtype=bool)
+        self._unnamed = unnamed[self._name[:-1]] if len(unnamed) else np.zeros(0, dtype=bool)
+        self.loads_data = np.array([*(bool(_LOADS_DATA.search(name)) for name in self.names), False], dtype=bool)
+
+    def at(self, tid: Int64Array, moment: Int64Array, idle_ns: Int64Array) -> Int64Array:
+        """The function that explains idle time at a moment, an index into `names` or `NONE`, shape ``(n,)``: the
+        outermost call that took at most one and a half times as long as the gap, else the innermost; none that is
+        built in.
+        """
+        call = self.stack.innermost(tid, moment)
+        innermost, outermost = (np.full(len(call), NONE) for _ in range(2))
+        while (rows := np.flatnonzero(call != NONE)).size:
+            calls = call[rows]
+            fits = ~self._unnamed[calls] & (2 * (self._end - self._start)[calls] <= 3 * idle_ns[rows])
+            first = ~self._unnamed[calls] & (innermost[rows] == NONE)
+            innermost[rows[first]], outermost[rows[fits]] = calls[first], calls[fits]
+            call[rows] = self._parent[calls]
+        return self._name[np.where(outermost == NONE, innermost, outermost)]
 
 
 @dataclass(frozen=True)
@@ -102,6 +139,7 @@ class Doing:
         profiler: Profiler overhead by process.
         on_cpu: Intervals in which each thread was scheduled on a CPU; None if the capture lacks them.
         watched: Start and end of the period that `on_cpu` covers.
+        functions: The calls of Python functions; None if the capture lacks them.
     """
 
     host: HostCalls
@@ -118,6 +156,7 @@ class Doing:
     profiler: IntervalUnion
     on_cpu: IntervalUnion | None
     watched: tuple[int, int]
+    functions: Functions | None = None
 
     @cached_property
     def of_threads(self) -> Timeline:
@@ -126,7 +165,9 @@ class Doing:
         """
         nesting = self.ranges.nesting
         ranges = Changes(nesting.threads, nesting.line, nesting.change)
-        others = [self.loading.changes, *([self.on_cpu.changes] if self.on_cpu is not None else [])]
+        others = [self.loading.changes]
+        others += [self.on_cpu.changes] if self.on_cpu is not None else []
+        others += [self.functions.stack.changes] if self.functions is not None else []
         return Timeline.of([(self.stack.changes, self.stack.owner), (ranges, nesting.owner)], others)
 
     def off_cpu(self, tid: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
@@ -140,7 +181,11 @@ class Doing:
 
 
 def doing(
-    host: HostCalls, ranges: Ranges, scheduled: pd.DataFrame | None, gaps: tuple[Int64Array, Int64Array]
+    host: HostCalls,
+    ranges: Ranges,
+    scheduled: pd.DataFrame | None,
+    gaps: tuple[Int64Array, Int64Array],
+    frames: pd.DataFrame | None = None,
 ) -> Doing:
     """Host activity while the devices wait for the host.
 
@@ -149,6 +194,7 @@ def doing(
         ranges: The ranges.
         scheduled: The table ``scheduled``, if the capture has it.
         gaps: Starts and ends of the idle gaps on all devices; calls that overlap none of them are left out.
+        frames: The table ``frames``, to name Python functions; None not to.
     """
     rows = np.flatnonzero(~host.overhead[:-1] & touches(gaps, host.start[:-1], host.end[:-1]))
     stack, parent, depth = Stack.of(host.tid[rows], host.start[rows], host.end[rows])
@@ -175,6 +221,7 @@ def doing(
         IntervalUnion(*np.zeros((3, 0), dtype=np.int64)),
         _profiler(host),
         *_on_cpu(scheduled),
+        Functions(frames) if frames is not None and len(frames) else None,
     )
     return Doing(**{**vars(made), "loading": _loading(made, np.flatnonzero(cause == LOADING))})
 

@@ -15,7 +15,7 @@ from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 
 SYNCHRONIZING_COPIES = re.compile(r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)", re.IGNORECASE)
-"""Copies that return only after the device has completed them, in the spelling of any API: `hipMemcpyWithStream` too."""
+"""Copies that return only after the device has completed them, in any API's spelling, such as `hipMemcpyWithStream`."""
 
 _WAITS = re.compile(rf"Synchronize|{SYNCHRONIZING_COPIES.pattern}", re.IGNORECASE)
 LONG_NS = 100_000
@@ -79,7 +79,7 @@ class HostCalls:
         """Calls that return only after the device has completed work: synchronizations, synchronizing copies, and
         asynchronous copies of pageable memory that took `LONG_NS` or more, shape ``(c + 1,)``.
         """
-        found = np.array([bool(_WAITS.search(name)) for name in self.names])[self.name]
+        found: npt.NDArray[np.bool_] = np.array([bool(_WAITS.search(name)) for name in self.names])[self.name]
         found &= ~(self.overhead | self.operator)
         if "host_memory" in self._trace.ops:
             pageable = self.of_op[(self._trace.ops["host_memory"] == "pageable").to_numpy()]

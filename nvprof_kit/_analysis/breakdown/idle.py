@@ -21,7 +21,7 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import Activity, Gaps
-from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, UNKNOWN, Doing, doing
+from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, PYTHON, UNKNOWN, Doing, doing
 from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Pieces, Waits, pieces_of
 from nvprof_kit._trace.frames import labels
@@ -198,14 +198,18 @@ class _Splitter:
             np.concatenate((gaps.start[late], gaps.start[queued])),
             np.concatenate((np.minimum(launched, gaps.end)[late], gaps.end[queued])),
         )
-        self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
+        self._doing: Doing = doing(host, ranges, trace.scheduled, stretches, trace.frames)
         self._event = np.append(self._doing.rows, NONE)
         # one after the other, for memory; the timeline now, so that two threads do not make it at once
         self._doing.of_threads  # noqa: B018
         self._callers = Callers(host, self._doing)
         self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
-        names = max(len(self._layers.categories), len(self._phases.categories), len(host.names))
+        functions = self._doing.functions
+        self._names = (
+            host.names if functions is None else [*host.names[:-1], *functions.names, ""]
+        )  # NONE selects the last
+        names = max(len(self._layers.categories), len(self._phases.categories), len(self._names))
         self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory
         self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
         self._is_wait = host.waits
@@ -277,7 +281,7 @@ class _Splitter:
     def _described(self, cut: _Cut, rows: Int64Array) -> _Parts:
         """Some pieces, those of one gap by start, with cause and place; the gap as an index into the block."""
         cause, range_ = self._causes(cut, rows)
-        operator, call = self._names(cut, rows)
+        operator, call = self._operators_and_calls(cut, rows)
         layer, phase = self._layer[range_], self._phase[range_]
         return _Parts(cut.gap[rows], cause, layer, phase, operator, call, cut.ns[rows], cut.start[rows])
 
@@ -321,10 +325,24 @@ class _Splitter:
         ]
         codes: list[Any] = [code for _, code in chosen]
         found: npt.NDArray[np.integer[Any]] = np.select([held for held, _ in chosen], codes, UNKNOWN)
+        unknown = np.flatnonzero(found == UNKNOWN)
+        if doing.functions is not None and len(unknown):
+            function = self._functions(pieces.of(unknown), cut)
+            known = np.where(doing.functions.loads_data[function], NAMES.index("dataloader"), PYTHON)
+            found[unknown] = np.where(function != NONE, known, UNKNOWN)
         return found
 
-    def _names(self, cut: _Cut, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Codes of the names of operator and API call of some pieces, or `NONE`."""
+    def _functions(self, pieces: Pieces, cut: _Cut) -> Int64Array:
+        """The Python function of each piece outside calls, operators and layers, or `NONE`."""
+        doing = self._doing
+        if doing.functions is None:
+            return np.full(len(pieces.wait), NONE)
+        gap_ns = np.bincount(cut.gap, weights=cut.ns).astype(np.int64)[cut.waits.gap[pieces.wait]]
+        function = doing.functions.at(pieces.tid, pieces.start, gap_ns)
+        return np.where((pieces.done != NONE) | doing.in_layer[pieces.range], NONE, function)
+
+    def _operators_and_calls(self, cut: _Cut, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Codes of the names of operator (or Python function) and API call of some pieces, or `NONE`."""
         host = self._host
         done = np.append(cut.pieces.done, NONE)[np.minimum(rows, len(cut.pieces.done))]
         operator = self._doing.operator[done]
@@ -332,7 +350,11 @@ class _Splitter:
         launched = np.flatnonzero(rows >= len(cut.pieces.wait))
         event[launched] = self._copies_meanwhile(cut, rows[launched])
         is_call = (event != NONE) & ~host.operator[event]
-        return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
+        name = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
+        early = np.flatnonzero(rows < len(cut.pieces.wait))
+        function = self._functions(cut.pieces.of(rows[early]), cut)
+        name[early] = np.where(function == NONE, name[early], len(host.names) - 1 + function)
+        return name, np.where(is_call, host.name[event], NONE)
 
     def done(self) -> None:
         """Free the memory that only splitting needs."""
@@ -369,7 +391,7 @@ class _Splitter:
         """The parts and gaps as tables."""
         import pandas as pd
 
-        names = self._host.names
+        names = self._names
         columns = {
             "gap": parts.gap,
             **self._places(parts),

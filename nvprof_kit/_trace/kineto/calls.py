@@ -52,6 +52,18 @@ def read_loads(events: Events) -> dict[str, Any]:
     return {"start_ns": found.start_ns, "end_ns": found.end_ns}
 
 
+def read_frames(events: Events, process: int) -> dict[str, Any]:
+    """Columns of the schema's ``frames``: long calls of Python functions, without modules."""
+    rows = events.functions
+    return {
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "tid": rows.tid,
+        "name": rows.label(),
+    }
+
+
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``shapes``: all operators, if any has its arguments recorded."""
     rows, which = events.operators, events.operators.shapes

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.files.checks import check_moments, check_spans, strays, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
-from nvprof_kit._trace.schema import KINETO_SOURCES
+from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 
@@ -231,8 +231,14 @@ class Events:
                 row.name = ""
             if row.args is UNREADABLE:
                 self._missing[category, "args"] += 1
-        if category == _PYTHON:  # of the Python functions, keep only modules and garbage collections
-            rows = [row for row in rows if not row.name or row.name.startswith((_MODULE, _COLLECTION))]
+        if category == _PYTHON:  # of the Python functions, keep modules, garbage collections and long calls
+            rows = [
+                row
+                for row in rows
+                if not row.name
+                or row.name.startswith((_MODULE, _COLLECTION))
+                or (isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000)
+            ]
         ours = [row for row in rows if row.name.startswith(_OURS)]
         for where, some in (
             (_ANNOTATION, ours),
@@ -298,7 +304,13 @@ class Events:
     def modules(self) -> Rows:
         """Module calls, in a trace with stacks."""
         found = self.of(_PYTHON)
-        return found.take(found.by_name(lambda name: not name.startswith(_COLLECTION), bool))
+        return found.take(found.by_name(lambda name: not name or name.startswith(_MODULE), bool))
+
+    @property
+    def functions(self) -> Rows:
+        """Calls of Python functions of `LONG_FRAME_NS` or more, in a trace with stacks."""
+        found = self.of(_PYTHON)
+        return found.take(found.by_name(lambda name: bool(name) and not name.startswith((_MODULE, _COLLECTION)), bool))
 
     @property
     def collections(self) -> Rows:

@@ -18,7 +18,14 @@ import numpy.typing as npt
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.checks import check_operations
 from nvprof_kit._trace.frames import empty_frame, make_frame
-from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads, read_shapes
+from nvprof_kit._trace.kineto.calls import (
+    host_memory,
+    read_calls,
+    read_collectives,
+    read_frames,
+    read_loads,
+    read_shapes,
+)
 from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
 from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
@@ -85,6 +92,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         loads=make_frame("loads", read_loads(events)) if "loads" in optional else None,
         collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
         shapes=make_frame("shapes", read_shapes(events, process)) if "shapes" in optional else None,
+        frames=make_frame("frames", read_frames(events, process)) if "frames" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
     )
 

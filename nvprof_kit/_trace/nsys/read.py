@@ -36,7 +36,7 @@ from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for, warn_of_descriptions
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
-from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 
 _MOMENTS = ("start_ns", "end_ns", "time_ns")
@@ -158,7 +158,9 @@ def _optional_tables(
         "collectives": lambda: read_collectives(db),
         "scheduled": lambda: read_scheduled(db),
         "loads": lambda: read_loads(db),
-        "shapes": lambda: dict.fromkeys(SHAPES, ()),  # nsys does not record operator arguments
+        # nsys records neither operator arguments nor Python calls
+        "shapes": lambda: dict.fromkeys(SHAPES, ()),
+        "frames": lambda: dict.fromkeys(FRAMES, ()),
     }
     found = {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
     for name, frame in found.items():

@@ -209,6 +209,51 @@ def test_garbage_collection_in_a_pytorch_trace(tmp_path: Path) -> None:
     assert result.idle.set_index("cause").loc["gc", "operator"] == "Python GC"
 
 
+def frame(name: str, start: int, end: int) -> dict[str, object]:
+    return {"name": name, "ts": start, "dur": end - start, "cat": "python_function"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "causes", "names"),
+    [
+        # the function that took the time, not the loop around it nor what it calls
+        (
+            [
+                frame("train.py(1): <module>", -1_000, 20_000),
+                frame("train.py(9): main", -900, 19_000),
+                frame("train.py(5): preprocess", 1_000, 8_000),
+                frame("json/decoder.py(343): raw_decode", 2_000, 4_000),
+                frame("<built-in function sleep>", 5_000, 7_000),
+            ],
+            {"python": 9.89, "launch": 0.01},
+            {"train.py(5): preprocess": 7, "train.py(9): main": 2.89},
+        ),
+        (
+            [frame("torch/utils/data/dataloader.py(700): __next__", 1_000, 9_000)],
+            {"dataloader": 8, "unknown": 1.89, "launch": 0.01},
+            {"torch/utils/data/dataloader.py(700): __next__": 8},
+        ),
+        # too short to name, and nothing but built-in functions
+        ([frame("train.py(5): tick", 1_000, 1_050)], {"unknown": 9.89, "launch": 0.01}, {}),
+        ([frame("<built-in function sleep>", 1_000, 9_000)], {"unknown": 9.89, "launch": 0.01}, {}),
+    ],
+)
+def test_python_functions_over_a_gap_are_named(
+    tmp_path: Path, frames: list[dict[str, object]], causes: dict[str, float], names: dict[str, float]
+) -> None:
+    result = kineto(tmp_path / "trace.json", *frames)
+    assert by_cause(result) == causes
+    named = result.idle[result.idle["operator"] != ""]
+    assert (named.groupby("operator", observed=True)["idle_ns"].sum() / MS).to_dict() == names
+
+
+def test_a_layers_own_python_is_the_layers(tmp_path: Path) -> None:
+    module = frame("nn.Module: Block_0", 500, 9_995)
+    result = kineto(tmp_path / "trace.json", module, frame("model.py(5): forward", 600, 9_000))
+    assert by_cause(result)["launch"] == pytest.approx(9.495, abs=0.011)
+    assert set(result.idle["operator"]) == {""}
+
+
 def test_lazy_loading_that_the_profiler_notes_is_its_operators(tmp_path: Path) -> None:
     lazy = {"name": "Lazy Function Loading", "ts": 8_000, "dur": 50, "cat": "overhead", "tid": 0, "pid": -1}
     result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), lazy)
