@@ -150,8 +150,8 @@ def steps_options(verb: Callable[..., None]) -> Callable[..., None]:
 _STEPS = click.option(
     "--steps",
     metavar="FIRST:STOP",
-    help="Only steps with these numbers: 5:20 is 5 to 19, 5: is 5 and later, 7 is one step. [default: all; figures per "
-    "step leave out warm-up]",
+    help="Only steps with these numbers: 5:20 is 5 to 19, 5: is 5 and later, 7 is one step; all is the whole capture, "
+    "with warm-up and what ran outside steps. [default: all steps but warm-up]",
 )
 _SKIP_STEPS = click.option(
     "--skip-steps",

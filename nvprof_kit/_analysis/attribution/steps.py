@@ -25,34 +25,40 @@ from nvprof_kit.errors import UsageError
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Which steps to include. By default all, and per-step figures exclude warm-up steps.
+    """Which steps to include: by default all but warm-up.
 
     Attributes:
         first: Smallest step number, None for no limit.
         stop: First step number after the range (exclusive), None for no limit.
         skip: Number of step instances to leave out at the start of the capture.
+        everything: The whole capture: every step, warm-up too, and what ran outside steps.
     """
 
     first: int | None = None
     stop: int | None = None
     skip: int = 0
+    everything: bool = False
 
     @classmethod
     def parse(cls, text: str | None, skip: int = 0) -> StepOptions:
-        """Parse ``5:20`` (5 to 19), ``5:``, ``:20`` or ``7``.
+        """Parse ``5:20`` (5 to 19), ``5:``, ``:20``, ``7`` or ``all``.
 
         Raises:
             UsageError: The text has another form.
         """
         if text is None:
             return cls(skip=skip)
+        if text.strip().lower() == "all":
+            if skip:
+                raise UsageError("--steps all takes the whole capture; leave --skip-steps out, or name steps")
+            return cls(everything=True)
         low, colon, high = text.partition(":")
         try:
             first, stop = (int(part) if part else None for part in (low, high))
         except ValueError:
             first = stop = None
         if first is None and stop is None:
-            raise UsageError(f"--steps {text}: not a range of steps; needed FIRST:STOP: 5:20 (5 to 19), 5:, :20, or 7")
+            raise UsageError(f"--steps {text}: not a range of steps; needed 5:20 (5 to 19), 5:, :20, 7, or all")
         return cls(first, stop if colon or first is None else first + 1, skip)
 
     @classmethod
@@ -77,7 +83,10 @@ class StepOptions:
 
 
 ALL_STEPS = StepOptions()
-"""No selection: all steps."""
+"""No selection: all steps but warm-up."""
+
+WHOLE_CAPTURE = StepOptions(everything=True)
+"""Every step, and what ran outside steps."""
 
 
 def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
@@ -86,6 +95,8 @@ def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDA
     Raises:
         UsageError: The options select steps, and none of them is in the capture.
     """
+    if options.everything:
+        return np.ones(len(number), dtype=bool)
     kept = np.arange(len(number)) >= options.skip
     if options.first is not None:
         kept &= number >= options.first

@@ -36,11 +36,13 @@ class StepChoice:
     Attributes:
         shown: The included instances, shape ``(i,)``.
         asked: Whether the user selected them; otherwise `shown` is all but warm-up.
+        everything: Whether the user asked for the whole capture, with what ran outside steps.
         left_out: A sentence for each warm-up step that says which it is and why.
     """
 
     shown: npt.NDArray[np.bool_]
     asked: bool = False
+    everything: bool = False
     left_out: tuple[str, ...] = ()
 
     @property
@@ -50,7 +52,7 @@ class StepChoice:
 
     def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
         """Which operations belong to the included steps, shape ``(n,)``; all if the capture has no steps."""
-        if not len(self.shown):
+        if self.everything or not len(self.shown):
             return np.ones(len(attribution.step), dtype=bool)
         found: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
         return found
@@ -71,7 +73,7 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     number = attribution.ranges.steps
     chosen = chosen_steps(options, number, trace.info.path)
     if options.selects or len(number) < 2:
-        return StepChoice(chosen, asked=options.selects)
+        return StepChoice(chosen, options.selects, options.everything)
     times = step_times(trace, attribution)
     wall = times["wall_ns"].to_numpy()
     loading = _loading(trace, times["start_ns"].to_numpy(), times["start_ns"].to_numpy() + times["range_ns"].to_numpy())
@@ -96,9 +98,7 @@ def _of_another_kind(attribution: Attribution) -> bool:
 
 def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:
     """One sentence for each step excluded from per-step figures."""
-    return tuple(
-        f"{reason}: warm-up, excluded from per-step figures; --steps includes it" for reason in choice.left_out
-    )
+    return tuple(f"{reason}: warm-up, left out; --steps all includes it" for reason in choice.left_out)
 
 
 def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attribute
+from nvprof_kit._analysis.attribution.instances import begins
+from nvprof_kit._analysis.attribution.intervals import Cover
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
+from nvprof_kit._analysis.attribution.windows import step_windows
 from nvprof_kit._analysis.foreign.rules import Rules
 from nvprof_kit._analysis.foreign.translate import translate
 from nvprof_kit._analysis.kernels.classes import KernelClasses, classify
@@ -58,8 +61,16 @@ COLUMNS: Columns = {
     "copy_ns": Column("the part in copies and memsets, in ns; the three add up to `gpu_self_ns`", "ns"),
     "gpu_total_ns": Column("`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns", "ns"),
     "gpu_busy_ns": Column("the same as `gpu_total_ns`, but overlapping operations count once per device, in ns", "ns"),
-    "cpu_ns": Column("wall time on the CPU inside its ranges, in ns", "ns"),
+    "cpu_ns": Column(
+        "wall time on the CPU inside its ranges, in ns; for `(none)` the part of the phase that no layer's range of "
+        "the process covers",
+        "ns",
+    ),
     "share": Column("`gpu_self_ns` divided by its sum over all rows, 0 to 1", "share", kind="float"),
+    "total_share": Column(
+        "`gpu_total_ns` divided by the same sum; a printed line has it over all phases", "share", kind="float"
+    ),
+    "steps": Column("number of steps over which the times are summed; 0 for a capture without steps (not by step)"),
 }
 """The columns of `LayersResult.rows` and what they mean."""
 
@@ -82,7 +93,7 @@ class LayersOptions:
         by_step: One row per (step, layer, phase) instead of per (layer, phase).
         rules: How the captured program names its ranges; None if it follows this package's naming.
         memory: Add the memory columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
-        steps: The steps to include; by default the rows cover the whole capture, and the tree all steps but warm-up.
+        steps: The steps to include, by default all but warm-up.
         splits: How to split the time into columns, of `nvprof_kit._analysis.layers.split.SPLITS`; not by step.
     """
 
@@ -98,15 +109,17 @@ class Summary:
     """Key figures of the capture; times in nanoseconds.
 
     Attributes:
-        total_ns: Sum of all operations' durations, only of the selected steps if the user selected steps.
-        shown_ns: The total of `LayersResult.tree`: the part in the shown steps, everything without steps.
-        outside_ns: The part outside steps, 0 in a capture without steps.
-        left_out_ns: The part in warm-up steps; the three parts add up to `total_ns`.
-        comm_ns: The part of `shown_ns` in communication; None if the operations' names were not read.
+        total_ns: Sum of the operations' durations in the shown steps, or in the whole capture if it has no steps.
+        capture_ns: The same of the whole capture.
+        outside_ns: The part of `capture_ns` outside steps, 0 in a capture without steps; 0 if it is shown.
+        left_out_ns: The part in steps that are not shown; the three parts add up to `capture_ns`.
+        comm_ns: The part of `total_ns` in communication; None if the operations' names were not read.
         layer_ns: The part of `work_ns` (compute and copies) in a named layer.
-        work_ns: The part of `shown_ns` without communication, much of which is waiting.
-        wall_ns: From the first operation's start to the last one's end.
-        ops: Number of operations.
+        work_ns: The part of `total_ns` without communication, much of which is waiting.
+        wall_ns: Wall time of the shown steps, summed over devices (`nvprof_kit._analysis.attribution.windows`); without
+            steps, from the first operation's start to the last one's end.
+        busy_ns: The part of `wall_ns` in which the device ran at least one operation.
+        ops: Number of operations in `total_ns`.
         steps: Number of shown steps.
         all_steps: Number of steps in the capture.
         layers: Number of distinct layers.
@@ -115,13 +128,14 @@ class Summary:
     """
 
     total_ns: int
-    shown_ns: int
+    capture_ns: int
     outside_ns: int
     left_out_ns: int
     comm_ns: int | None
     layer_ns: int
     work_ns: int
     wall_ns: int
+    busy_ns: int
     ops: int
     steps: int
     all_steps: int
@@ -129,23 +143,28 @@ class Summary:
     by_how: dict[str, int]
     loop_layer_share: float
 
+    @property
+    def busy_share(self) -> float:
+        """The share of `wall_ns` in which the device was busy."""
+        return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
+
 
 @dataclass(frozen=True)
 class LayersResult:
     """The per-layer table of one capture.
 
     Attributes:
-        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        rows: One row per layer and phase, in model order, `(none)` last, over the shown steps; columns `COLUMNS`.
         tree: The printed tree: one row per layer in model order, then one per phase of `(none)`. Columns: layer, phase
             ('' for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
-            total_ns, comm_ns (part of total_ns), cpu_ns, and forward_comm_ns, backward_comm_ns, recompute_comm_ns
+            total_ns, self_ns (its own operations), comm_ns (part of total_ns), cpu_ns, and comm_ns by phase
             (parts of a layer's comm_ns). Times of a layer include the layers inside it, by phase. They cover the shown
             steps, or the whole capture if it has no steps.
         summary: Key figures of the capture.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.
         memory: The memory of each layer, if requested.
-        steps: The steps that `tree` covers.
+        steps: The shown steps, which `rows` and `tree` cover.
         splits: The columns of `rows` and `tree` that split the time, by ``class`` or ``phase``.
     """
 
@@ -157,15 +176,6 @@ class LayersResult:
     steps: StepChoice
     memory: LayerMemory | None = None
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def shown_rows(self) -> pd.DataFrame:
-        """The rows of a by-step result for the steps in `tree`; all rows if the capture has no steps."""
-        if not len(self.steps.shown):
-            return self.rows
-        instance = self.rows["instance"].fillna(-1).to_numpy(dtype=np.int64)
-        chosen: pd.DataFrame = self.rows[np.append(self.steps.shown, False)[instance]]
-        return chosen
 
 
 def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> LayersResult:
@@ -186,8 +196,8 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     choice = choose_steps(trace, attribution, options.steps)
     columns = StepColumns.by_step(len(choice.shown)) if options.by_step else StepColumns.apart(choice.shown)
     classes = classify(trace.ops) if "name" in trace.ops else None
-    whole = not (options.by_step or options.steps.selects)
-    sums = sum_layers(trace, attribution, columns, classes, busy=not whole)
+    whole = choice.everything or not len(choice.shown)
+    sums = sum_layers(trace, attribution, columns, classes, busy=options.by_step or not whole)
     order = model_order(attribution.ranges, sums.layers, sums.parent)
     builder = _Builder(sums, columns, choice, options, ("name" in trace.ops))
     rows = builder.rows(attribution.ranges.steps, order)
@@ -201,8 +211,14 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     splits: dict[str, tuple[str, ...]] = {}
     if options.splits and not options.by_step:
         rows, tree, splits = _split(trace, (attribution, classes), (rows, tree), choice, options.splits)
+    if memory is not None:
+        rows = with_memory(rows, memory)
+        if options.by_step and len(choice.shown) and not choice.everything:
+            rows = rows[np.append(choice.shown, False)[rows["instance"].fillna(-1).to_numpy(dtype=np.int64)]]
+        if not options.by_step:
+            rows["steps"] = choice.count
     return LayersResult(
-        rows=rows if memory is None else with_memory(rows, memory),
+        rows=rows,
         tree=tree,
         splits=splits,
         summary=summary,
@@ -227,14 +243,13 @@ def _split(
     """Rows and tree with their time split into columns, and the column names by split."""
     (attribution, classes), (rows, tree) = owners, both
     shown = choice.of_ops(attribution)
-    listed = shown if choice.asked else np.ones_like(shown)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     named = {}
     for by in splits:
         if by == "class" and classes is None:
             continue
         parts = parts_by_class(classes) if by == "class" and classes is not None else parts_by_phase(attribution)
-        rows = split_rows(rows, duration, attribution, parts, listed)
+        rows = split_rows(rows, duration, attribution, parts, shown)
         tree = split_tree(tree, duration, attribution, parts, shown)
         named[by] = parts.columns
     return rows, tree, named
@@ -260,35 +275,28 @@ class _Builder:
 
     @property
     def shown(self) -> Int64Array:
-        """The columns that the tree covers: the shown steps, or column 0 if the capture has no steps."""
+        """The columns of the shown steps; without steps or for the whole capture all, outside steps last."""
         steps = len(self.choice.shown)
-        if not steps:
-            return np.zeros(1, dtype=np.int64)
-        found: Int64Array = np.unique(self.columns.of_instance[:steps][self.choice.shown])
-        return found
-
-    @property
-    def listed(self) -> Int64Array:
-        """The columns that the rows cover: the selected steps, or all, with outside steps last."""
-        if self.options.steps.selects:
-            return self.shown
-        every: Int64Array = np.roll(np.arange(self.columns.width), -1)
-        return every
+        if not steps or self.choice.everything:
+            every: Int64Array = np.roll(np.arange(self.columns.width), -1)
+            return every
+        chosen: Int64Array = np.unique(self.columns.of_instance[:steps][self.choice.shown])
+        return chosen
 
     def rows(self, steps: Int64Array, order: dict[str, int]) -> pd.DataFrame:
         """The per-layer rows in model order, without empty rows."""
         import pandas as pd
 
-        sums, listed = self.sums, self.listed
+        sums, shown = self.sums, self.shown
         together = not self.options.by_step
-        arrays = {name: self._of(values, listed, together) for name, values in sums.arrays.items()}
+        arrays = {name: self._of(values, shown, together) for name, values in sums.arrays.items()}
         seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
         by_place = self._in_order(order)
         # sort by step, then in model order
         column, key = (part.ravel() for part in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
         keep = seen[key, column]
         key, column = key[keep], column[keep]
-        instance = listed[column] - 1
+        instance = shown[column] - 1
         total = int(arrays["gpu_self_ns"].sum())
         made = {name: values[key, column] for name, values in arrays.items()}
         texts: dict[str, Any] = {
@@ -301,15 +309,19 @@ class _Builder:
                 "step": pd.arrays.IntegerArray(numbers, instance < 0),
                 "instance": pd.arrays.IntegerArray(instance, instance < 0),
             }
-        share = made["gpu_self_ns"] / total if total else np.zeros(len(key))
-        known = {**texts, **made, "share": share}
+        share, total_share = (
+            made[name] / total if total else np.zeros(len(key)) for name in ("gpu_self_ns", "gpu_total_ns")
+        )
+        known = {**texts, **made, "share": share, "total_share": total_share}
+        if together:
+            known["steps"] = np.full(len(key), self.choice.count)
         kept = [name for name in COLUMNS if name in known and (self.by_sort or name not in PARTS)]
         table: pd.DataFrame = pd.DataFrame({name: known[name] for name in kept})
         return table
 
-    def _of(self, values: Int64Array, listed: Int64Array, together: bool) -> Int64Array:
-        """The listed columns, or their sum as one column; `values` may already be one column for all."""
-        chosen = values if values.shape[1] < self.columns.width else values[:, listed]
+    def _of(self, values: Int64Array, shown: Int64Array, together: bool) -> Int64Array:
+        """The shown columns, or their sum as one column; `values` may already be one column for all."""
+        chosen = values if values.shape[1] < self.columns.width else values[:, shown]
         summed: Int64Array = chosen.sum(axis=1, keepdims=True) if together else chosen
         return summed
 
@@ -352,46 +364,61 @@ class _Builder:
             calls = max(own["calls"].get((layer, phase), 0) for phase in LAYER_PHASES)
             cpu = sum(own["cpu"].get((layer, phase), 0) for phase in LAYER_PHASES)
             waits = [comm[layer, phase] for phase in LAYER_PHASES]
-            cells = (calls, *times, 0, sum(times), sum(waits), cpu, *waits)
+            alone = sum(own["self"].get((layer, phase), 0) for phase in LAYER_PHASES)
+            cells = (calls, *times, 0, sum(times), alone, sum(waits), cpu, *waits)
             records.append((layer, "", parent[layer], depth[layer], *cells))
         for phase in dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE)):
             key = NO_LAYER, phase
             ns, calls = own["self"].get(key, 0), own["calls"].get(key, 0)
             if own["ops"].get(key, 0) or calls:
-                cells = (calls, 0, 0, 0, ns, ns, own["comm"].get(key, 0), own["cpu"].get(key, 0), 0, 0, 0)
+                cells = (calls, 0, 0, 0, ns, ns, ns, own["comm"].get(key, 0), own["cpu"].get(key, 0), 0, 0, 0)
                 records.append((NO_LAYER, phase, "", 0, *cells))
         names = ["layer", "phase", "parent", "depth", "calls", *(f"{phase}_ns" for phase in LAYER_PHASES)]
-        names += ["other_ns", "total_ns", "comm_ns", "cpu_ns", *(f"{phase}_comm_ns" for phase in LAYER_PHASES)]
+        names += ["other_ns", "total_ns", "self_ns", "comm_ns", "cpu_ns"]
+        names += [f"{phase}_comm_ns" for phase in LAYER_PHASES]
         tree: pd.DataFrame = pd.DataFrame.from_records(records, columns=names)
         return tree
 
 
 def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summary:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    of_ops = builder.choice.of_ops(attribution)
-    listed = of_ops if builder.choice.asked else np.ones_like(of_ops)
-    duration = np.where(listed, end - start, 0)
-    by_how = np.bincount(attribution.how, weights=duration, minlength=len(HOW)).astype(np.int64)
-    sums, by_sort = builder.sums, builder.by_sort
-    shown, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
-    work = shown - comm
+    choice, sums = builder.choice, builder.sums
+    shown = choice.of_ops(attribution)
+    duration = end - start
+    by_how = np.bincount(attribution.how, weights=np.where(shown, duration, 0), minlength=len(HOW)).astype(np.int64)
+    own, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
+    work = own - comm
     named = np.array([layer != NO_LAYER for layer, _ in sums.keys])
     in_loop = int(work[np.array([phase in LAYER_PHASES for _, phase in sums.keys])].sum())
-    outside = int(duration[attribution.step < 0].sum()) if len(builder.choice.shown) else 0
-    total, shown_ns, in_layers = int(duration.sum()), int(shown.sum()), int(work[named].sum())
+    in_layers = int(work[named].sum())
+    total, capture = int(duration[shown].sum()), int(duration.sum())
+    outside = int(duration[(attribution.step < 0) & ~shown].sum())
+    wall, busy = step_wall(trace, attribution, choice)
     return Summary(
         total_ns=total,
-        shown_ns=shown_ns,
+        capture_ns=capture,
         outside_ns=outside,
-        left_out_ns=total - shown_ns - outside,
-        comm_ns=int(comm.sum()) if by_sort else None,
+        left_out_ns=capture - total - outside,
+        comm_ns=int(comm.sum()) if builder.by_sort else None,
         layer_ns=in_layers,
         work_ns=int(work.sum()),
-        wall_ns=int(end[listed].max() - start[listed].min()) if listed.any() else 0,
-        ops=int(np.count_nonzero(listed)),
-        steps=builder.choice.count,
-        all_steps=len(builder.choice.shown),
+        wall_ns=wall,
+        busy_ns=busy,
+        ops=int(np.count_nonzero(shown & begins(trace.ops))),
+        steps=choice.count,
+        all_steps=len(choice.shown),
         layers=len(sums.layers),
         by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,
     )
+
+
+def step_wall(trace: Trace, attribution: Attribution, choice: StepChoice) -> tuple[int, int]:
+    """Wall time of the shown steps and its part in which the device was busy, in ns, summed over devices."""
+    windows = step_windows(trace, attribution)
+    instance = windows.instance
+    every = choice.everything or not windows.in_step.any()
+    shown = np.append(choice.shown, False)[instance] | every
+    device, start, end = windows.device[shown], windows.start[shown], windows.end[shown]
+    busy = Cover(windows.of_op, trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy())
+    return int((end - start).sum()), int(busy.inside(device, start, end).sum())

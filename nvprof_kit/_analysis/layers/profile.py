@@ -15,7 +15,7 @@ import numpy as np
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
-from nvprof_kit._analysis.attribution.step_times import step_times
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES, LayersOptions, LayersResult, layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
@@ -113,7 +113,7 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     """
     operations = Operations(trace)
     result = layers(trace, LayersOptions(by_step=True), operations.attribution)
-    grid = _Grid(result)
+    grid = _Grid(layers(trace, LayersOptions(steps=WHOLE_CAPTURE, by_step=True), operations.attribution))
     attention = _fused_attention(operations)
     rows = grid.rows(attention)
     rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))
@@ -123,7 +123,7 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
         kinds=_kinds(rows, attention),
         shown_kinds=_kinds(_shown(rows, result), _shown(attention, result)),
         layers=result,
-        busy=_busy(trace, operations),
+        busy=result.summary.busy_share if trace.info.on_gpu and result.summary.steps else None,
     )
 
 
@@ -298,11 +298,3 @@ def _by_phase(own: pd.DataFrame, column: str) -> dict[str, int]:
 
 def _spread(each: pd.Series[int]) -> dict[str, int]:
     return {"mean_ns": round(each.mean()), "min_ns": int(each.min()), "max_ns": int(each.max())}
-
-
-def _busy(trace: Trace, operations: Operations) -> float | None:
-    if not trace.info.on_gpu:
-        return None
-    times = step_times(trace, operations.attribution)
-    length = int(times["wall_ns"].sum()) if len(times) else 0
-    return float(times["busy_ns"].sum()) / length if length else None

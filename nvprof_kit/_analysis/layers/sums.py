@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.instances import begins
-from nvprof_kit._analysis.attribution.intervals import alone, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.intervals import Cover, alone, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit._analysis.attribution.windows import devices_of
@@ -308,12 +308,18 @@ class _Chain:
 
 
 def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64Array, Int64Array]:
-    """Number of ranges of each cell, and their CPU time; a range nested in another of its key is counted with the outer
-    one.
+    """Number of ranges of each cell, and their CPU time: of a layer all, of a phase what no layer covers. A range
+    nested in another of its key is counted with the outer one.
     """
     mine = np.flatnonzero(keyed.of_range >= 0)
     column = columns.of_instance[steps_around(ranges, mine)]
     cell = keyed.of_range[mine] * columns.width + column
     cells = len(keyed.keys) * columns.width
-    length = np.where(keyed.repeats[mine], 0, ranges.end[mine] - ranges.start[mine])
+    start, end, pid = ranges.start[mine], ranges.end[mine], ranges.pid[mine]
+    of_layer = ranges.is_one_of(LAYER_CATEGORIES)[mine]
+    length = end - start
+    if of_layer.any() and not of_layer.all():  # of a phase of the loop, what no layer's range covers
+        covered = Cover(pid[of_layer], start[of_layer], end[of_layer])
+        length[~of_layer] -= covered.inside(pid[~of_layer], start[~of_layer], end[~of_layer])
+    length = np.where(keyed.repeats[mine], 0, length)
     return np.bincount(cell[ranges.first[mine]], minlength=cells), exact_sums(cell, length, cells)

@@ -166,10 +166,10 @@ def headlines(sheet: Sheet) -> list[Headline]:
     """The numbers at the top of the page."""
     result, summary = sheet.layers, sheet.layers.summary
     steps = max(summary.steps, 1)
-    ms = Milliseconds.for_total(summary.shown_ns, steps)
+    ms = Milliseconds.for_total(summary.total_ns, steps)
     per_step = " per step" if summary.steps > 1 else ""
     operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
-    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.shown_ns) or '0'} ms", operations)]
+    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
     if len(sheet.steps):
         lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
@@ -181,10 +181,10 @@ def headlines(sheet: Sheet) -> list[Headline]:
         made.append(_flops_headline(sheet.flops))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
     made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
-    rows = result.shown_rows
+    rows = result.rows
     own = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
     if len(own):
-        share = percent(own.max() / max(summary.shown_ns, 1))
+        share = percent(own.max() / max(summary.total_ns, 1))
         made.append(Headline("Costliest layer by its own work", short_text(str(own.idxmax())), share))
     return made
 
@@ -209,7 +209,7 @@ def _idle_headline(moments: Moments, idle: int, window: int) -> Headline:
 
 def phase_split(result: LayersResult) -> list[tuple[str, int]]:
     """The total time by phase of the loop, in ns, without empty phases."""
-    by_phase = result.shown_rows.groupby("phase")["gpu_self_ns"].sum()
+    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
     known = [phase for phase in PHASES if phase in by_phase]
     by_time = by_phase.sort_values(ascending=False, kind="stable").index
     others = [str(phase) for phase in by_time if phase not in PHASES]

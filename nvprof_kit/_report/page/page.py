@@ -147,21 +147,21 @@ def _short_path(path: str) -> str:
 
 def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
     summary = sheet.layers.summary
-    ms = Milliseconds.for_total(summary.shown_ns, max(summary.steps, 1))
+    ms = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1))
     for phase, ns in phase_split(sheet.layers):
         yield {
             "phase": short_text(phase),
             "colour": phase if phase in PHASES else "other",
             "ns": ns,
             "time": ms(ns),
-            "percent": percent(ns / max(summary.shown_ns, 1)),
+            "percent": percent(ns / max(summary.total_ns, 1)),
         }
 
 
 def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     """Header, rows and total of the per-layer table."""
     result = sheet.layers
-    tree, whole = result.tree, max(result.summary.shown_ns, 1)
+    tree, whole = result.tree, max(result.summary.total_ns, 1)
     last = total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
     more = _memory_cells(sheet) | _flops_cells(sheet)

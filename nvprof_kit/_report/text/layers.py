@@ -35,7 +35,8 @@ Row = dict[Any, Any]
 """A row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-_RANKS = {"total": 0, "share": 0, "calls": 3, "CPU": 4, "kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2} | RANKS
+_RANKS = {"total": 0, "total share": 0, "self share": 3, "calls": 3, "CPU": 4}
+_RANKS |= {"kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2} | RANKS
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
 """Headers of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
 
@@ -110,11 +111,12 @@ class Line:
         calls: Number of calls, per step if there are steps.
         times: Milliseconds in forward, backward and recompute; '' for none.
         total: Total milliseconds.
-        percent: Share of the capture's total, as text.
+        percent: Share of the shown total with nested layers, as text.
         share: The same as a number, 0 to 1.
         cpu: Milliseconds its ranges were open on the CPU.
         comm: Milliseconds of the total in communication.
         outside: Whether it is outside all layers.
+        self_percent: Share of the shown total without nested layers, as text.
         memory: MiB by the headers in `MEMORY_COLUMNS`, if memory was requested.
         more: Other cells by header: median, min and max of equal blocks, how a block differs from its equals, and split
             times.
@@ -129,6 +131,7 @@ class Line:
     cpu: str = ""
     comm: str = ""
     outside: bool = False
+    self_percent: str = ""
     memory: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, str] = field(default_factory=dict)
 
@@ -156,7 +159,7 @@ def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[s
     parts = [head for heads in split_heads(result).values() for head in heads.values()]
     used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
     phases = [phase for phase in _PHASES if used.get(phase, True)] if not parts else []
-    rest = [name for name in ("total", "comm", "share", "", "CPU") if used.get(name, True)]
+    rest = [name for name in ("total", "comm", "self share", "total share", "", "CPU") if used.get(name, True)]
     memory = [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
     more = fold_columns(line.more for line in lines)
     return ["layer", "calls", *phases, *parts, *rest, *memory, *more]
@@ -176,7 +179,7 @@ def _split_ranks(result: LayersResult) -> dict[str, int]:
 
 def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
     """The lines of the table: the model's layers, then rows outside layers."""
-    whole, steps = result.summary.shown_ns, _divisor(result)
+    whole, steps = result.summary.total_ns, _divisor(result)
     ms: Milliseconds = Cells.for_total(whole, steps)
     rows = view.tree(result).to_dict("records")
     top = [row["total_ns"] for row in rows if row["depth"] == 0]
@@ -193,6 +196,7 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
                 total=ms(row["total_ns"]),
                 percent=percent(share) if row["depth"] else next(rounded),
                 share=share,
+                self_percent=percent(row["self_ns"] / whole) if whole and row["self_ns"] else "",
                 cpu=ms(row["cpu_ns"]),
                 comm=ms(row["comm_ns"]),
                 outside=row["layer"] == NO_LAYER,
@@ -211,14 +215,14 @@ def line_label(row: Row, flat: bool) -> str:
 
 def total_line(result: LayersResult) -> Line:
     """The last line: the sum of the tree's top level, which is the sum of all operations."""
-    ms = Cells.for_total(result.summary.shown_ns, _divisor(result))
+    ms = Cells.for_total(result.summary.total_ns, _divisor(result))
     top = [row for row in result.tree.to_dict("records") if row["depth"] == 0]
     return Line(
         label="total",
         calls="",
         times={phase: ms(sum(_in_phase(row, phase) for row in top)) for phase in _PHASES},
         total=ms(sum(row["total_ns"] for row in top)),
-        percent=percent(1.0 if result.summary.shown_ns else 0.0),
+        percent=percent(1.0 if result.summary.total_ns else 0.0),
         comm=ms(sum(row["comm_ns"] for row in top)),
         more={
             head: ms(sum(row[name] for row in top))
@@ -232,18 +236,15 @@ def total_line(result: LayersResult) -> Line:
 def header(result: LayersResult) -> list[RenderableType]:
     """Lines about the capture: its contents, total, and the share of the total in named layers."""
     info, summary, steps = result.info, result.summary, _divisor(result)
-    whole, wall = Milliseconds.for_total(summary.total_ns), Milliseconds.for_total(summary.wall_ns)
-    amount = f"{whole(summary.total_ns) or '0'} ms"
+    per_step, total = (Milliseconds.for_total(summary.total_ns, parts) for parts in (steps, 1))
+    amount = f"{total(summary.total_ns) or '0'} ms"
     if steps > 1:
-        per_step, of_steps = (Milliseconds.for_total(summary.shown_ns, parts) for parts in (steps, 1))
-        shown = f"{of_steps(summary.shown_ns) or '0'} ms in {steps} steps"
-        amount = f"{per_step(summary.shown_ns) or '0'} ms per step ({shown})"
+        amount = f"{per_step(summary.total_ns) or '0'} ms per step ({amount} in {steps} steps)"
     named = percent(summary.layer_ns / max(summary.work_ns, 1))
     lines = [
-        capture_line(info, summary.all_steps),
-        Text(
-            f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations in {wall(summary.wall_ns) or '0'} ms"
-        ),
+        capture_line(info, summary.all_steps, summary.steps),
+        Text(f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations"),
+        *([Text(busy)] if (busy := _busy(result)) else []),
         Text(
             f"In a named layer: {named} of it{_without_comm(summary)}, {percent(summary.loop_layer_share)} of forward "
             "and backward"
@@ -258,17 +259,32 @@ def header(result: LayersResult) -> list[RenderableType]:
     return list(lines)
 
 
+LITTLE = 0.7
+"""With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
+
+
+def _busy(result: LayersResult) -> str:
+    """How much of the wall time the GPU was busy, and where to look if that is little."""
+    summary = result.summary
+    if not result.info.on_gpu or not summary.wall_ns:
+        return ""
+    wall = Milliseconds.for_total(summary.wall_ns, _divisor(result))(summary.wall_ns)
+    of_what = f"{wall} ms{' per step' if summary.steps > 1 else ''}"
+    look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
+    return f"GPU busy: {percent(summary.busy_share)} of {of_what}{look}"
+
+
 def _without_comm(summary: Summary) -> str:
     return " without communication" if summary.comm_ns else ""
 
 
 def apart(result: LayersResult) -> list[str]:
-    """What the figures per step exclude, one line each."""
+    """What the figures leave out, one line each."""
     summary, lines = result.summary, []
     if summary.outside_ns and not result.steps.asked:
-        outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
-        lines.append(f"Outside steps: {outside} ms in the whole capture, excluded from per-step figures")
-    lines += [f"Warm-up: {reason}; excluded from per-step figures" for reason in result.steps.left_out]
+        outside = Milliseconds.for_total(summary.capture_ns)(summary.outside_ns)
+        lines.append(f"Outside steps: {outside} ms in the whole capture, left out; --steps all includes it")
+    lines += [f"Warm-up: {reason}; left out, --steps all includes it" for reason in result.steps.left_out]
     return lines
 
 
@@ -304,8 +320,8 @@ def _memory(row: Row) -> Mapping[str, str]:
 
 
 def _divisor(result: LayersResult) -> int:
-    """Divisor of times: the number of steps, if any."""
-    return max(result.summary.steps, 1)
+    """Divisor of times: the number of steps, if any; 1 for the whole capture, which also has what ran outside steps."""
+    return 1 if result.steps.everything else max(result.summary.steps, 1)
 
 
 def _in_phase(row: Row, phase: str) -> int:
@@ -320,7 +336,8 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
         **line.times,
         "total": line.total,
         "comm": line.comm,
-        "share": line.percent,
+        "self share": line.self_percent,
+        "total share": line.percent,
         "": Bar(line.share / longest),
         "CPU": line.cpu,
         **line.memory,
@@ -330,9 +347,9 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
 
 
 def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
-    unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
-    what = f"{unit} of {time_name(result)}, including nested layers."
-    notes = [Text(f"{what} CPU is the wall time inside the layer's ranges.", "dim")]
+    unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
+    what = f"{unit} of {time_name(result)}, with nested layers"
+    notes = [Text(f"{what}; self share: without. CPU: wall time inside the layer's ranges.", "dim")]
     if result.summary.comm_ns:
         notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))
     notes += fold_notes(columns, "their sums", "of one of them, without communication")

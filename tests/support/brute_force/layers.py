@@ -304,7 +304,21 @@ class BruteForce:
                 continue
             seen.add(key)
             step = self.first(outer, STEPS) or self.elsewhere(tid, held.start, STEPS)
-            rows[((self.instances[step] if step else None,) if by_step else ()) + key]["cpu_ns"] += end - begin
+            covered = self.in_layers(tid & PROCESS, begin, end) if key[0] == "(none)" else 0
+            row = rows[((self.instances[step] if step else None,) if by_step else ()) + key]
+            row["cpu_ns"] += end - begin - covered
+
+    def in_layers(self, pid: int, begin: int, end: int) -> int:
+        """How much of an interval the ranges of layers cover, on any thread of the process."""
+        reach, covered = begin, 0
+        for start, finish in self.db.execute(
+            "SELECT start, finish FROM temp.ours WHERE pid = ? AND category IN ('forward', 'backward', 'recompute')"
+            " AND start < ? AND finish > ? ORDER BY start",
+            (pid, end, begin),
+        ):
+            covered += max(min(finish, end) - max(start, reach), 0)
+            reach = max(reach, finish)
+        return covered
 
 
 def held_by(own: tuple[str, str], parent: Mapping[str, str]) -> set[tuple[str, str]]:

@@ -14,19 +14,19 @@ from nvprof_kit._trace.schema import CaptureInfo
 
 MS = 1_000_000
 
-# layer, phase, parent, depth, calls, forward, backward, recompute, other, total, cpu (times in ms over both steps)
+# layer, phase, parent, depth, calls, forward, backward, recompute, other, total, self, cpu (in ms over both steps)
 _TREE = [
-    ("model", "", "", 0, 2, 12, 18, 0, 0, 30, 40),
-    ("model.layers.0", "", "model", 1, 2, 6, 10, 0, 0, 16, 20),
-    ("model.layers.0.attn", "", "model.layers.0", 2, 2, 5, 7, 0, 0, 12, 15),
-    ("model.layers.1", "", "model", 1, 2, 4, 6, 0, 0, 10, 12),
-    ("lm_head", "", "model", 1, 2, 2, 2, 0, 0, 4, 3),
-    ("(none)", "forward", "", 0, 2, 0, 0, 0, 2, 2, 44),
-    ("(none)", "optimizer", "", 0, 2, 0, 0, 0, 8, 8, 1),
-    ("(none)", "other", "", 0, 0, 0, 0, 0, 0, 0, 0),
+    ("model", "", "", 0, 2, 12, 18, 0, 0, 30, 0, 40),
+    ("model.layers.0", "", "model", 1, 2, 6, 10, 0, 0, 16, 4, 20),
+    ("model.layers.0.attn", "", "model.layers.0", 2, 2, 5, 7, 0, 0, 12, 12, 15),
+    ("model.layers.1", "", "model", 1, 2, 4, 6, 0, 0, 10, 10, 12),
+    ("lm_head", "", "model", 1, 2, 2, 2, 0, 0, 4, 4, 3),
+    ("(none)", "forward", "", 0, 2, 0, 0, 0, 2, 2, 2, 44),
+    ("(none)", "optimizer", "", 0, 2, 0, 0, 0, 8, 8, 8, 1),
+    ("(none)", "other", "", 0, 0, 0, 0, 0, 0, 0, 0, 0),
 ]
 _TREE_COLUMNS = ["layer", "phase", "parent", "depth", "calls"]
-_TREE_TIMES = ["forward_ns", "backward_ns", "recompute_ns", "other_ns", "total_ns", "cpu_ns"]
+_TREE_TIMES = ["forward_ns", "backward_ns", "recompute_ns", "other_ns", "total_ns", "self_ns", "cpu_ns"]
 _TREE_ALL = [*_TREE_TIMES[:-1], "comm_ns", "cpu_ns"]
 
 # step, layer, phase, own time in ms
@@ -73,13 +73,14 @@ def layers_result(**changes: Any) -> LayersResult:
         tree=tree(),
         summary=Summary(
             total_ns=40 * MS,
-            shown_ns=40 * MS,
+            capture_ns=40 * MS,
             outside_ns=0,
             left_out_ns=0,
             comm_ns=0,
             layer_ns=30 * MS,
             work_ns=40 * MS,
             wall_ns=50 * MS,
+            busy_ns=40 * MS,
             ops=1234,
             steps=2,
             all_steps=2,

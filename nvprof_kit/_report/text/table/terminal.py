@@ -83,19 +83,20 @@ def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = 
     return Grid([Column(name, kind, (ranks or {}).get(name, 1)) for name, kind in columns])
 
 
-def capture_line(info: CaptureInfo, steps: int) -> Text:
+def capture_line(info: CaptureInfo, steps: int, shown: int | None = None) -> Text:
     """A line about the capture: file, tool, GPUs, processes and steps."""
-    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps))
+    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps, shown))
     return Text(title(info.path), "bold").append(facts, style="not bold")
 
 
-def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
-    """Facts about the capture: tool, GPUs, processes and steps."""
+def capture_facts(info: CaptureInfo, steps: int, shown: int | None = None) -> list[str]:
+    """Facts about the capture: tool, GPUs, processes and steps, of which `shown` are in the figures."""
+    part = f"{shown} of " if shown is not None and shown != steps else ""
     facts = [
         info.tool,
         counted(info.gpus) if info.on_gpu else "no GPU",
         f"{info.processes} processes" if info.processes > 1 else "",
-        f"{steps or 'no'} step{'s' * (steps != 1)}",
+        f"{part}{steps or 'no'} step{'s' * (steps != 1)}",
     ]
     return [fact for fact in facts if fact]
 

@@ -11,6 +11,7 @@ import pytest
 from support.captures.nsys_file import MARK, START_END, NsysFile, thread
 
 from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
@@ -22,7 +23,7 @@ def file(tmp_path: Path) -> NsysFile:
 
 
 def table(file: NsysFile, **options: Any) -> LayersResult:
-    return layers(open_capture(file.write()), LayersOptions(**options))
+    return layers(open_capture(file.write()), LayersOptions(**{"steps": WHOLE_CAPTURE, **options}))
 
 
 def sums(result: LayersResult) -> dict[tuple[Any, ...], int]:

@@ -9,7 +9,7 @@ from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.attribution.step_times import step_times
-from nvprof_kit._analysis.attribution.steps import StepOptions
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.diff.samples import step_sums
@@ -51,7 +51,7 @@ def test_a_number_that_returns_is_a_step_each_time(two_epochs: Trace) -> None:
 
 def test_layers_count_instances(two_epochs: Trace) -> None:
     assert layers(two_epochs).summary.steps == 4
-    rows = layers(two_epochs, LayersOptions(by_step=True)).rows
+    rows = layers(two_epochs, LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
     told = rows[["step", "instance", "gpu_self_ns"]].astype("Int64").fillna(-1).values.tolist()
     assert told == [[0, 0, 10], [1, 1, 10], [0, 2, 10], [1, 3, 10], [-1, -1, 40]]
 

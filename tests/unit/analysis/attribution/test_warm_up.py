@@ -59,12 +59,19 @@ def test_which_steps_are_warm_up(
     assert len(choice.left_out) == len(lengths) - len(shown)
 
 
-def test_figures_per_step_leave_warm_up_out_and_rows_do_not(tmp_path: Path) -> None:
+def test_the_table_and_its_rows_leave_warm_up_out_unless_the_whole_capture_is_asked_for(tmp_path: Path) -> None:
     trace = steps_of(tmp_path, (1000, 100, 100, 100))
     result = layers(trace)
-    assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == 40
+    assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == 30
+    assert result.rows["steps"].tolist() == [3]
     assert result.tree["total_ns"].tolist() == [30]
     assert (result.summary.steps, result.summary.all_steps, result.summary.left_out_ns) == (3, 4, 10)
+    assert result.summary.capture_ns == 40
+    whole = layers(trace, LayersOptions(steps=StepOptions.parse("all")))
+    assert whole.rows["gpu_self_ns"].sum() == whole.tree["total_ns"].sum() == whole.summary.total_ns == 40
+    assert whole.rows["steps"].tolist() == [4] and whole.summary.left_out_ns == 0
+    with pytest.raises(UsageError, match="--steps all takes the whole capture"):
+        StepOptions.parse("all", 1)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ def test_steps_that_are_asked_for(tmp_path: Path, text: str | None, skip: int, k
 
 @pytest.mark.parametrize("text", ["x", ":", "1-3", "1:2:3"])
 def test_what_is_no_range_of_steps(text: str) -> None:
-    with pytest.raises(UsageError, match="needed FIRST:STOP: 5:20"):
+    with pytest.raises(UsageError, match="needed 5:20"):
         StepOptions.parse(text)
 
 
@@ -105,8 +112,8 @@ def test_work_outside_steps_is_in_no_figure_per_step(tmp_path: Path) -> None:
         file.kernel(100 * number + 20, 100 * number + 30, launched=(100 * number + 2, 100 * number + 3))
     file.kernel(500, 900, launched=(450, 460))  # validation
     result = layers(open_capture(file.write()))
-    assert (result.summary.shown_ns, result.summary.outside_ns) == (20, 400)
-    assert result.tree["total_ns"].sum() == 20
+    assert (result.summary.total_ns, result.summary.outside_ns) == (20, 400)
+    assert result.tree["total_ns"].sum() == result.rows["gpu_self_ns"].sum() == 20
 
 
 def test_communication_and_copies_are_parts_of_the_own_time(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.foreign.rules import preset
 from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
 from nvprof_kit._trace.open import open_capture
@@ -31,7 +32,7 @@ def table(name: str) -> LayersResult:
     named = next((preset(rules) for start, rules in RULES.items() if name.startswith(start)), None)
     domain = next((domain for start, domain in DOMAINS.items() if name.startswith(start)), None)
     domain = domain or (DOMAIN if named is None or named.domain is None else named.domain)
-    return layers(open_capture(CAPTURES[name], domain=domain), LayersOptions(rules=named))
+    return layers(open_capture(CAPTURES[name], domain=domain), LayersOptions(steps=WHOLE_CAPTURE, rules=named))
 
 
 def operations(name: str, *phases: str) -> dict[tuple[str, str], tuple[int, int]]:

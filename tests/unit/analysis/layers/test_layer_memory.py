@@ -15,6 +15,7 @@ from support.golden import Golden
 from support.lane import examples
 
 from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.layers.memory import MEMORY, layer_memory, memory_tree
 from nvprof_kit._trace.open import open_capture
@@ -30,7 +31,7 @@ def opened(path: Path) -> Trace:
 
 
 def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
-    return layers(opened(path), LayersOptions(by_step=by_step, memory=True)).rows
+    return layers(opened(path), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step, memory=True)).rows
 
 
 def numbers(rows: pd.DataFrame, *names: str) -> dict[tuple[str, str], tuple[int, ...]]:

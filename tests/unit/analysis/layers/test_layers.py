@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from support.captures.nsys_file import SCHEMAS, START_END, NsysFile
 
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
 from nvprof_kit._trace.open import open_capture
 
 
 def table(file: NsysFile, *, by_step: bool = False, **opening: Any) -> LayersResult:
-    return layers(open_capture(file.write(), **opening), LayersOptions(by_step=by_step))
+    return layers(open_capture(file.write(), **opening), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step))
 
 
 def numbers(result: LayersResult, *columns: str) -> dict[tuple[Any, ...], Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._trace.open import open_capture
 
@@ -22,14 +23,14 @@ ANNOTATED = [path for path in CAPTURES if not path.name.startswith("hooks-")]
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
 def test_the_table_is_the_golden_one(capture: Path, golden: Golden) -> None:
-    found = layers(open_capture(capture)).rows.to_csv(index=False)
+    found = layers(open_capture(capture), LayersOptions(steps=WHOLE_CAPTURE)).rows.to_csv(index=False)
     golden(f"layers/{capture.name.replace('.sqlite.xz', '.csv')}", found)
 
 
 @pytest.mark.parametrize("capture", ANNOTATED, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
 def test_all_of_forward_and_backward_is_in_a_layer_but_the_first_gradient(capture: Path) -> None:
     """``loss.backward()`` fills the gradient of the loss by one kernel, which belongs to no layer."""
-    result = layers(open_capture(capture))
+    result = layers(open_capture(capture), LayersOptions(steps=WHOLE_CAPTURE))
     loop = result.rows[result.rows["phase"].isin(["forward", "backward", "recompute"])]
     outside = loop[loop["layer"] == "(none)"]
     least = next((share for name, share in SHARED.items() if capture.name.startswith(name)), None)
@@ -48,6 +49,6 @@ def test_the_totals_of_the_rows_add_up_to_the_printed_ones(capture: Path) -> Non
     """Over the phases of each layer, in the shown steps: also for a model of which only the blocks run again."""
     result = layers(open_capture(capture), LayersOptions(by_step=True))
     printed = result.tree[result.tree["layer"] != "(none)"].set_index("layer")["total_ns"]
-    rows = result.shown_rows
+    rows = result.rows
     totals = rows[rows["layer"] != "(none)"].groupby("layer")["gpu_total_ns"].sum()
     assert totals.reindex(printed.index, fill_value=0).to_dict() == printed.to_dict()

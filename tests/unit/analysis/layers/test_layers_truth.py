@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from support.brute_force.layers import BruteForce
 
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._trace.open import open_capture
 
@@ -33,7 +34,7 @@ def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
 def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> None:
-    result = layers(open_capture(capture.path), LayersOptions(by_step=by_step))
+    result = layers(open_capture(capture.path), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step))
     rows = result.rows
     expected = capture.truth.table(by_step, dict(zip(result.tree["layer"], result.tree["parent"], strict=True)))
     keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
@@ -46,11 +47,13 @@ def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> No
 
 
 def test_it_adds_up(capture: Case) -> None:
-    result = layers(open_capture(capture.path))
+    result = layers(open_capture(capture.path), LayersOptions(steps=WHOLE_CAPTURE))
     expected = sum(op["ns"] for op in capture.truth.operations())
     assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
     assert sum(result.summary.by_how.values()) == expected
-    top = result.tree[result.tree["depth"] == 0]
-    summary = result.summary
-    assert top["total_ns"].sum() == summary.shown_ns
-    assert summary.shown_ns + summary.outside_ns + summary.left_out_ns == expected
+    shown = layers(open_capture(capture.path))
+    for table in (result, shown):
+        top = table.tree[table.tree["depth"] == 0]
+        summary = table.summary
+        assert top["total_ns"].sum() == table.rows["gpu_self_ns"].sum() == summary.total_ns
+        assert summary.total_ns + summary.outside_ns + summary.left_out_ns == summary.capture_ns == expected

@@ -18,6 +18,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
@@ -89,7 +90,7 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
     document = exported(trace)
     check(document)
     db = database(document)
-    rows = layers(trace, LayersOptions(by_step=True)).rows
+    rows = layers(trace, LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
     rows = rows[rows["gpu_ops"] > 0]
     expected = {
         (-1 if row.step is None or row.step != row.step else int(row.step), row.layer, row.phase): (
@@ -155,7 +156,7 @@ def test_one_step(tmp_path: Path) -> None:
     document = exported(trace, attribute(trace).ranges.steps.tolist().index(3))
     check(document)
     spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
-    rows = layers(trace, LayersOptions(by_step=True)).rows
+    rows = layers(trace, LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
     assert database(document).execute(spent).fetchone()[0] == rows[rows["step"] == 3]["gpu_self_ns"].sum()
 
 

@@ -20,12 +20,12 @@ def test_lines_are_per_step_and_indented() -> None:
     # 40 ms in 2 steps: 20.00 ms per step, so two decimals
     assert layers_lines(layers_result(), LayersView()) == [
         Line("model", "1", times("6.00", "9.00"), "15.00", "75.0 %", 0.75, "20.00"),
-        Line("  layers.0", "1", times("3.00", "5.00"), "8.00", "40.0 %", 0.4, "10.00"),
-        Line("    attn", "1", times("2.50", "3.50"), "6.00", "30.0 %", 0.3, "7.50"),
-        Line("  layers.1", "1", times("2.00", "3.00"), "5.00", "25.0 %", 0.25, "6.00"),
-        Line("  lm_head", "1", times("1.00", "1.00"), "2.00", "10.0 %", 0.1, "1.50"),
-        Line("(none) forward", "1", times("1.00"), "1.00", "5.0 %", 0.05, "22.00", outside=True),
-        Line("(none) optimizer", "1", times(), "4.00", "20.0 %", 0.2, "0.50", outside=True),
+        Line("  layers.0", "1", times("3.00", "5.00"), "8.00", "40.0 %", 0.4, "10.00", self_percent="10.0 %"),
+        Line("    attn", "1", times("2.50", "3.50"), "6.00", "30.0 %", 0.3, "7.50", self_percent="30.0 %"),
+        Line("  layers.1", "1", times("2.00", "3.00"), "5.00", "25.0 %", 0.25, "6.00", self_percent="25.0 %"),
+        Line("  lm_head", "1", times("1.00", "1.00"), "2.00", "10.0 %", 0.1, "1.50", self_percent="10.0 %"),
+        Line("(none) forward", "1", times("1.00"), "1.00", "5.0 %", 0.05, "22.00", outside=True, self_percent="5.0 %"),
+        Line("(none) optimizer", "1", times(), "4.00", "20.0 %", 0.2, "0.50", outside=True, self_percent="20.0 %"),
         Line("(none) other", "", times(), "", "0.0 %", 0.0, "", outside=True),
     ]
 
@@ -98,7 +98,7 @@ def test_how_the_owner_was_told_where_it_was_not_always_the_launch() -> None:
 def test_an_empty_capture() -> None:
     result = layers_result(tree=tree()[:0])
     empty = replace(result.summary, total_ns=0, layer_ns=0, wall_ns=0, ops=0, steps=0, by_how={}, loop_layer_share=0.0)
-    assert "GPU time: 0 ms, 0 operations in 0 ms" in printed(replace(result, summary=empty))
+    assert "GPU time: 0 ms, 0 operations\n" in printed(replace(result, summary=empty))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -111,23 +111,24 @@ def test_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 REPORT = """\
 run.sqlite · nsys 2023.4.4.54 · NVIDIA H200 · 2 steps
-GPU time: 20.00 ms per step (40.00 ms in 2 steps), 1,234 operations in 50.00 ms
+GPU time: 20.00 ms per step (40.00 ms in 2 steps), 1,234 operations
+GPU busy: 80.0 % of 25.00 ms per step
 In a named layer: 75.0 % of it, 93.8 % of forward and backward
 
-layer             calls  forward  backward  total    share                              CPU
-───────────────────────────────────────────────────────────────────────────────────────────
-model                 1     6.00      9.00  15.00   75.0 %  ████████████████████████  20.00
-  layers.0            1     3.00      5.00   8.00   40.0 %  ████████████▊             10.00
-    attn              1     2.50      3.50   6.00   30.0 %  █████████▋                 7.50
-  layers.1            1     2.00      3.00   5.00   25.0 %  ████████                   6.00
-  lm_head             1     1.00      1.00   2.00   10.0 %  ███▎                       1.50
+layer             calls  forward  backward  total  self share  total share                              CPU
+───────────────────────────────────────────────────────────────────────────────────────────────────────────
+model                 1     6.00      9.00  15.00                   75.0 %  ████████████████████████  20.00
+  layers.0            1     3.00      5.00   8.00      10.0 %       40.0 %  ████████████▊             10.00
+    attn              1     2.50      3.50   6.00      30.0 %       30.0 %  █████████▋                 7.50
+  layers.1            1     2.00      3.00   5.00      25.0 %       25.0 %  ████████                   6.00
+  lm_head             1     1.00      1.00   2.00      10.0 %       10.0 %  ███▎                       1.50
 
-(none) forward        1     1.00             1.00    5.0 %  █▋                        22.00
-(none) optimizer      1                      4.00   20.0 %  ██████▍                    0.50
-(none) other                                         0.0 %
+(none) forward        1     1.00             1.00       5.0 %        5.0 %  █▋                        22.00
+(none) optimizer      1                      4.00      20.0 %       20.0 %  ██████▍                    0.50
+(none) other                                                         0.0 %
 
-total                       7.00      9.00  20.00  100.0 %
+total                       7.00      9.00  20.00                  100.0 %
 
-Milliseconds per step of GPU time, including nested layers. CPU is the wall time inside the layer's ranges.
+Milliseconds per step of GPU time, with nested layers; self share: without. CPU: wall time inside the layer's ranges.
 ! nsys dropped 3 events; record less at once
 """
