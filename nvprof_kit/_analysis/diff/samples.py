@@ -136,9 +136,8 @@ def _kernels(
         }
     )
     by_place = frame.groupby(["name", "code", "key"], sort=True)["count"].sum().reset_index()
-    where = by_place.groupby("name").apply(
-        lambda group: (len(group), int(group["count"].sum()), tuple(sorted(group["count"] / steps))),
-        include_groups=False,
+    where = by_place.groupby("name")["count"].apply(
+        lambda counts: (len(counts), int(counts.sum()), tuple(sorted(counts / steps)))
     )
     table = frame.groupby(["name", "code"], sort=False)[["count", "gpu_ns"]].sum().reset_index()
     made: pd.DataFrame = pd.DataFrame(
