@@ -95,7 +95,6 @@ REASONS = {
     r"(torchrun|srun|mpirun|accelerate|deepspeed|docker) ": "needs a launcher's cluster or GPUs: tests/gpu",
     r"python3? tests/(gpu|bench)": "measures, on a GPU or a quiet machine",
     r"pip |pipx |make |\.ci/run|tools/|CC=|git ": "installs or runs tests: a job of .github/workflows",
-    r"_NVPROF_KIT_COMPLETE=": "sets the reader's shell up: run by tests/unit/cli/test_recipe_verbs.py",
 }
 """Why a command is not run, by how it begins. A test prints the list: `pytest -rP -k list_of_what_is_not_run`."""
 
