@@ -12,7 +12,8 @@ import re
 import shutil
 import sys
 import warnings
-from contextlib import ContextDecorator, suppress
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +90,7 @@ class record(ContextDecorator):
         if self.options.stacks and sys.version_info >= (3, 12):
             _import_compiler()
         profiler = _new_profiler(self.options)
-        with warnings.catch_warnings():
+        with _quiet_kineto(), warnings.catch_warnings():
             # PyTorch 2.11 warns before any cycle that it will forget the events of earlier ones
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
             profiler.prepare_trace()
@@ -161,6 +162,24 @@ class record(ContextDecorator):
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
             self.written = True
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Keep the lines that Kineto logs for its own developers out of the terminal, unless the user asks for a level.
+
+    Kineto reads the level when it is first used. No lower level leaves out the lines of STAGE and USDT; what stops a
+    recording is said by `record`.
+    """
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "6"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _import_compiler() -> None:

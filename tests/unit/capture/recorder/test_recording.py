@@ -73,6 +73,7 @@ def test_a_schedule_counts_an_optimizers_steps(tmp_path: Path) -> None:
 
 def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path: Path) -> None:
     done = recorded(tmp_path, STEPS, "--schedule", "5:6")
+    assert done.stderr.splitlines() == told(done)  # none of the lines that Kineto logs
     assert (done.returncode, len(told(done))) == (0, 1)
     assert ours(tmp_path / "run.json", "step") == ["nvprof_kit:step:step 5"]
 
