@@ -282,6 +282,4 @@ def _warnings(trace: Trace, steps: pd.DataFrame) -> list[str]:
         )
     if not steps["step"].notna().any():
         warnings.append("no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step")
-    if not trace.info.on_gpu:
-        warnings.append("no GPU in this capture: `compute` is the time in which some CPU operator ran")
     return warnings

@@ -92,12 +92,12 @@ class KernelClasses:
         return found
 
     def warnings(self, total_ns: int) -> tuple[str, ...]:
-        """A warning about kernels that no rule matched, if there are any."""
-        if not len(self.unmatched):
+        """A warning about kernels that no rule matched, if they take 1 % of the time or more."""
+        ns = int(self.unmatched["gpu_ns"].sum()) if len(self.unmatched) else 0
+        if ns < 0.01 * max(total_ns, 1):
             return ()
-        ns = int(self.unmatched["gpu_ns"].sum())
         return (
-            f"{len(self.unmatched)} kernel names, {100 * ns / max(total_ns, 1):.1f} % of the GPU time, matched no "
+            f"{len(self.unmatched)} kernel names, {100 * ns / max(total_ns, 1):.1f} % of the time, matched no "
             f"class rule and are 'other', the costliest {str(self.unmatched['name'].iloc[0])[:60]!r}; "
             "name them in a file for --kernel-rules",
         )

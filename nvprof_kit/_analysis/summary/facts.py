@@ -220,7 +220,8 @@ class Facts(Operations):
         """Add the same columns to a table with one row per group.
 
         Args:
-            table: What the groups are; of groups with the same GPU time, the first row comes first.
+            table: What the groups are; the costliest come first, by GPU time, or CPU time if there is
+                none; of equal ones the first row.
             group: The row of each item in the table.
             spent: ``cpu`` and ``gpu`` time of each item in ns.
             whole: As in `statistics`.
@@ -232,8 +233,9 @@ class Facts(Operations):
             table = table.assign(**{f"{side}_{name}_ns": values for name, values in found.items()})
             total = max(int(found["total"].sum()), 1) if side == "cpu" else max(whole, 1)
             table[f"{side}_ratio"] = table[f"{side}_total_ns"] / total
-        made: pd.DataFrame = table.sort_values("gpu_total_ns", ascending=False, kind="stable", ignore_index=True)
-        return made
+        cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
+        ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", ignore_index=True)
+        return ranked
 
     def finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """Finish a view's table. By step, sort by step instance with outside steps last, and add the step numbers;

@@ -98,7 +98,10 @@ def summary(trace: Trace, options: SummaryOptions | None = None, known: Operatio
     views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
     return SummaryResult(
         views=views,
-        notes={name: _note(name, table) + _other_domains(name, trace.info) for name, table in views.items()},
+        notes={
+            name: _note(name, table, trace.info.on_gpu) + _other_domains(name, trace.info)
+            for name, table in views.items()
+        },
         steps=facts.step_count,
         warnings=(
             *trace.info.warnings,
@@ -202,6 +205,8 @@ def _part(phase: str) -> int:
 def _distributed(facts: Facts) -> pd.DataFrame:
     """Compute, communication and their overlap on every GPU, in wall time."""
     table = facts.states(("process", "device"))
+    if not facts.trace.info.on_gpu:
+        table = table[table["comm_ns"] > 0].assign(device=None)
     table["overlap_ns"] = table["comm_ns"] - table["exposed_comm_ns"]
     table["comm_ratio"] = table["comm_ns"] / table["wall_ns"].clip(lower=1)
     table["overlap_ratio"] = (table["overlap_ns"] / table["comm_ns"]).where(table["comm_ns"] > 0, 0.0)
@@ -234,6 +239,15 @@ _NOTES = {
     "memory": "CPU is the call that copied; ratios are of all GPU time",
     "user": "GPU time of a range includes nested ranges",
 }
+_NOTES_WITHOUT_GPU = {
+    "device": "this capture has no GPU; operators are busy while any of them runs on the CPU",
+    "overview": "overlapping time counts once in a row; ratios are of the recording's wall time",
+    "model": "overlapping time counts once in a row; ratios are of the recording's wall time",
+    "operator": "CPU time of an operator includes the operators it calls",
+    "kernel": "operators, each without the operators it calls; ratios are of all operators' time",
+    "memory": "CPU is the call that copied",
+    "user": "CPU time of a range includes nested ranges",
+}
 _EMPTY = {
     "operator": "no operators in this capture: run under torch.autograd.profiler.emit_nvtx(), or nsys with "
     "--pytorch=autograd-nvtx (2024.5 and newer), or record a PyTorch trace",
@@ -249,9 +263,11 @@ def _other_domains(name: str, info: CaptureInfo) -> str:
     return f"; ranges of other NVTX domains are not in it: {', '.join(info.other_domains)} (--domain NAME shows one)"
 
 
-def _note(name: str, table: pd.DataFrame) -> str:
+def _note(name: str, table: pd.DataFrame, on_gpu: bool) -> str:
     if not len(table):
         return _EMPTY.get(name, "nothing of this in the capture")
+    if not on_gpu:
+        return _NOTES_WITHOUT_GPU.get(name, _NOTES[name])
     if name == "device" and table["busy_ns"].isna().any():
         return NO_CPU
     if name == "distributed" and not int(table["comm_ns"].sum()):

@@ -60,7 +60,7 @@ COLUMNS: Mapping[str, Columns] = {
     "device": {
         **_BY_STEP,
         **_GPU,
-        "name": Column("name of the GPU, or `CPU`", kind="str"),
+        "name": Column("name of the GPU, `CPU`, or `CPU operators` in a capture without a GPU", kind="str"),
         "busy_ns": Column("time in which it was busy, in ns; missing without context switches", "ns"),
         "utilisation": Column("`busy_ns` over `wall_ns`; above 1 for several threads on a CPU", "share", kind="float"),
     },
@@ -120,11 +120,13 @@ _COLUMNS = ("process", "device", "name", "wall_ns", "busy_ns", "utilisation")
 
 def device_view(facts: Facts) -> pd.DataFrame:
     """Wall time and busy time of every GPU, and CPU time over the same period: of each process that uses a GPU, and of
-    all other processes together. CPU time is summed over threads and can exceed the wall time.
+    all other processes together. CPU time is summed over threads and can exceed the wall time. Without a GPU, the time
+    in which a process's operators ran, and CPU time if it was recorded.
     """
     import pandas as pd
 
-    table: pd.DataFrame = pd.concat([_gpus(facts), _cpus(facts)], ignore_index=True)
+    parts = [_gpus(facts), *([_cpus(facts)] if facts.trace.info.on_gpu or facts.trace.scheduled is not None else [])]
+    table: pd.DataFrame = pd.concat(parts, ignore_index=True)
     table = table.astype({"process": "Int64", "device": "Int64", "wall_ns": "Int64", "busy_ns": "Int64"})
     table["utilisation"] = (table["busy_ns"] / table["wall_ns"].clip(lower=1)).astype("Float64")
     made: pd.DataFrame = table[[*facts.step_columns, *_COLUMNS]]
@@ -134,7 +136,10 @@ def device_view(facts: Facts) -> pd.DataFrame:
 def _gpus(facts: Facts) -> pd.DataFrame:
     steps = facts.states(("process", "device"))
     steps["busy_ns"] = steps["wall_ns"] - steps["idle_ns"]
-    steps["name"] = [facts.trace.info.gpu_name(device) for device in steps["device"].tolist()]
+    if facts.trace.info.on_gpu:
+        steps["name"] = [facts.trace.info.gpu_name(device) for device in steps["device"].tolist()]
+    else:
+        steps = steps.assign(name="CPU operators", device=None)
     return steps
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +64,12 @@ _TITLES = {
 }
 
 
+_STATES = {"compute": "compute", "exposed_comm": "exposed comm", "exposed_copy": "exposed copy", "idle": "idle"}
+"""Headings of the states of a device."""
+_OF_GPUS = ("copies", "launches", "queue")
+"""Tables about what a host does with a GPU."""
+
+
 def breakdown_report(
     result: BreakdownResult, view: str | None, top: int, select: Selection = EVERYTHING
 ) -> list[RenderableType]:
@@ -88,14 +94,15 @@ def breakdown_report(
         ]
     for name, title in _TITLES.items():
         rows = tables.get(name, result.table(name))
-        if view == name or (view is None and len(rows)):
+        if view == name or (view is None and len(rows) and (result.info.on_gpu or name not in _OF_GPUS)):
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             shown = _queue(rows) if name == "queue" else rows
-            made = [Text(heading, "bold"), _plain(_nonempty(shown.head(top)), len(shown) - top), ""]
+            made = [Text(heading, "bold"), _plain(_nonempty(shown.head(top)), len(shown) - top, result.info.on_gpu), ""]
             parts += made
     notes = ranked_notes(tables.values())
-    note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
+    parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
+    note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
     return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings)]
 
 
@@ -127,23 +134,26 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
     steps = result.steps
     several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
     inside = steps[result.instances >= 0]
-    names = ["wall", "compute", "exposed comm", "exposed copy", "idle"]
-    columns = [("step", "left"), *([("GPU", "left")] if several else []), *((name, "right") for name in names)]
-    made = table(columns, {"GPU": 0, "wall": 0, "exposed copy": 2})
+    on_gpu = result.info.on_gpu
+    states = [state for state in _STATES if on_gpu or state in ("compute", "idle") or steps[f"{state}_ns"].any()]
+    names = ["wall", *(_STATES[state] if on_gpu or state != "compute" else "operators" for state in states)]
+    of = "GPU" if on_gpu else "process"
+    columns = [("step", "left"), *([(of, "left")] if several else []), *((name, "right") for name in names)]
+    made = table(columns, {of: 0, "wall": 0, "exposed copy": 2})
     shown = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
     if in_order is not None:
         shown = in_order[in_order.index.isin(inside.index)].head(top)
     gpu = [""] if several else []
     for row in shown.to_dict("records"):
-        cells = [f"{row['process']}:{row['device']}"] if several else []
-        made.add_row(_step_name(row), *cells, *_parts(row), cost=float(row["wall_ns"]))
+        cells = [f"{row['process']}:{row['device']}" if on_gpu else f"{row['process']}"] if several else []
+        made.add_row(_step_name(row), *cells, *_parts(row, states), cost=float(row["wall_ns"]))
     made.in_order = in_order is not None
     made.rest = "… and {} more; --top N shows them, csv has them all"
     made.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
         middle = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
-        made.add_row(f"median of {result.choice.count}", *gpu, *_parts(middle))
+        made.add_row(f"median of {result.choice.count}", *gpu, *_parts(middle, states))
     warm_up = inside.drop(index=steady.index)
     many = _count(result, steady)
     for name, rows, style in (
@@ -152,7 +162,7 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
         (_OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
-            made.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum()), style=style)
+            made.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum(), states), style=style)
     return made
 
 
@@ -179,10 +189,10 @@ def _missing(value: Any) -> bool:
     return value is None or str(value) in ("<NA>", "nan")
 
 
-def _parts(row: Any) -> list[str]:
+def _parts(row: Any, states: Iterable[str]) -> list[str]:
     wall = row["wall_ns"]
     cells = [_MS(int(wall))]
-    for name in ("compute", "exposed_comm", "exposed_copy", "idle"):
+    for name in states:
         spent = int(row[f"{name}_ns"])
         cells.append(f"{_MS(spent)} {percent(spent / wall):>7}" if spent and wall else "")
     return cells
@@ -226,9 +236,13 @@ def _heights(shares: npt.NDArray[np.float64]) -> str:
     return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
 
 
-def _plain(rows: pd.DataFrame, more: int) -> RenderableType:
+def _plain(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
     """A table of the analysis with times in milliseconds, and the number of rows that it does not hold."""
-    made = table([(_heading(name), _kind(name, rows)) for name in rows.columns], _RANKS)
+    if not on_gpu:
+        rows = rows.drop(columns="device", errors="ignore")
+    headings = [_heading(name) if on_gpu or name != "gpu_ns" else "operators" for name in rows.columns]
+    kinds = [_kind(name, rows) for name in rows.columns]
+    made = table(zip(headings, kinds, strict=True), _RANKS | {"operators": 0})
     made.beyond, made.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
     for row in rows.to_dict("records"):
         made.add_row(*(_cell(name, value) for name, value in row.items()))

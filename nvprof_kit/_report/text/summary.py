@@ -27,10 +27,19 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
         top: Maximum number of rows per view.
     """
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
+    on_gpu = result.info.on_gpu
     for name, rows in result.views.items():
-        table = [_table(_readable(rows.head(top)), len(rows) - top)] if len(rows) else []
-        view = [Text(name.capitalize(), "bold"), *table, Text(result.notes[name], "dim"), ""]
-        parts += view
+        title = "Kernel: operators by their own time" if name == "kernel" and not on_gpu else name.capitalize()
+        parts += [
+            Text(title, "bold"),
+            *(
+                [_table(_readable(rows.head(top)) if on_gpu else rows.head(top), len(rows) - top, on_gpu)]
+                if len(rows)
+                else []
+            ),
+            Text(result.notes[name], "dim"),
+            "",
+        ]
     return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings)]
 
 
@@ -46,9 +55,9 @@ def _readable(rows: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def _table(rows: pd.DataFrame, more: int) -> RenderableType:
+def _table(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
     shown = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
-    kinds = [(_heading(name), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown]
+    kinds = [(_heading(name, on_gpu), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown]
     made = table(kinds, {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3})
     made.beyond, made.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
     for row in rows[shown].to_dict("records"):
@@ -61,10 +70,13 @@ def _left_out(name: str, rows: pd.DataFrame) -> bool:
     single = "gpu_p50_ns" in rows
     detail = single and name in ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
     detail |= name in ("cpu_p50_ns", "cpu_p95_ns")
+    detail |= name in ("process", "device", "kernel") and not (rows[name].notna() & (rows[name] != "")).any()
     return detail or (name.startswith(("cpu_", "gpu_")) and not rows[name].any())
 
 
-def _heading(name: str) -> str:
+def _heading(name: str, on_gpu: bool) -> str:
+    if not on_gpu:
+        name = {"gpu_ops": "operators"}.get(name, name.removeprefix("gpu_"))
     return {"gb_per_s": "GB/s", "kernel_class": "class"}.get(
         name, name.removesuffix("_ns").replace("_", " ").replace("cpu", "CPU").replace("gpu", "GPU")
     )

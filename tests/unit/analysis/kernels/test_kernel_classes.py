@@ -93,7 +93,7 @@ def test_classes_of_operations_and_what_matched_nothing(tmp_path: Path) -> None:
     assert [found.families[family].name for family in found.family] == ["cuBLAS nvjet", UNMATCHED, UNMATCHED, "memcpy"]
     assert found.unmatched.to_dict("list") == {"name": ["strange", "stranger"], "count": [1, 1], "gpu_ns": [20, 5]}
     # 25 of 56 ns
-    assert found.warnings(56)[0].startswith("2 kernel names, 44.6 % of the GPU time, matched no class rule")
+    assert found.warnings(56)[0].startswith("2 kernel names, 44.6 % of the time, matched no class rule")
     assert "'strange'" in found.warnings(56)[0]
 
 

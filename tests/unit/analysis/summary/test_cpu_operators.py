@@ -67,6 +67,28 @@ def test_layers_and_the_overview_count_calls(recorded: Path) -> None:
     assert overview.loc["operator", "calls"] == calls.total()
 
 
+@pytest.mark.parametrize("view", ["operator", "user", "kernel"])
+def test_rows_are_sorted_by_what_they_cost(view: str, recorded: Path) -> None:
+    table = nvprof_kit.open(recorded).summary(view).to_frame()
+    cost = table["gpu_total_ns" if view == "kernel" else "cpu_total_ns"]
+    assert cost.is_monotonic_decreasing and cost.iloc[0] > 0
+
+
+def test_without_a_gpu_nothing_is_said_of_one(recorded: Path) -> None:
+    capture = nvprof_kit.open(recorded)
+    for answer in (capture.summary(), capture.breakdown(), capture.layers()):
+        text = str(answer)
+        said = [line for line in text.splitlines() if "GPU" in line and "no GPU" not in line]
+        assert not said
+        headings = [
+            text.splitlines()[place - 1].split() for place, line in enumerate(text.splitlines()) if "──" in line
+        ]
+        assert not any({"device", "stream"} & set(words) for words in headings)
+        assert len(set(answer.warnings)) == len(answer.warnings)
+    device = capture.summary("device").to_frame()
+    assert device["name"].tolist() == ["CPU operators"] and device["device"].isna().all()
+
+
 def test_operators_of_the_summary_are_the_same_ones(recorded: Path) -> None:
     calls, _ = calls_and_own_time(recorded)
     table = nvprof_kit.open(recorded).summary("operator").to_frame()
