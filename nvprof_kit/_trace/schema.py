@@ -363,6 +363,10 @@ MEMORY_TABLES = ("marks", "allocations")
 """The optional tables with memory data."""
 
 
+SOUGHT = "sought"
+"""`CaptureInfo.evidence` of a capture without ranges of ours, before it is decided what its layers are from."""
+
+
 @dataclass(frozen=True)
 class CaptureInfo:
     """Metadata of a capture.
@@ -378,6 +382,7 @@ class CaptureInfo:
         processes: Number of processes with ranges or operations.
         session_ns: Run time of the profiled program, including the time outside the collected window; 0 if unknown.
         other_domains: Names of the NVTX domains that are not in `Trace.ranges`.
+        evidence: What the layers are from where no option says it: `structure`, a known program; '' if they are ours.
         own_window: Whether the program started the collected window with cudaProfilerStart.
         lacks: Why there are no operations, and what to do; '' if there are some. Without operations, only CPU times are
             available.
@@ -396,6 +401,7 @@ class CaptureInfo:
     own_window: bool = False
     other_domains: tuple[str, ...] = ()
     lacks: str = ""
+    evidence: str = ""
     warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:

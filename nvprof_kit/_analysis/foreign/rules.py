@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 
 from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range
+from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range, strip_wrappers
 
 OPERATORS = ("forward", "engine", "node")
 """The kinds of autograd operators: forward operators, the engine's events for a node, and the nodes themselves."""
 
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+PAIR = ("start", "end")
+"""The sides of a layer that two ranges bound: it lasts from the start of the first to the end of the second."""
+
 _TEMPLATES = ("layer", "phase", "step", "plain")
-_KEYS = frozenset({"match", "category", "operator", *_TEMPLATES})
+_KEYS = frozenset({"match", "category", "operator", "pair", "part", *_TEMPLATES})
 _HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule"})
 _DIGITS = 18
 """Maximum digits of a sequence number; longer ones do not fit in int64 and are ignored."""
@@ -38,12 +41,16 @@ class Meaning(NamedTuple):
         operator: One of `OPERATORS`, or '' if it is not an autograd operator.
         sequence: The operator's sequence number, -1 if none.
         ruled: Whether a rule matched.
+        pair: One of `PAIR`, or '' if the range is a layer itself.
+        part: The part of the layer that a range of a pair is, '' if none.
     """
 
     name: RangeName
     operator: str = ""
     sequence: int = -1
     ruled: bool = True
+    pair: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Rule:
         layer, phase, step: Templates; None if the rule does not define them.
         plain: Template that extracts the name from the text; the result is interpreted as if no rule matched.
         operator: One of `OPERATORS`, or ''.
+        pair: One of `PAIR`, or ''.
+        part: The part of the layer that the range itself is, for a pair.
     """
 
     match: re.Pattern[str]
@@ -65,8 +74,10 @@ class Rule:
     step: str | None = None
     plain: str | None = None
     operator: str = ""
+    pair: str = ""
+    part: str = ""
 
-    def meaning(self, text: str, category: str | None) -> Meaning | None:
+    def meaning(self, text: str, category: str | None) -> Meaning | None:  # noqa: PLR0911
         """The meaning of a range by this rule, None if the rule does not match."""
         found = self.match.fullmatch(text)
         if not found or (self.category is not None and not self.category.fullmatch(category or "")):
@@ -85,6 +96,9 @@ class Rule:
             return Meaning(parse_range(self.plain.format_map(groups), category), ruled=False)
         if step is not None:
             return Meaning(RangeName(f"step {step}" if step.isdecimal() else text, Category.STEP))
+        layer = strip_wrappers(layer) if layer else layer
+        if layer and self.pair:
+            return Meaning(RangeName(layer, Category.USER), pair=self.pair, part=self.part)
         if layer:
             known = (phase or "").lower()
             return Meaning(RangeName(layer, Category(known) if known in _LAYER_PHASES else Category.FORWARD))
@@ -203,8 +217,11 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     operator = entry.get("operator", "")
     if operator not in ("", *OPERATORS):
         raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
+    pair = entry.get("pair", "")
+    if pair not in ("", *PAIR):
+        raise UsageError(f"{named}: pair = {pair!r}; needed one of {', '.join(PAIR)}")
     category = _pattern(entry["category"], named) if "category" in entry else None
-    return Rule(match, category, **templates, operator=operator)
+    return Rule(match, category, **templates, operator=operator, pair=pair, part=entry.get("part", ""))
 
 
 def _odd_field(template: str, groups: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ operators. The result is a regular `Trace`; the recorded data is unchanged.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution import autograd_links as links
 from nvprof_kit._analysis.attribution.autograd_links import Operators
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest, outer_layers
-from nvprof_kit._analysis.foreign.rules import OPERATORS, Meaning, Rules
+from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, preset, presets
+from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
-from nvprof_kit._trace.schema import Trace
-from nvprof_kit.names import Category, RangeName
+from nvprof_kit._trace.schema import SOUGHT, Trace
+from nvprof_kit.names import DOMAIN, Category, RangeName
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
+_BLOCK = re.compile(r"\.\d+(\.|$)")
 _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
 
@@ -36,8 +39,41 @@ def translate(trace: Trace, rules: Rules | None = None) -> Trace:
         range derived from operators is an interval in which the layer's nodes ran one after another.
         `CaptureInfo.warnings` says how many were found. A capture that needs no translation is returned unchanged.
     """
+    if trace.info.evidence == SOUGHT:
+        trace = replace(trace, info=replace(trace.info, evidence=""))
+        if rules is None:
+            return _from_evidence(trace)
     if rules is None and trace.operators is None:
         return trace
+    return _by_rules(trace, rules)
+
+
+def _from_evidence(trace: Trace) -> Trace:
+    """Take the layers of a capture without ranges of ours from the first evidence that it has: ranges of a known
+    program, module events, the order of kernels, operators, and any ranges.
+    """
+    layers = [text for text in trace.ranges["text"].cat.categories if _BLOCK.search(str(text))]
+    if trace.info.domain == DOMAIN and layers:  # module events of PyTorch
+        return _by_rules(trace, None) if trace.operators is not None else trace
+    rules = recognise(trace) if trace.info.domain != DOMAIN else None
+    if rules is not None and _Renamed(trace, rules).is_a(_FORWARD).any():
+        named = (
+            f"layers are from the ranges of {rules.title}, which were recognised; --rules or --domain overrides this"
+        )
+        info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, named))
+        return _by_rules(replace(trace, info=info), rules)
+    found = add_structure(trace)
+    if found.info.evidence == EVIDENCE:
+        return replace(found, operators=None)
+    if rules is not None or trace.operators is not None:
+        return _by_rules(trace, rules)
+    if not len(trace.ranges):
+        return found
+    return _by_rules(trace, preset("torch-nvtx")) if trace.info.domain != DOMAIN else trace
+
+
+def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
+    """Translate the ranges by rules, and derive the backward pass from operators."""
     ranges = _Renamed(trace, rules)
     warnings = [*ranges.warnings()]
     operators = ranges.operators() if trace.operators is None else _operators_of(trace.operators)
@@ -57,6 +93,24 @@ def translate(trace: Trace, rules: Rules | None = None) -> Trace:
     )
 
 
+def recognise(trace: Trace) -> Rules | None:
+    """The rules of the known program whose ranges a capture has, by the texts that they match; None if it has none."""
+    text = trace.ranges["text"].cat
+    counts = np.bincount(text.codes.to_numpy()[text.codes.to_numpy() >= 0], minlength=len(text.categories))
+    best: tuple[float, Rules | None] = (0.0, None)
+    for name in presets():
+        rules = preset(name)
+        meanings = [rules.meaning(str(category)) for category in text.categories]
+        layers = sum(
+            count
+            for meaning, count in zip(meanings, counts.tolist(), strict=True)
+            if meaning.ruled and (meaning.name.category is Category.FORWARD or meaning.operator)
+        )
+        if layers > best[0]:
+            best = (layers, rules)
+    return best[1]
+
+
 class _Renamed:
     """The ranges of a capture during translation: columns, and an index into names for each range."""
 
@@ -71,6 +125,8 @@ class _Renamed:
         self._name = self._meaning.astype(np.int64)
         if any(name.text.startswith(".") for name in self._names):
             self._continue_paths()
+        self._cut_pairs: list[str] = []
+        self._add_pairs()
 
     def is_a(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
         """Which ranges have one of these categories."""
@@ -88,13 +144,63 @@ class _Renamed:
         if self._rules is None or self._rules.otherwise == "layer":
             return []
         loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
+        cut = [
+            f"{len(self._cut_pairs)} layers are cut by the window's edge, so their figures are those of a part: "
+            + ", ".join(sorted(set(self._cut_pairs), key=self._cut_pairs.index)[:4])
+        ]
+        cut = cut if self._cut_pairs else []
         if not loose.any():
-            return []
+            return cut
         example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text
         return [
+            *cut,
             f"{np.count_nonzero(loose)} of {len(loose)} ranges fit no rule for {self._rules.title} and count for "
-            f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers"
+            f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers",
         ]
+
+    def _add_pairs(self) -> None:
+        """Add the layers that two ranges bound, on the thread of both, and name what runs inside them."""
+        sides = np.array([("", *PAIR).index(meaning.pair) for meaning in self._meanings], dtype=np.int64)[self._meaning]
+        rows = np.flatnonzero(sides)
+        if not len(rows):
+            return
+        start, end, pid, tid = (self._columns[name] for name in ("start_ns", "end_ns", "pid", "tid"))
+        rows = rows[np.lexsort((start[rows], tid[rows]))]
+        bounds: list[tuple[int, int, int, int, str]] = []
+        open_rows: dict[tuple[int, str], int] = {}
+        for row in rows.tolist():
+            meaning = self._meanings[self._meaning[row]]
+            key = (int(tid[row]), meaning.name.text)
+            if meaning.pair == PAIR[0]:
+                open_rows[key] = row
+                continue
+            first = open_rows.pop(key, None)
+            if first is None:  # begun before the window
+                self._cut_pairs.append(meaning.name.text)
+            begin = start[first] if first is not None else start[tid == tid[row]].min()
+            bounds.append((int(begin), int(end[row]), int(pid[row]), int(tid[row]), meaning.name.text))
+        for (thread, text), row in open_rows.items():  # not ended in the window
+            self._cut_pairs.append(text)
+            bounds.append((int(start[row]), int(end[tid == thread].max()), int(pid[row]), thread, text))
+        texts = sorted({bound[4] for bound in bounds})
+        columns = {
+            name: np.array([bound[place] for bound in bounds], dtype=np.int64)
+            for place, name in enumerate(("start_ns", "end_ns", "pid", "tid"))
+        }
+        before = len(self._name)
+        name = np.array([texts.index(bound[4]) for bound in bounds], dtype=np.int64)
+        self._append(columns, [RangeName(text, Category.FORWARD) for text in texts], name)
+        self._name_inside(before)
+
+    def _name_inside(self, first: int) -> None:
+        """Name the operators and the ends of a pair directly inside the layers from the row `first` on as its parts."""
+        parent = self._nesting().parent
+        for row in np.flatnonzero(parent[:first] >= first).tolist():
+            meaning = self._meanings[self._meaning[row]]
+            part = meaning.part or (meaning.name.text.rpartition("::")[2] if meaning.operator == OPERATORS[0] else "")
+            if part:
+                self._names.append(RangeName(f"{self._names[self._name[parent[row]]].text}.{part}", Category.FORWARD))
+                self._name[row] = len(self._names) - 1
 
     def operators(self) -> Operators:
         """The operators among the ranges, according to the rules."""

@@ -16,6 +16,7 @@ from nvprof_kit.names import Category, parse_kineto_name
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"\w+Backward\d*")
 _MODULE = "nn.Module: "
+_NUMBER = re.compile(r"_\d+$")
 _LIBRARY_ANNOTATIONS = (
     "nccl:",
     "c10d::",
@@ -50,8 +51,8 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
         calls, paths = _modules(events.modules)
         if paths:
             events.warnings.append(
-                f"modules are named by class and number, as PyTorch records them ({paths[-1].rpartition('.')[2]}), and "
-                "not by their names in the model; nvprof-kit record --annotate, or annotate_model(model), gives these"
+                f"layers are from PyTorch's module events: named by class and order ({paths[-1]}), not by their names "
+                "in the model; nvprof-kit record --annotate, or annotate_model(model), gives these"
             )
         rows = joined([rows, calls])
         named += [(path, Category.FORWARD.value) for path in paths]
@@ -99,32 +100,57 @@ def _plain_annotation(name: str) -> tuple[str, str] | None:
     """Text and category of an annotation in a trace without ranges of this package. An annotation outside the loop
     keeps its text; annotations of libraries are ignored.
     """
-    if not name or name.startswith(_LIBRARY_ANNOTATIONS):
-        return None
-    return loop_annotation(name) or (name, "")
+    if loop := loop_annotation(name):
+        return loop
+    return (name, "") if name and not name.startswith(_LIBRARY_ANNOTATIONS) else None
 
 
 def _modules(calls: Rows) -> tuple[Rows, list[str]]:
-    """Module calls with paths; a module's path comes from its first call inside another module:
-    ``Llama_0.Block_3.MLP_3``.
+    """Module calls with paths, by the nesting of the calls: ``Llama.Block.3.MLP``.
 
-    The trace identifies modules by class and number, not by their name in the model.
+    The trace identifies modules by class and a number of its own. A child is named by its class, and where a parent has
+    several children of one class, by its number among these, in the order of their first calls. A module that several
+    parents share has a path in each.
     """
     calls = calls.take(calls.by_name(lambda name: name.startswith(_MODULE), bool))
     calls = calls.take(np.lexsort((-calls.end_ns, calls.start_ns, calls.tid)))
     names = calls.by_name(lambda name: name[len(_MODULE) :]).tolist()
     start, end, thread = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.tid.tolist()
-    path: dict[str, str] = {}
+    around = np.full(len(names), -1, dtype=np.int64)
     open_calls: list[int] = []
-    for call, name in enumerate(names):
+    for call in range(len(names)):
         while open_calls and (thread[open_calls[-1]] != thread[call] or end[open_calls[-1]] <= start[call]):
             open_calls.pop()
-        around = path[names[open_calls[-1]]] if open_calls else ""
-        if around and "." not in path.get(name, "") and name not in around.split("."):
-            path[name] = f"{around}.{name}"
-        path.setdefault(name, name)
+        around[call] = open_calls[-1] if open_calls else -1
         open_calls.append(call)
-    return calls, [path[name] for name in names]
+    return calls, _paths(names, around.tolist())
+
+
+def _paths(names: list[str], around: list[int]) -> list[str]:
+    """The path of each call from its name and the call around it, which comes before it."""
+    scopes: list[int] = []
+    scope_of: dict[tuple[int, str], int] = {}
+    siblings: dict[tuple[int, str], dict[str, int]] = {}
+    within: dict[str, int] = {}
+    for name, parent in zip(names, around, strict=True):
+        if parent < 0 and name in within:  # a recompute calls a module outside the modules that hold it
+            scopes.append(within[name])
+            continue
+        above = scopes[parent] if parent >= 0 else -1
+        scope = scope_of.setdefault((above, name), len(scope_of))
+        kind = _NUMBER.sub("", name)
+        numbers = siblings.setdefault((above, kind), {})
+        numbers.setdefault(name, len(numbers))
+        scopes.append(scope)
+        if parent >= 0:
+            within.setdefault(name, scope)
+    paths: list[str] = []
+    for above, name in scope_of:
+        kind = _NUMBER.sub("", name)
+        numbers = siblings[above, kind]
+        own = f"{kind}.{numbers[name]}" if len(numbers) > 1 else kind
+        paths.append(f"{paths[above]}.{own}" if above >= 0 else own)
+    return [paths[scope] for scope in scopes]
 
 
 # ---------------------------------------------------------------- operators

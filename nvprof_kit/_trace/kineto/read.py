@@ -27,9 +27,9 @@ from nvprof_kit._trace.kineto.calls import (
     read_shapes,
 )
 from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
-from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
+from nvprof_kit._trace.kineto.ranges import has_ours, read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
-from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
+from nvprof_kit._trace.schema import OP_KINDS, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 
@@ -65,12 +65,15 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or "
             "torch.profiler with CPU (and CUDA) activities"
         )
+    if not has_ours(events):
+        optional = {*optional, "name"}  # the names of kernels may have to show the layers
     if on_gpu:
         ops, api = _gpu_ops(events, process, optional), _launches(events, process, optional)
     else:
         ops, api = _cpu_ops(events.operators, process, optional)
         api |= {"duration_ns": np.zeros_like(api["start_ns"])} if "duration_ns" in optional else {}
     ranges = read_ranges(events, process)
+    ours = has_ours(events)
     operators = read_operators(events, process)
     odd = (*check_operations(named, ops, api), *events.warnings)
     return Trace(
@@ -82,6 +85,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             gpus=_gpu_names(file.other.get("deviceProperties"), np.unique(ops["device"])) if on_gpu else (),
             ordinals=tuple(np.unique(ops["device"]).tolist()) if on_gpu else (),
             on_gpu=on_gpu,
+            evidence="" if ours or not on_gpu else SOUGHT,
             warnings=odd if on_gpu else (_NO_GPU, *odd),
         ),
         ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),

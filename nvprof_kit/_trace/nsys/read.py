@@ -6,6 +6,7 @@ versions. Worker threads read the two large tables during the import of pandas, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.domains import DEFAULT, named_domains
 from nvprof_kit._trace.files.checks import (
     DAY_NS,
     check_after_zero,
@@ -36,9 +37,13 @@ from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for, warn_of_descriptions
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
-from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, CaptureInfo, Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import DOMAIN
 
+_LIBRARY = re.compile(
+    r"^(nccl|nvshmem|cublas|cudnn|cufft|cusparse|cusolver|cutlass|cccl|thrust|nvtx|ucx|ucp|openmp|mpi)", re.I
+)
 _MOMENTS = ("start_ns", "end_ns", "time_ns")
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
@@ -66,7 +71,12 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         if lacks and not cpu_only:
             raise CaptureError(f"{named}: {lacks}")
         domains = tables.nvtx_domains(db)
-        _check_has_domain(db, domains, domain, named)
+        others_ranges = domain == DOMAIN and not tables.has_ranges(db, domains, domain)
+        if others_ranges:  # nothing of ours: what other programs name, or nothing
+            domain = _domains_of_programs(domains)
+            optional = {*optional, "name"}
+        else:
+            _check_has_domain(db, domains, domain, named)
         only, lengths = busy_calls(db) if BUSY_CALLS in optional else "", "duration_ns" in optional
         with ThreadPoolExecutor(max_workers=2) as pool:
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
@@ -88,7 +98,8 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             calls = read_calls(db, fetched, operators=not only) if calls_job else None
             checks_job = pool.submit(check_operations, named, ops, api)
             known, api = api, tables.with_missed_launches(db, api, ops)
-            _check_has_ranges(ranges, domain, named)
+            if not others_ranges:
+                _check_has_ranges(ranges, domain, named)
             tables.close_open_ranges(db, ranges, api, ops)
             timed = [ranges, api, ops, *([calls] if calls else [])]
             moments = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
@@ -101,10 +112,9 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         more = _optional_tables(db, domain, {*optional} - {"calls"}, moments)
         others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
+        info = _info(db, domain, ranges, ops, launches, more_warnings=(*odd, *handed_over), others=others, lacks=lacks)
         return Trace(
-            info=_info(
-                db, domain, ranges, ops, launches, more_warnings=(*odd, *handed_over), others=others, lacks=lacks
-            ),
+            info=replace(info, evidence=SOUGHT) if others_ranges else info,
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -209,6 +219,11 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
             f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
             "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain, or --rules"
         )
+
+
+def _domains_of_programs(domains: tables.Domains) -> str:
+    """The domains that name what a program does: all but those of libraries."""
+    return ",".join([DEFAULT, *sorted(name for name in domains.by_name if name and not _LIBRARY.search(name))])
 
 
 def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:

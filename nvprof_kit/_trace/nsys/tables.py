@@ -90,6 +90,19 @@ def has_categories(domains: Domains, domain: str) -> bool:
     return any((pid, id_) in pairs or (default and id_ == _DEFAULT_DOMAIN) for pid, id_, _ in domains.categories)
 
 
+def has_ranges(db: Database, domains: Domains, domain: str) -> bool:
+    """Whether the capture has ranges of a domain, or of one of several separated by commas."""
+    ids = _domain_ids(domains, domain)
+    if "NVTX_EVENTS" not in db.tables or not ids:
+        return False
+    return bool(
+        db.rows(
+            f"SELECT 1 FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_NESTED + _START_END)}) "
+            f"AND coalesce(domainId, 0) IN ({integer_list(ids)}) LIMIT 1"
+        )
+    )
+
+
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
     """Columns of the schema's ``ranges`` for one domain, or several separated by commas. A range without an end is
     open; exporters before 2022 wrote 0 for it.
@@ -115,6 +128,10 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     and payload; `MISSING_PAYLOAD` means a missing end or payload. Events of unknown types and domains are read too, and
     cause a warning.
     """
+    if "NVTX_EVENTS" not in db.tables:
+        empty = np.empty(0, dtype=np.int64)
+        numbers = dict.fromkeys(("start", "end", "kind", "tid", "payload", "pid"), empty)
+        return {**numbers, "category": labels(empty, [""]), "text": labels(empty, [""])}
     pairs, types = _pairs_of(domains, domain), defined(db, EVENT_TYPES)
     registered = {pair for some in domains.by_name.values() for pair in some}
     others = {_DEFAULT_DOMAIN, *(id_ for _, id_ in registered)} - _domain_ids(domains, domain)
@@ -179,6 +196,8 @@ def _domain_ids(domains: Domains, domain: str) -> set[int]:
 
 def handed_over(db: Database, domains: Domains, domain: str) -> int:
     """Number of ranges of the domain that end on a different thread."""
+    if "NVTX_EVENTS" not in db.tables:
+        return 0
     ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
     found = db.rows(
         f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "

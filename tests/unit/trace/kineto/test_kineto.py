@@ -170,8 +170,8 @@ def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, ar
     if arrows:
         for number, (forward, backward) in enumerate(((1, 202), (3, 302))):
             events += [arrow(number, "s", 20, forward), arrow(number, "f", backward, 2)]
-    forward = {("Net_0.Linear_0", "forward"): 1}
-    told = {("Net_0.Linear_0", "backward"): 2, ("Other_0", "backward"): 3}
+    forward = {("Net.Linear", "forward"): 1}
+    told = {("Net.Linear", "backward"): 2, ("Other", "backward"): 3}
     assert sums(write(tmp_path / "a.json", *events)) == forward | (told if arrows else {("(none)", "backward"): 5})
 
 
@@ -184,7 +184,7 @@ def test_a_module_keeps_the_path_of_its_first_call(tmp_path: Path) -> None:
         *(event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=at) for at, tid in ((15, 1), (65, 2))),
         *(event("kernel", "gemm", 1000 + at, 0.001, correlation=at, device=0, stream=7) for at in (15, 65)),
     ]
-    assert sums(write(tmp_path / "a.json", *events)) == {("Net_0.Block_0", "forward"): 2}
+    assert sums(write(tmp_path / "a.json", *events)) == {("Net.Block", "forward"): 2}
 
 
 def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
@@ -296,5 +296,8 @@ def test_modules_without_names_are_told_of(tmp_path: Path) -> None:
         event("cpu_op", "aten::mm", 10, 5),
     )
     trace = open_capture(path)
-    assert trace.ranges["text"].tolist() == ["Block_1", "Block_1.Linear_7"]
-    assert any("(Linear_7), and not by their names in the model" in warning for warning in trace.info.warnings)
+    assert trace.ranges["text"].tolist() == ["Block", "Block.Linear"]
+    assert any(
+        "by class and order (Block.Linear), not by their names in the model" in warning
+        for warning in trace.info.warnings
+    )

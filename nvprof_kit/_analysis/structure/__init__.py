@@ -1,0 +1,1 @@
+"""Layers from the order of kernels alone, where a capture names none."""

@@ -1,0 +1,63 @@
+"""Alignment of two stretches of kernels that begin alike, where one lacks kernels of the other or has more."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+
+_MATCH, _MISMATCH, _OPEN, _EXTEND = 1.0, -1.0, -2.0, -0.05
+LONGEST = 1200
+"""Kernels of each stretch that are compared at most."""
+
+
+def common_start(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+    """How far two stretches agree from their start on.
+
+    Args:
+        one: Tokens, shape ``(m,)``.
+        other: Tokens, shape ``(n,)``.
+
+    Returns:
+        The number of kernels of each in the part that agrees best, and its score: 1 for each kernel in common, less for
+        those that differ (gaps cost little more when they are long).
+    """
+    one, other = one[:LONGEST], other[:LONGEST]
+    equal = np.flatnonzero(one[: len(other)] != other[: len(one)])
+    same = int(equal[0]) if len(equal) else min(len(one), len(other))
+    if same == min(len(one), len(other)):
+        return same, same, float(same)
+    width = len(other) + 1
+    column = np.arange(width)
+    above = np.where(column == 0, 0.0, _OPEN + _EXTEND * column)
+    vertical = np.full(width, -np.inf)
+    best = (0, 0, 0.0)
+    for row, token in enumerate(one.tolist(), 1):
+        vertical = np.maximum(vertical + _EXTEND, above + _OPEN)
+        step = np.full(width, -np.inf)
+        step[1:] = above[:-1] + np.where(other == token, _MATCH, _MISMATCH)
+        here = np.maximum(step, vertical)
+        # a gap in `other`: the best of all columns to the left, minus what the gap costs
+        before = np.maximum.accumulate(here - _EXTEND * column)
+        here[1:] = np.maximum(here[1:], before[:-1] + _OPEN + _EXTEND * column[1:])
+        place = int(np.argmax(step))
+        if step[place] > best[2]:
+            best = (row, place, float(step[place]))
+        if here.max() < best[2] - 60:
+            break
+        above = here
+    return best
+
+
+def common_end(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+    """As `common_start`, from the end back."""
+    return common_start(one[::-1], other[::-1])
+
+
+def similarity(one: Int64Array, other: Int64Array) -> float:
+    """Share of kernels that two stretches have in common, in any order: 0 to 1."""
+    if not len(one) or not len(other):
+        return float(len(one) == len(other))
+    width = int(max(one.max(), other.max())) + 1
+    counts = np.bincount(one, minlength=width), np.bincount(other, minlength=width)
+    return float(np.minimum(*counts).sum() / np.maximum(*counts).sum())

@@ -1,0 +1,275 @@
+"""From anchors to blocks: passes through the model, where each block begins and ends, and one number for each layer.
+
+A *pass* is a stretch of anchors of one direction between two visits of the model's ends (the embedding, the loss).
+The kernels between two anchors are the end of one block and the start of the next. Where one ends is seen at the edge
+of the pass: before the first block of a forward pass there is no other block, so what precedes its anchor and recurs
+before the others is the start of a block. The last block of a backward pass has none after it in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.structure.align import common_end, common_start, similarity
+from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Bools, Sequence
+
+_ALIKE = 0.6
+_SAME_STACK = 0.5
+_COMMON = 0.75
+"""A kernel that is in more of the stretches between anchors than this is part of every block."""
+
+
+@dataclass
+class Block:
+    """One run of one block: positions ``first`` to ``last`` of a sequence, its direction, and where it belongs."""
+
+    first: int
+    last: int
+    direction: int
+    anchors: tuple[Anchor, ...]
+    recomputes: bool = False
+    stack: int = -1
+    number: int = -1
+
+
+@dataclass
+class Pass:
+    """A pass through the blocks of one stack, in the order of launches."""
+
+    direction: int
+    anchors: list[Anchor]
+    width: int = 1
+    blocks: list[Block] = field(default_factory=list)
+    stack: int = -1
+
+
+def find_passes(sequence: Sequence) -> list[Pass]:
+    """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
+    anchors, recomputed = _without_recompute(sequence.anchors)
+    passes: list[Pass] = []
+    for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
+        passes += _split(sequence, list(group), direction)
+    found = [one for one in passes if _set_width(sequence, one)]
+    for index, one in enumerate(passes):
+        if one in found:
+            left = passes[index - 1].anchors[-1].last + 1 if index else 0
+            right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
+            for neighbour, begin, end in (
+                (index - 1, left, one.anchors[0].first),
+                (index + 1, one.anchors[-1].last + 1, right),
+            ):
+                both = [one, passes[neighbour]] if 0 <= neighbour < len(passes) else [one]
+                common = np.concatenate([gap for each in both for gap in _gaps(sequence, each)])
+                outer = begin + np.flatnonzero(sequence.outer[begin:end] & ~np.isin(sequence.token[begin:end], common))
+                if len(outer) and neighbour < index:
+                    left = int(outer[0]) + 1
+                elif len(outer):
+                    right = int(outer[-1]) + 1
+            _cut(sequence, one, left, right)
+    again = {anchor.first for anchor in recomputed}
+    for one in found:
+        for block in one.blocks:
+            block.recomputes = one.direction == BACKWARD and any(block.first <= first <= block.last for first in again)
+    return found
+
+
+def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Anchor]]:
+    """Leave out the forward anchors that a backward pass runs again: runs as long as the backward run they precede."""
+    runs = [list(group) for _, group in groupby(anchors, key=lambda anchor: anchor.direction)]
+    dropped: set[int] = set()
+    index = 0
+    while index + 3 < len(runs):
+        if runs[index][0].direction != FORWARD:
+            index += 1
+            continue
+        end = index + 2
+        while end + 1 < len(runs) and len(runs[end]) == len(runs[end + 1]) and len(runs[end]) <= len(runs[index]) // 2:
+            end += 2
+        backward = sum(len(run) for run in runs[index + 1 : end : 2])
+        first = len(runs[index + 1])
+        if end > index + 2 and len(runs[index]) == backward + first:
+            dropped.update(id(anchor) for anchor in runs[index][-first:])
+            dropped.update(id(anchor) for run in runs[index + 2 : end : 2] for anchor in run)
+        index = end
+    left = [anchor for anchor in anchors if id(anchor) not in dropped]
+    return left, [anchor for anchor in anchors if id(anchor) in dropped]
+
+
+def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pass]:
+    """Divide anchors of one direction into passes where the model's ends lie between two of them."""
+    gaps = [(one.last + 1, other.first) for one, other in pairwise(anchors)]
+    if not gaps:
+        return [Pass(direction, anchors)]
+    width = int(sequence.token.max()) + 1
+    inside = [np.unique(sequence.token[begin:end]) for begin, end in gaps]
+    share = np.bincount(np.concatenate(inside), minlength=width) / len(gaps)
+    ends, outer = (set(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
+    ends = {token for token in ends if share[token] < _COMMON}
+    breaks = []
+    for index, tokens in enumerate(inside):
+        near = [inside[place] for place in range(max(index - 2, 0), min(index + 3, len(inside))) if place != index]
+        here = outer.intersection(tokens.tolist())
+        if ends & here or here.difference(*(tokens.tolist() for tokens in near)):
+            breaks.append(index + 1)
+    edges = [0, *breaks, len(anchors)]
+    return [Pass(direction, anchors[begin:end]) for begin, end in pairwise(edges)]
+
+
+def _gaps(sequence: Sequence, one: Pass) -> list[Int64Array]:
+    return [
+        sequence.token[before.last + 1 : after.first]
+        for before, after in zip(one.anchors, one.anchors[1:], strict=False)
+    ]
+
+
+def _set_width(sequence: Sequence, one: Pass) -> bool:
+    """Find how many anchors a block of the pass has; False if the pass shows no repetition."""
+    gaps = _gaps(sequence, one)
+    if not gaps:
+        return False
+    coarse = [
+        sequence.coarse[before.last + 1 : after.first]
+        for before, after in zip(one.anchors, one.anchors[1:], strict=False)
+    ]
+    alike = [
+        max(similarity(a, b), similarity(c, d) - 0.15)
+        for a, b, c, d in zip(gaps, gaps[1:], coarse, coarse[1:], strict=False)
+    ]
+    every_second = [
+        max(similarity(a, b), similarity(c, d) - 0.15)
+        for a, b, c, d in zip(gaps, gaps[2:], coarse, coarse[2:], strict=False)
+    ]
+    if len(one.anchors) % 2 == 0 and len(gaps) >= 3:
+        products = [
+            np.count_nonzero(sequence.product[a.last + 1 : b.first])
+            for a, b in zip(one.anchors, one.anchors[1:], strict=False)
+        ]
+        lengths = [len(gap) for gap in gaps]
+        shorter = max(products[0::2]) < min(products[1::2]) and max(lengths[0::2]) < min(lengths[1::2])
+        if shorter and np.median(every_second) > np.median(alike) + 0.1:
+            one.width = 2
+            return True
+    if not alike:
+        return True
+    best = [max(pair) for pair in zip([0.0, *alike], [*alike, 0.0], strict=False)]
+    return float(np.median(best)) >= _ALIKE or (len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE)
+
+
+def _cut(sequence: Sequence, one: Pass, left: int, right: int) -> None:
+    """Find where the blocks of a pass begin and end."""
+    token = sequence.token
+    groups = [tuple(one.anchors[index : index + one.width]) for index in range(0, len(one.anchors), one.width)]
+    before = token[left : groups[0][0].first]
+    after = token[groups[-1][-1].last + 1 : right]
+    spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
+    gaps = [token[begin:end] for begin, end in spans]
+    if one.direction == FORWARD:
+        sizes = _propagate(gaps, before, from_end=True)
+        borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
+        # what precedes the first block may end as a block does, with a sum and a norm: the sum is the block's
+        borders = [
+            border + _leading(sequence.residual[border:end]) for border, (_, end) in zip(borders, spans, strict=True)
+        ]
+    else:
+        sizes = _propagate(gaps, after, from_end=False)
+        borders = [begin + size for (begin, _), size in zip(spans, sizes, strict=True)]
+        for index, (gap, (_begin, end)) in enumerate(zip(gaps, spans, strict=True)):
+            start = end - common_end(before, gap)[1]
+            if start > borders[index]:  # the last block's backward lacks kernels: it is shorter than the others' ends
+                products = np.flatnonzero(sequence.product[start:end])
+                borders[index] = start + (int(products[0]) if len(products) else 0)
+    starts = [token[border:end] for border, (_, end) in zip(borders[:3], spans, strict=False)]
+    ends = [token[begin:border] for border, (begin, _) in zip(borders[-3:], spans[-3:], strict=False)]
+    head = max(common_end(before, part)[0] for part in starts)
+    tail = max(common_start(after, part)[0] for part in ends)
+    edges = [groups[0][0].first - head, *borders, groups[-1][-1].last + 1 + tail]
+    one.blocks = [
+        Block(begin, end - 1, one.direction, group) for begin, end, group in zip(edges, edges[1:], groups, strict=False)
+    ]
+
+
+def _leading(flags: Bools) -> int:
+    """How many flags are set before the first that is not."""
+    unset = np.flatnonzero(~flags)
+    return int(unset[0]) if len(unset) else 0
+
+
+def _propagate(gaps: list[Int64Array], edge: Int64Array, *, from_end: bool) -> list[int]:
+    """For each gap, the length of the part next to the known edge's kind of block."""
+    if from_end:
+        gaps, edge = [gap[::-1] for gap in gaps], edge[::-1]
+    keys = [gap.tobytes() for gap in gaps]
+    kinds = dict(zip(keys, gaps, strict=True))
+    lengths: dict[bytes, int] = {}
+    scored = {key: common_start(edge, gap) for key, gap in kinds.items()}
+    top = max(score for _, _, score in scored.values())
+    for key, (_, size, score) in scored.items():
+        if score >= 0.6 * top:
+            lengths[key] = size
+    # a block of another kind: what follows its part is the other side of a gap that is known
+    while len(lengths) < len(kinds):
+        rest = [key for key in kinds if key not in lengths]
+        others = [kinds[key][lengths[key] :][::-1] for key in lengths]
+        parts = [kinds[key][: lengths[key]] for key in lengths]
+        options = []
+        for key in rest:
+            gap = kinds[key]
+            for other in others:
+                size, _, score = common_start(gap[::-1], other)
+                options.append((score / max(len(other), 1), key, len(gap) - size))
+            for part in parts:
+                size, _, score = common_start(gap, part)
+                options.append((score / max(len(part), 1), key, size))
+        score, key, size = max(options, key=lambda option: option[0])
+        lengths[key] = size
+    return [lengths[key] for key in keys]
+
+
+def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
+    """Give each block its stack and number, so that a layer is the same in every pass.
+
+    Forward passes with as many blocks of about the same kernels are the same stack. Backward passes belong to the
+    forward passes before them, in reverse order.
+
+    Returns:
+        One forward pass of each stack (a backward pass where there is no forward one).
+    """
+    stacks: list[Pass] = []
+    waiting: list[Pass] = []
+    for one in passes:
+        if one.direction == FORWARD:
+            one.stack = _stack_of(stacks, one, sequence)
+            if waiting and waiting[-1].direction == BACKWARD:
+                waiting = []
+            waiting.append(one)
+        else:
+            same = [other for other in waiting if other.direction == FORWARD and len(other.blocks) == len(one.blocks)]
+            if same:
+                one.stack = same[-1].stack
+                waiting.remove(same[-1])
+            else:
+                one.stack = _stack_of(stacks, one, sequence)
+        last = len(one.blocks) - 1
+        for index, block in enumerate(one.blocks):
+            block.stack = one.stack
+            block.number = index if one.direction == FORWARD else last - index
+    return stacks
+
+
+def _stack_of(stacks: list[Pass], one: Pass, sequence: Sequence) -> int:
+    """The stack that a pass runs, a new one if no stack is alike."""
+    for number, other in enumerate(stacks):
+        alike = len(other.blocks) == len(one.blocks) and other.width == one.width
+        if alike and similarity(_inside(other, sequence), _inside(one, sequence)) >= _SAME_STACK:
+            return number
+    stacks.append(one)
+    return len(stacks) - 1
+
+
+def _inside(one: Pass, sequence: Sequence) -> Int64Array:
+    return sequence.coarse[one.blocks[0].first : one.blocks[-1].last + 1]
