@@ -224,7 +224,7 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
         summary=summary,
         warnings=(
             *trace.info.warnings,
-            *layer_warnings(trace, attribution, summary.total_ns),
+            *layer_warnings(trace, attribution, choice, summary.total_ns),
             *(() if memory is None else memory.warnings),
         ),
         info=trace.info,

@@ -7,20 +7,22 @@ import numpy as np
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution
 from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.nesting import NONE
+from nvprof_kit._analysis.attribution.warm_up import StepChoice
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES
 
-_NOTABLE = 0.01
+NOTABLE = 0.01
+"""A smaller share of the time changes no decision, and is told in the header alone."""
 
 
-def layer_warnings(trace: Trace, attribution: Attribution, total_ns: int) -> tuple[str, ...]:
+def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[str, ...]:
     """All warnings about the owners of a capture's operations."""
     return (
         *_layers(attribution, total_ns),
         *join_warnings(trace, attribution.ranges, attribution.unjoined),
         *_lost(trace, attribution),
         *_graphs(trace, attribution),
-        *_steps(trace, attribution),
+        *_outside(trace, attribution, choice),
     )
 
 
@@ -47,7 +49,7 @@ def _lost(trace: Trace, attribution: Attribution) -> list[str]:
     for process in np.unique(pid):
         last = trace.api["start_ns"].to_numpy()[pid == process].max()
         late += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
-    if late <= _NOTABLE * np.count_nonzero(is_layer):
+    if late <= NOTABLE * np.count_nonzero(is_layer):
         return []
     return [
         f"{late} of {np.count_nonzero(is_layer)} ranges of layers begin after the last CUDA launch in the "
@@ -69,18 +71,23 @@ def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
     return warnings
 
 
-def _steps(trace: Trace, attribution: Attribution) -> list[str]:
+def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[str]:
+    """Warn about operations that no step, layer or phase launched, if they take a notable part of the time."""
+    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    shown = choice.of_ops(attribution)
     warnings = []
-    outside = int(np.count_nonzero(attribution.step == NONE))
-    if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
+    outside_ns = int(duration[(attribution.step == NONE) & ~shown].sum())
+    if not choice.asked and outside_ns > NOTABLE * duration.sum():
         warnings.append(
-            f"{outside} of {len(attribution.step)} operations are outside steps and excluded from per-step "
-            "figures; --by step lists them"
+            f"{100 * outside_ns / duration.sum():.1f} % of the time is outside steps and left out; --steps all "
+            "includes it"
         )
-    unattributed = int(np.count_nonzero(attribution.how == HOW.index("none")))
-    if unattributed > _NOTABLE * len(attribution.how):
+    whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
+    nowhere = shown & (attribution.how == HOW.index("none")) & ~whole_graph
+    nowhere_ns, shown_ns = int(duration[nowhere].sum()), int(duration[shown].sum())
+    if nowhere_ns > NOTABLE * shown_ns:
         warnings.append(
-            f"{unattributed} of {len(attribution.how)} operations were launched outside all layers and phases; "
-            "wrap the rest of the loop in nvprof_kit.phase(...)"
+            f"{100 * nowhere_ns / shown_ns:.1f} % of the time was launched outside all layers and phases; wrap the "
+            "rest of the loop in nvprof_kit.phase(...)"
         )
     return warnings

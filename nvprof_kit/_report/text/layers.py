@@ -12,6 +12,7 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
 from nvprof_kit._analysis.layers.memory import memory_tree
 from nvprof_kit._analysis.layers.split import SPLITS
+from nvprof_kit._analysis.layers.warnings import NOTABLE
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes
 from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import (
@@ -281,7 +282,7 @@ def _without_comm(summary: Summary) -> str:
 def apart(result: LayersResult) -> list[str]:
     """What the figures leave out, one line each."""
     summary, lines = result.summary, []
-    if summary.outside_ns and not result.steps.asked:
+    if 0 < summary.outside_ns <= NOTABLE * summary.capture_ns and not result.steps.asked:  # else a warning says it
         outside = Milliseconds.for_total(summary.capture_ns)(summary.outside_ns)
         lines.append(f"Outside steps: {outside} ms in the whole capture, left out; --steps all includes it")
     lines += [f"Warm-up: {reason}; left out, --steps all includes it" for reason in result.steps.left_out]

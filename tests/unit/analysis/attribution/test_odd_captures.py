@@ -78,7 +78,8 @@ def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
         (None, "layers.7", "forward"): 2,
         (4, "layers.0", "forward"): 4,
     }
-    assert any("2 of 3 operations are outside steps" in warning for warning in result.warnings)
+    left_out = [warning for warning in table(file).warnings if "outside steps" in warning]
+    assert left_out == ["42.9 % of the time is outside steps and left out; --steps all includes it"]
 
 
 def test_windows_repeated(file: NsysFile) -> None:
