@@ -34,6 +34,8 @@ CONTRACT = [
     "gpu_busy_ns",
     "cpu_ns",
     "share",
+    "total_share",
+    "steps",
 ]
 
 
@@ -61,8 +63,8 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 ROWS = [
-    ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "0.75"],
-    ["(none)", "other", "0", "1", "10", "10", "0", "0", "10", "10", "0", "0.25"],
+    ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "0.75", "0.75", "1"],
+    ["(none)", "other", "0", "1", "10", "10", "0", "0", "10", "10", "0", "0.25", "0.25", "1"],
 ]
 
 
@@ -72,12 +74,14 @@ def test_csv_has_the_columns_of_the_contract(capture: str, capsys: pytest.Captur
 
 def test_by_step_has_the_step_in_front(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--by", "step"))))
-    assert rows == [["step", "instance", *CONTRACT], *(["7", "0", *row] for row in ROWS)]
+    assert rows == [["step", "instance", *CONTRACT[:-1]], *(["7", "0", *row[:-1]] for row in ROWS)]
 
 
 def test_json_rows_have_numbers(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = json.loads(answer(capsys, capture, "--format", "json"))["rows"]
-    assert first == dict(zip(CONTRACT, ["layers.0", "forward", 1, 1, 30, 30, 0, 0, 30, 30, 100, 0.75], strict=True))
+    assert first == dict(
+        zip(CONTRACT, ["layers.0", "forward", 1, 1, 30, 30, 0, 0, 30, 30, 100, 0.75, 0.75, 1], strict=True)
+    )
 
 
 def test_the_table_is_the_default(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +219,8 @@ def foreign(tmp_path: Path) -> str:
 
 
 def test_rules_of_a_preset_bring_their_domain(foreign: str, capsys: pytest.CaptureFixture[str]) -> None:
-    table = list(csv.DictReader(io.StringIO(answer(capsys, foreign, "--rules", "torch-nvtx", "--format", "csv"))))
+    words = (foreign, "--rules", "torch-nvtx", "--steps", "all", "--format", "csv")
+    table = list(csv.DictReader(io.StringIO(answer(capsys, *words))))
     assert [(row["layer"], row["gpu_self_ns"]) for row in table] == [
         ("layers.3", "1"),
         ("layers.5", "1"),
@@ -260,7 +265,7 @@ def test_memory_is_appended_and_only_when_asked(tmp_path: Path, capsys: pytest.C
     rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--memory"))))
     assert rows == [
         [*CONTRACT, *MEMORY],
-        ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "1.0", *told, "", ""],
+        ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "1.0", "1.0", "0", *told, "", ""],
     ]
     assert answer(capsys, capture, "--format", "csv").splitlines()[0] == ",".join(CONTRACT)
     (first,) = json.loads(answer(capsys, capture, "--format", "json", "--memory"))["rows"]
