@@ -43,6 +43,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link, ways in zip(links, found, strict=True) if not any(way.exists() for way in ways)] == []
 
 
+def test_what_development_names_exists() -> None:
+    """A path in docs/development.md is one of the repository, or of the package, whose folders begin with ``_``."""
+    named = re.findall(
+        r"`((?:_|docs/|tests/|tools/|recipes/|nvprof_kit/|support/)[\w./*-]*)`", text(ROOT / "docs" / "development.md")
+    )
+    assert len(named) > 20
+    missing = [path for path in named if "/" in path and not any(
+        [*(ROOT / folder).glob(path.rstrip("/"))] for folder in (".", "nvprof_kit", "tests"))]  # fmt: skip
+    assert missing == []
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = text(ROOT / "mkdocs.yml").partition("\nnav:")[2]
     listed = set(re.findall(r": (\S+\.md)$", menu, re.MULTILINE))
