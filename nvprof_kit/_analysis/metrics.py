@@ -189,7 +189,7 @@ def metrics(
     attribution = operations.attribution
     parent = {} if own else layer_parents(attribution.ranges)
     choice = choose_steps(trace, attribution, steps)
-    wanted = choice.of_ops(attribution) if steps.selects else np.ones(len(trace.ops), dtype=bool)
+    wanted = choice.of_ops(attribution)
     each = [(key, chosen[wanted[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device)}
@@ -206,7 +206,7 @@ def metrics(
         rows=rows,
         interval_ns=interval,
         samples=sum(len(one.begin) for one in by_device.values()),
-        steps=choice.count if steps.selects else len(attribution.ranges.steps),
+        steps=choice.count,
         whole={name: float(everything[name]) for name in METRICS},
         info=trace.info,
         floor=floor,

@@ -168,14 +168,14 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)
     instances, listed = windows.instance, np.ones(len(steps), dtype=bool)
-    if choice.asked:
+    if choice.asked and not choice.everything:
         listed = np.append(choice.shown, False)[instances]
         steps, instances = steps[listed].reset_index(drop=True), instances[listed]
     counted, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
     if windows.in_step.any():
         counted, of_parts = choice.of_ops(attribution), _in_steps(idling, windows, choice)
         of_wait = windows.instance[idling.gaps["window"].to_numpy()[idling.waits["gap"].to_numpy()]]
-        idling = replace(idling, waits=idling.waits[np.append(choice.shown, False)[of_wait]])
+        idling = replace(idling, waits=idling.waits[np.append(choice.shown, choice.everything)[of_wait]])
     middle = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(listed[:middle]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
@@ -235,6 +235,8 @@ def _check(steps: pd.DataFrame) -> None:
 def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> npt.NDArray[np.bool_]:
     """Which parts of gaps are in the included steps, or outside steps while the host was fetching data."""
     parts, window = idling.parts, idling.gaps["window"].to_numpy()
+    if choice.everything:
+        return np.ones(len(parts), dtype=bool)
     gap = parts["gap"].to_numpy()
     kept: npt.NDArray[np.bool_] = np.append(choice.shown, False)[windows.instance][window][gap]
     if not choice.asked:

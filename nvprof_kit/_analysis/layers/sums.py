@@ -211,7 +211,7 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
     return _Keyed(
         keys=list(merged),
         of_range=of_range,
-        repeats=_inside_its_like(of_range, ranges),
+        repeats=inside_its_like(of_range, ranges),
         outside=outside,
         loop_phases=loop_phases,
     )
@@ -235,7 +235,7 @@ def _codes(values: npt.NDArray[Any], codes: dict[str, int]) -> Int64Array:
     return np.array([codes[value] for value in values.tolist()], dtype=np.int64)
 
 
-def _inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
+def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
     """Which ranges are nested, at any depth, in a range with the same label."""
     parent = ranges.nesting.parent
     nearest = np.append(inherit(np.where(label >= 0, np.arange(len(label)), NONE), ranges.nesting), NONE)
@@ -322,4 +322,5 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64A
         covered = Cover(pid[of_layer], start[of_layer], end[of_layer])
         length[~of_layer] -= covered.inside(pid[~of_layer], start[~of_layer], end[~of_layer])
     length = np.where(keyed.repeats[mine], 0, length)
-    return np.bincount(cell[ranges.first[mine]], minlength=cells), exact_sums(cell, length, cells)
+    is_call = ranges.first[mine] & (of_layer | ~keyed.repeats[mine])
+    return np.bincount(cell[is_call], minlength=cells), exact_sums(cell, length, cells)

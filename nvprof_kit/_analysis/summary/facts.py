@@ -61,34 +61,28 @@ class Facts(Operations):
     @cached_property
     def _of_instance(self) -> npt.NDArray[np.bool_]:
         """Whether each step instance is included, with an entry for outside steps appended."""
-        if self.choice.asked:
-            return np.append(self.choice.shown, False)
-        return np.ones(len(self.choice.shown) + 1, dtype=bool)
+        whole = self.choice.everything or not len(self.choice.shown)
+        return np.append(self.choice.shown, whole)
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """Which operations are included: those of the selected steps, by default all, shape ``(n,)``."""
-        if not self._steps.selects:
-            return np.ones(len(self.trace.ops), dtype=bool)
-        found: npt.NDArray[np.bool_] = self._of_instance[self.attribution.step]
-        return found
+        """Which operations are included: those of the selected steps, by default all but warm-up, shape ``(n,)``."""
+        if not len(understand(self.trace).steps):
+            return np.ones(len(self.trace.ops), dtype=bool)  # no operation needs to be attributed
+        return self.choice.of_ops(self.attribution)
 
     @property
     def step_count(self) -> int:
         """Number of included steps."""
-        return self.choice.count if self._steps.selects else len(understand(self.trace).steps)
+        return self.choice.count if len(understand(self.trace).steps) else 0
 
     def counted_ranges(self, ranges: Int64Array) -> Int64Array:
         """The included ones of the given ranges."""
-        if not self.choice.asked:
-            return ranges
         found: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]
         return found
 
     def counted_calls(self, calls: Int64Array) -> Int64Array:
         """The included ones of the given host calls."""
-        if not self.choice.asked:
-            return calls
         found: Int64Array = calls[self._of_instance[self.step_of_calls(calls)]]
         return found
 

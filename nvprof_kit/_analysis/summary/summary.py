@@ -15,11 +15,13 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.nesting import NONE
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._analysis.summary.views import (
     NO_CPU,
@@ -60,7 +62,7 @@ class SummaryOptions:
         by_step: One row per step instead of one over all.
         sort: Column to sort the rows by, descending; by default each view's own order.
         own_rules: The user's rules for kernel classes, tried before the built-in ones.
-        steps: The steps to include, by default the whole capture.
+        steps: The steps to include, by default all but warm-up.
     """
 
     views: tuple[str, ...] = ()
@@ -76,7 +78,7 @@ class SummaryResult:
 
     Attributes:
         views: Tables by view. Columns ``cpu_*`` and ``gpu_*`` are total, avg, max, min, p50 and p95 in ns;
-            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the whole capture. By step, there are also ``step`` and
+            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the included steps. By step, there are also ``step`` and
             ``instance``.
         notes: Notes by view: why it is empty, or what its ratios refer to.
         steps: Number of steps.
@@ -175,7 +177,16 @@ def _model(facts: Facts) -> pd.DataFrame:
     ranges, ops = facts.attribution.ranges, facts.trace.ops
     part_of_phase = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
     chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
-    part_of_range = np.array([_part(phase) for phase in ranges.phase[chosen].tolist()], dtype=np.int64)
+    phases = [str(phase).lower() for phase in ranges.phase[chosen].tolist()]
+    part_of_range = np.array([_part(phase) for phase in phases], dtype=np.int64)
+    part_of_all = np.full(len(ranges.start), NONE, dtype=np.int64)
+    part_of_all[chosen] = part_of_range
+    is_call = ranges.first[chosen] & ~inside_its_like(part_of_all, ranges)[chosen]
+    for place, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+        of_part = part_of_range == place
+        is_named = np.array([phase == part for phase in phases], dtype=bool)
+        if (of_part & is_named).any():
+            is_call &= ~of_part | is_named
     whole, rows = facts.wall_ns, []
     columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
     threads = np.unique(ranges.tid, return_inverse=True)[1]
@@ -187,7 +198,7 @@ def _model(facts: Facts) -> pd.DataFrame:
             counts=first[mine])}  # fmt: skip
         cpu = {step: (count, ns) for step, count, ns in _busy(
             facts, ranges.start[on_cpu], ranges.end[on_cpu], threads[on_cpu],
-            steps_around(ranges, on_cpu))}  # fmt: skip
+            steps_around(ranges, on_cpu), counts=is_call[np.searchsorted(chosen, on_cpu)])}  # fmt: skip
         for step in dict.fromkeys((*gpu, *cpu)):
             ops_count, gpu_ns = gpu.get(step, (0, 0))
             calls, cpu_ns = cpu.get(step, (0, 0))

@@ -51,7 +51,7 @@ def calls_and_own_time(path: Path) -> tuple[Counter[str], Counter[str]]:
 
 def test_the_kernel_view_counts_calls_and_takes_the_mean_over_them(recorded: Path) -> None:
     calls, own = calls_and_own_time(recorded)
-    table = nvprof_kit.open(recorded).summary("kernel").to_frame()
+    table = nvprof_kit.open(recorded).summary("kernel", steps="all").to_frame()
     assert dict(zip(table["name"], table["calls"], strict=True)) == calls
     for row in table.itertuples():
         # times of the JSON are rounded to ns at both ends of each event
@@ -62,8 +62,8 @@ def test_the_kernel_view_counts_calls_and_takes_the_mean_over_them(recorded: Pat
 def test_layers_and_the_overview_count_calls(recorded: Path) -> None:
     calls, _ = calls_and_own_time(recorded)
     capture = nvprof_kit.open(recorded)
-    assert capture.layers().to_frame()["gpu_ops"].sum() == calls.total()
-    overview = capture.summary("overview").to_frame().set_index("event")
+    assert capture.layers(steps="all").to_frame()["gpu_ops"].sum() == calls.total()
+    overview = capture.summary("overview", steps="all").to_frame().set_index("event")
     assert overview.loc["operator", "calls"] == calls.total()
 
 
@@ -91,7 +91,7 @@ def test_without_a_gpu_nothing_is_said_of_one(recorded: Path) -> None:
 
 def test_operators_of_the_summary_are_the_same_ones(recorded: Path) -> None:
     calls, _ = calls_and_own_time(recorded)
-    table = nvprof_kit.open(recorded).summary("operator").to_frame()
+    table = nvprof_kit.open(recorded).summary("operator", steps="all").to_frame()
     assert dict(zip(table["operator"], table["calls"], strict=True)) == calls
 
 

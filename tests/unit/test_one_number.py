@@ -1,0 +1,100 @@
+"""One number in two verbs is one number: times, calls and steps of layers, breakdown, summary and SQL."""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nvprof_kit
+from nvprof_kit import Capture, StepOptions
+
+DATA = Path(__file__).parents[1] / "data"
+CAPTURES = sorted([*DATA.glob("*.sqlite.xz"), *DATA.glob("kineto/*.json.xz"), *DATA.glob("profiler/*.json.xz")])
+PARTS = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "optimizer": ("optimizer", "zero_grad"),
+    "data": ("data", "dataloader"),
+}
+"""The phases whose calls a part of the loop has: the first that there is."""
+
+SCOPES = {"steps": None, "all": StepOptions(everything=True)}
+
+
+@pytest.fixture(scope="module", params=CAPTURES, ids=lambda path: path.name.removesuffix(".xz"))
+def capture(request: pytest.FixtureRequest) -> Capture:
+    return nvprof_kit.open(request.param)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_times_and_steps(capture: Capture, scope: str) -> None:
+    layers = capture.layers(steps=SCOPES[scope])
+    breakdown = capture.breakdown(steps=SCOPES[scope])
+    summary = capture.summary("kernel", "memory", "distributed", "device", steps=SCOPES[scope])
+    rows = layers.to_frame()
+    assert layers.summary.steps == summary.steps
+    assert set(rows["steps"]) == {layers.summary.steps}
+
+    # the time of all operations
+    total = int(rows["gpu_self_ns"].sum())
+    assert total == layers.tree[layers.tree["depth"] == 0]["total_ns"].sum() == layers.summary.total_ns
+    assert rows["share"].sum() == pytest.approx(1)
+    views = [summary.to_frame(view)["gpu_total_ns"].sum() for view in ("kernel", "memory")]
+    assert total == sum(views)
+
+    # wall time and busy time of the devices
+    windows = breakdown.steps
+    if scope == "steps" and len(layers.steps.shown):
+        windows = windows[np.append(layers.steps.shown, False)[breakdown.instances]]
+    wall, idle = int(windows["wall_ns"].sum()), int(windows["idle_ns"].sum())
+    assert (layers.summary.wall_ns, layers.summary.busy_ns) == (wall, wall - idle)
+    devices = summary.to_frame("device")
+    devices = devices[devices["device"].notna()]
+    if layers.info.on_gpu:
+        assert (devices["wall_ns"].sum(), devices["busy_ns"].sum()) == (wall, wall - idle)
+    distributed = summary.to_frame("distributed")
+    if len(distributed):
+        both = windows[["compute_ns", "exposed_comm_ns"]].sum()
+        assert distributed["exposed_comm_ns"].sum() == both["exposed_comm_ns"]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_calls(capture: Capture, scope: str) -> None:
+    rows = capture.layers(steps=SCOPES[scope]).to_frame()
+    summary = capture.summary("model", "user", steps=SCOPES[scope])
+    outside = rows[rows["layer"] == "(none)"].set_index("phase")
+    parts = summary.to_frame("model").set_index("part")
+    ranges = summary.to_frame("user")
+    for part, phases in PARTS.items():
+        calls = next((int(outside["calls"][phase]) for phase in phases if phase in outside.index), 0)
+        assert calls == int(parts["calls"].get(part, 0)), part
+    for phase in outside.index[outside["calls"] > 0]:
+        named = ranges[(ranges["range"] == phase) & ranges["category"].isin(["phase", "optimizer", "data"])]
+        # one range in another of the same text is not another call
+        assert named["calls"].max() <= outside["calls"][phase] <= named["calls"].sum(), phase
+    in_layers = rows[rows["layer"] != "(none)"]
+    loop = in_layers[in_layers["phase"].isin(["forward", "backward", "recompute"])]
+    assert loop["gpu_ops"].sum() + outside["gpu_ops"].sum() == rows["gpu_ops"].sum()
+
+
+@pytest.mark.parametrize("path", [path for path in CAPTURES if ".sqlite" in path.name], ids=lambda path: path.name)
+def test_the_whole_capture_is_what_sql_counts(path: Path, tmp_path: Path) -> None:
+    plain = tmp_path / path.stem
+    plain.write_bytes(lzma.decompress(path.read_bytes()))
+    tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
+    total, count = 0, 0
+    with sqlite3.connect(f"file:{plain}?mode=ro", uri=True) as db:
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for table in tables:
+            if f"CUPTI_ACTIVITY_KIND_{table}" in there:
+                time, rows = db.execute(
+                    f'SELECT total("end" - start), count(*) FROM CUPTI_ACTIVITY_KIND_{table}'
+                ).fetchone()
+                total, count = total + int(time), count + rows
+    db.close()
+    result = nvprof_kit.open(plain).layers(steps=SCOPES["all"])
+    assert (int(result.to_frame()["gpu_self_ns"].sum()), int(result.to_frame()["gpu_ops"].sum())) == (total, count)
