@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.instances import begins
-from nvprof_kit._analysis.attribution.lanes import Line
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, outer_layers
+from nvprof_kit._analysis.attribution.intervals import begins
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.step_times import step_times
 from nvprof_kit._analysis.attribution.windows import step_windows

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums, joined
-from nvprof_kit._analysis.attribution.lanes import Line
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
 from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import Activity, Gaps

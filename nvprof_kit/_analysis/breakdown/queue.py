@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.lanes import Line
-from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.nesting import Int64Array, Line
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._result.column import Column, Columns

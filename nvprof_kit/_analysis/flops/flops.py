@@ -25,8 +25,7 @@ from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
 from nvprof_kit._analysis.flops.rows import Row, Whole, captured_rows, uncounted_rows, utilisation, whole, without_peak
 from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
-from nvprof_kit._analysis.layers.blocks import computing_blocks
-from nvprof_kit._analysis.layers.by_layer import ByLayer
+from nvprof_kit._analysis.layers.by_layer import ByLayer, computing_blocks
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace

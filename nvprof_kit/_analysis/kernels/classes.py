@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.instances import begins
-from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
 from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError

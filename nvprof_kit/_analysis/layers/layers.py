@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attribute
-from nvprof_kit._analysis.attribution.instances import begins
-from nvprof_kit._analysis.attribution.intervals import Cover
+from nvprof_kit._analysis.attribution.intervals import Cover, begins
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.instances import begins
-from nvprof_kit._analysis.attribution.intervals import Cover, alone, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.intervals import Cover, alone, begins, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit._analysis.attribution.windows import devices_of

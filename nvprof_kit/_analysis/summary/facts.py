@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import unjoined
 from nvprof_kit._analysis.attribution.joins import join_warnings
-from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.launches import Correlations
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvprof_kit._analysis.attribution.lanes import Line, union
+from nvprof_kit._analysis.attribution.nesting import Line, union
 
 ANALYSIS = Path(__file__).parents[4] / "nvprof_kit" / "_analysis"
 
@@ -43,4 +43,4 @@ def test_a_union_joins_what_touches() -> None:
 
 def test_lanes_are_laid_out_in_one_place() -> None:
     pages = {path.name: path.read_text(encoding="utf-8") for path in ANALYSIS.rglob("*.py")}
-    assert [name for name, page in pages.items() if re.search(r"\* (self\.)?_?span\b", page)] == ["lanes.py"]
+    assert [name for name, page in pages.items() if re.search(r"\* (self\.)?_?span\b", page)] == ["nesting.py"]
