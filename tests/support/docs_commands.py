@@ -35,6 +35,8 @@ FILES = {
     "run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
     "run-rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
     "run-rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
+    "pipeline-layer.rank0.sqlite": "ranks/pipeline-layer.rank0-2024.2.sqlite.xz",
+    "pipeline-layer.rank1.sqlite": "ranks/pipeline-layer.rank1-2024.2.sqlite.xz",
     "captures/run.rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
     "captures/run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
     "serving.1.sqlite": "generate-2024.2.sqlite.xz",
