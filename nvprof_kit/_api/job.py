@@ -54,7 +54,7 @@ class Job:
     def _aligned(self) -> Alignment:
         from nvprof_kit._analysis.ranks.aligning import align_job
 
-        return align_job(self._tables, self._tables.profiled_ranks())
+        return align_job(self._tables, self.ranks["rank"].tolist())
 
     @cached_property
     def _waits(self) -> Waits:
@@ -300,8 +300,7 @@ class Job:
         from nvprof_kit._report.export.trace_events import BY_SUFFIX
 
         self._check_there(ranks)
-        shown = self.ranks[self.ranks["source"] == "profile"]
-        shown = shown[shown["rank"].isin(ranks)] if ranks else shown
+        shown = self.ranks[self.ranks["rank"].isin(ranks)] if ranks else self.ranks
         captures = []
         for path in dict.fromkeys(shown["capture"].tolist()):
             if not Path(path).exists():

@@ -12,7 +12,6 @@ from nvprof_kit._api.map_workers import map_in_processes
 from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.jobs.finding import (
     RankName,
-    epoch_of,
     find_captures,
     groups_of_marks,
     rank_of_capture,
@@ -21,7 +20,6 @@ from nvprof_kit._trace.jobs.finding import (
 )
 from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit._trace.jobs.store import Fingerprint, kept, map_name, write_map
-from nvprof_kit._trace.jobs.unprofiled import read_unprofiled, source_of
 from nvprof_kit.errors import CaptureError, ToolError
 from nvprof_kit.names import DOMAIN
 
@@ -70,10 +68,8 @@ def map_capture(task: MapTask) -> list[str]:
     wanted = Fingerprint.of(path, task.reading)
     if whole := kept(folder, [wanted]):
         return whole[wanted.capture]
-    if source := source_of(path):
-        return [_map_unprofiled(task, wanted, source)]
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
-    names, epoch = [], epoch_of(path)
+    names = []
     for pid, rank_name in _ranks_in(trace, path, task.rank).items():
         facts = {
             "version": VERSION,
@@ -84,8 +80,6 @@ def map_capture(task: MapTask) -> list[str]:
             "run": rank_name.run,
             "world_size": rank_name.world_size,
             "tool": trace.info.tool,
-            "source": "profile",
-            "epoch_ns": epoch,
             "groups": _groups_in(trace, pid),
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
             "rank_told_by": rank_name.found_by,
@@ -95,36 +89,6 @@ def map_capture(task: MapTask) -> list[str]:
         write_map(folder, name, map_rank(trace, rank_name.rank, facts, pid if pid >= 0 else None))
         names.append(name)
     return names
-
-
-def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
-    """Map a rank for which there is no profile."""
-    from nvprof_kit._analysis.ranks.maps.unprofiled import dump_warnings, map_unprofiled
-
-    path = Path(task.capture)
-    found = read_unprofiled(path, source, task.rank)
-    facts = {
-        "rank": found.rank,
-        "version": VERSION,
-        "capture": wanted.capture,
-        "size_bytes": wanted.size_bytes,
-        "changed_ns": wanted.changed_ns,
-        "reading": wanted.reading,
-        "run": "",
-        "world_size": found.world_size,
-        "tool": found.tool,
-        "source": source,
-        "epoch_ns": 0,
-        "named": True,
-        "numbered": True,
-        "groups": "",
-        "gpu": "",
-        "rank_told_by": "given" if task.rank is not None else "name",
-        "warnings": "\n".join(dump_warnings(found.collectives, found.tool)),
-    }
-    name = map_name(path, found.rank)
-    write_map(Path(task.folder), name, map_unprofiled(found.collectives, facts))
-    return name
 
 
 def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
@@ -224,7 +188,7 @@ def map_captures(
     rank_of = ranks or {}
     tasks = [
         MapTask(str(path), str(maps), domain, rules, rank_of.get(path.name, rank_of.get(str(path))))
-        for path in find_captures(list(captures), lambda path: bool(source_of(path)))[part[0] :: part[1]]
+        for path in find_captures(list(captures))[part[0] :: part[1]]
     ]
     whole = kept(Path(maps), [Fingerprint.of(Path(task.capture), task.reading) for task in tasks])
     for capture in whole:

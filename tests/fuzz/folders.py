@@ -1,5 +1,5 @@
-"""Inputs of several files, one of which is broken: maps of ranks, dumps of the Flight Recorder, logs of the NCCL
-inspector, files of counts and of rules beside their captures, and packed captures.
+"""Inputs of several files, one of which is broken: maps of ranks, files of counts and of rules beside their captures,
+and packed captures.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import pickle
 import random
 import re
 import shutil
@@ -141,35 +140,11 @@ def _odd_cells(dtype: str) -> list[Any]:
     return [True, False] if dtype == "bool" else ["", "abc", "\x1b[31m", "=1+1", "a" * 3000, "(none)"]
 
 
-# ---------------------------------------------------------------- dumps and logs of ranks without a profile
-
-
-def _lay_dumps(seed: str, folder: Path) -> Path:
-    for rank in (0, 1):
-        name = seed.format(rank)
-        whole = folder / name.partition("/")[2]
-        if name.endswith(".log"):
-            _unpacked(f"ranks/{name}", whole)
-        else:
-            shutil.copyfile(DATA / "ranks" / name, whole)
-    return whole
+# ---------------------------------------------------------------- values in JSON
 
 
 def _values(path: Path) -> Any:
-    raw = path.read_bytes()
-    if path.suffix == ".log":
-        return [json.loads(line) for line in raw.splitlines()]
-    return json.loads(raw) if raw.lstrip()[:1] == b"{" else pickle.loads(raw)
-
-
-def _write(whole: Any, target: Path, source: Path) -> None:
-    if source.suffix == ".log":
-        rows = whole if isinstance(whole, list) else [whole]
-        target.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif source.read_bytes().lstrip()[:1] == b"{":
-        mutate.as_json(whole, target)
-    else:
-        mutate.as_pickle(whole, target)
+    return json.loads(path.read_bytes())
 
 
 def _holders(whole: Any, path: str) -> list[dict[str, Any]]:
@@ -204,17 +179,17 @@ def _change_values(source: Path, target: Path, spot: Spot, way: str) -> None:
             holder[f"{spot[1]}_of_2031"] = value
         elif way != "drop":
             holder[spot[1]] = None if way == "null" else 7 if isinstance(value, str) else "seven"
-    _write(whole, target, source)
+    mutate.as_json(whole, target)
 
 
 def _random_values(source: Path, target: Path, chance: random.Random) -> None:
     way = chance.random()
     if way < 0.15:
         mutate.random_bytes(source, target, chance)
-    elif way < 0.3 and source.suffix in (".log", ".json"):
+    elif way < 0.3:
         mutate.random_text(source, target, chance)
     else:
-        _write(mutate.random_nodes(_values(source), chance), target, source)
+        mutate.as_json(mutate.random_nodes(_values(source), chance), target)
 
 
 # ---------------------------------------------------------------- files beside a capture
@@ -295,7 +270,6 @@ def _csv(*words: str) -> tuple[str, ...]:
 _RANKS = tuple(
     _csv("ranks", _FOLDER, "--workers", "1", "--view", view) for view in ("waits", "charges", "layers", "groups")
 )
-_UNPROFILED = (*_RANKS[:2], ("ranks", _FOLDER, "--workers", "1"))
 
 KINDS = {
     "maps": Kind(
@@ -305,22 +279,6 @@ KINDS = {
         _random_parquet,
         _parquet_spots,
         _change_parquet,
-    ),
-    "flight": Kind(
-        ("flight/ddp-layer.rank{}.flight", "flight/gloo_trace_rank_{}.json", "flight/pipeline-layer.rank{}.flight"),
-        _UNPROFILED,
-        _lay_dumps,
-        _random_values,
-        _value_spots,
-        _change_values,
-    ),
-    "inspector": Kind(
-        ("inspector/ddp.rank{}.log", "inspector/tensor.rank{}.log"),
-        _UNPROFILED,
-        _lay_dumps,
-        _random_values,
-        _value_spots,
-        _change_values,
     ),
     "counts": Kind(
         ("llama12-2024.2", "checkpoint-2024.2"),

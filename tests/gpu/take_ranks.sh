@@ -3,9 +3,8 @@
 # in the host, in the data loader, and with none (tests/gpu/programs/ranks.py). Run from the repository's root on a machine with
 # two GPUs, nsys and PyTorch; without a GPU the programs run over gloo, and what nsys writes has no GPU in it:
 #   tests/gpu/take_ranks.sh FOLDER [KIND...]
-# Leaves in FOLDER/nsys, FOLDER/kineto, FOLDER/flight and FOLDER/inspector what a run of ranks.sh, of the embedded recorder, of
-# the Flight Recorder and of the NCCL inspector wrote, packed. INSPECTOR names the inspector's library, else it is left out.
-# Nothing is scrubbed here: see nvprof-kit scrub.
+# Leaves in FOLDER/nsys and FOLDER/kineto what a run of ranks.sh and one of the embedded recorder wrote, packed. Nothing is scrubbed
+# here: see nvprof-kit scrub.
 # RANKS is the number of ranks (2). They share the GPUs that there are, which takes NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1 and CUDA's
 # Multi-Process Service (nvidia-cuda-mps-control -d).
 # FAULTS names other faults, by blanks; those of rank_faults.py are also written down as they happen, in FOLDER/truth:
@@ -19,7 +18,7 @@ read -ra faults <<<"${FAULTS:-layer host loader none}"
 version=$(nsys --version | grep -oE '[0-9]+\.[0-9]+' | head -1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$out"/{nsys,kineto,flight,inspector,truth} "$work"/{nsys,kineto,inspector}
+mkdir -p "$out"/{nsys,kineto,truth} "$work"/{nsys,kineto}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 torchrun=(python3 -m torch.distributed.run --nproc-per-node "${RANKS:-2}" --max-restarts 0)
 window=(-x --capture-range=cudaProfilerApi -x "--capture-range-end=repeat:${#faults[@]}")
@@ -41,20 +40,9 @@ under_nsys() { # KIND; a report of each rank and fault: KIND-FAULT.rankR-VERSION
   done
 }
 
-recorded() { # KIND; traces of the embedded recorder, and in the same run the other two
-  local environment=(NVPROF_KIT_RUN_ID="$1-$(date +%s)" TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_FR_BUFFER_SIZE=2000
-    TORCH_NCCL_ENABLE_TIMING=1)
-  local inspector=()
-  [ -z "${INSPECTOR-}" ] || inspector=(NCCL_PROFILER_PLUGIN="$INSPECTOR" NCCL_INSPECTOR_ENABLE=1 NCCL_INSPECTOR_DUMP_VERBOSE=1
-    NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=500000 NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=0
-    NCCL_INSPECTOR_DUMP_DIR="$work/inspector/$1")
-  local command=("${torchrun[@]}" tests/gpu/programs/ranks.py "$1" --faults "$all" --record "$work/kineto")
-  mkdir -p "$work/inspector/$1"
-  env "${environment[@]}" "${inspector[@]}" timeout 100 "${command[@]}" >"$work/$1-recorded.log" 2>&1 && return
-  tail -20 "$work/$1-recorded.log"
-  [ -n "${INSPECTOR-}" ] || return 1
-  say "$1: once more without the inspector"
-  env "${environment[@]}" timeout 100 "${command[@]}" >"$work/$1-recorded.log" 2>&1
+recorded() { # KIND; traces of the embedded recorder
+  NVPROF_KIT_RUN_ID="$1-$(date +%s)" timeout 100 "${torchrun[@]}" tests/gpu/programs/ranks.py "$1" --faults "$all" \
+    --record "$work/kineto" >"$work/$1-recorded.log" 2>&1 || { tail -20 "$work/$1-recorded.log"; return 1; }
 }
 
 # shellcheck disable=SC2016 # the inner shell expands what is quoted
@@ -72,8 +60,6 @@ for kind in "${kinds[@]}"; do
   gunzip -f "$work"/kineto/*.json.gz 2>/dev/null && touch "$work"/kineto/"$kind"-*.json
   pack nsys sqlite
   pack kineto json
-  mv "$work"/kineto/*.flight "$out/flight/" 2>/dev/null || :
-  tar -C "$work/inspector" -cJf "$out/inspector/$kind.tar.xz" "$kind"
   say "$kind packed"
 done
 python3 tests/gpu/programs/ranks_table.py "$work/nsys"

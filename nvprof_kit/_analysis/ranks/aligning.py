@@ -10,7 +10,6 @@ from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
 from nvprof_kit._analysis.ranks.listed import ListedGroups, listed_groups, listed_parts
 from nvprof_kit._analysis.ranks.lost import shifted_steps, voted
-from nvprof_kit._analysis.ranks.maps.unprofiled import place
 from nvprof_kit._analysis.ranks.passing import leave_out, pair_messages
 from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
 from nvprof_kit._analysis.ranks.words import COARSE_NS, many
@@ -35,10 +34,10 @@ class Alignment(NamedTuple):
     """The aligned clocks of a job's ranks.
 
     Attributes:
-        clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`, of the profiled ranks.
+        clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
         floor_ns: The resolution of the aligned clocks.
-        warnings: Sentences about groups that contradict each other or could not be separated, messages that could not
-            be matched, and ranks without a profile whose collectives could not be placed.
+        warnings: Sentences about groups that contradict each other or could not be separated, and messages that could
+            not be matched.
         listed: The process groups that the captures' marks list.
     """
 
@@ -53,7 +52,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
 
     Args:
         tables: The job's maps.
-        ranks: The profiled ranks.
+        ranks: All ranks.
     """
     import pandas as pd
 
@@ -78,9 +77,8 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     floor, aligned = _floor(clocks), clocks[clocks["offset_ns"].notna()]
     frame = aligned.assign(drift=aligned["drift_ppm"] / 1e6)[["rank", "at_ns", "offset_ns", "drift"]]
     frame = frame.astype({"offset_ns": "int64"})
-    placed = place(tables, frame) if tables.has_unprofiled else None
-    tables.match(frame, _by_time(tables, odd, aligned, floor), placed.members if placed else None)
-    return Alignment(clocks, floor, (*warnings, *(placed.warnings if placed else ())), listed)
+    tables.match(frame, _by_time(tables, odd, aligned, floor))
+    return Alignment(clocks, floor, warnings, listed)
 
 
 def _separate(tables: JobTables, ranks: list[int], listed: ListedGroups) -> tuple[str, ...]:

@@ -261,7 +261,6 @@ _WHY = {
     "profiler": "the profiler delays its host",
     "garbage_collection": "its host collects Python garbage; collect on all ranks in the same step, or gc.freeze()",
     "warm_up": "its host loads or compiles code{where}",
-    "not_profiled": "it was not profiled, so the reason is unknown",
     "collective": "it is delayed by other collectives",
 }
 _ELSEWHERE = {"work": "in more GPU work elsewhere", "host": "because its host launches late elsewhere"}

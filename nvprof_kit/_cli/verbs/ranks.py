@@ -11,7 +11,7 @@ import click
 from nvprof_kit._cli.inputs import rules_option, selecting, top_option
 from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.files.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def compare(
     """Compare the ranks of a job: which rank is late, in which layer, and what the waiting costs.
 
     Takes the captures of one run (each with one or more ranks), folders of them, or a folder of maps written by
-    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` (see `nvprof-kit ranks map --help`). For ranks that were not
-    profiled,
-    it also takes dumps of PyTorch's Flight Recorder and logs of the NCCL Inspector.
+    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` (see `nvprof-kit ranks map --help`).
 
     FILE ends in .html for a page to open in a browser, in .json for everything, in .csv, .md or .parquet for one table,
     in .txt for the report.
@@ -99,7 +97,7 @@ def compare(
 
     output.spare([*captures, *([rules] if rules else [])])
     for capture in captures:
-        expect(capture, (*CAPTURES, FLIGHT, INSPECTOR), f"{NEEDED}; or a folder of them")
+        expect(capture, CAPTURES, f"{NEEDED}; or a folder of them")
     named = read_rules(rules)
     with progress() as say:
         job = open_job(

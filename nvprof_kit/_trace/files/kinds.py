@@ -36,8 +36,7 @@ NCU_REPORT = Kind("an ncu report", "`nvprof-kit ncu layers` reads it")
 NCU_PAGE = Kind("a page of ncu", "`nvprof-kit ncu layers` reads it")
 TIMERS = Kind("a log of global_timer", "`nvprof-kit timers` reads it")
 PICKLE = Kind("a pickle", "`nvprof-kit memory` reads snapshots of PyTorch's allocator")
-FLIGHT = Kind("a flight recorder's file", "`nvprof-kit ranks` reads it with the captures of the job")
-INSPECTOR = Kind("a log of NCCL's inspector", "`nvprof-kit ranks` reads it with the captures of the job")
+FLIGHT = Kind("a dump of PyTorch's Flight Recorder", "no verb reads it")
 FLOPS = Kind("counted operations", "`nvprof-kit flops CAPTURE --counts FILE` reads them")
 ANSWER = Kind("an answer of nvprof-kit", "it is the end of the way; name the capture that it was made of")
 HTML = Kind("a page of HTML", "a browser shows it")
@@ -71,7 +70,6 @@ _INSIDE = (
     (b'"nvprof_kit flops"', FLOPS),
     (b'"schema": "nvprof-kit/', ANSWER),
     (b'"comm_lib_version"', FLIGHT),
-    (b'"inspector', INSPECTOR),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ _ENVIRONMENT = re.compile(
     r"(?:^|[^A-Z_])(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)[\"']?\s*[=:]\s*[\"']?(\d+)"
 )
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{')
-_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _HEAD = 1 << 16
 
 
@@ -46,12 +45,11 @@ class RankName:
     found_by: str = ""
 
 
-def find_captures(named: Sequence[str | Path], is_other: Callable[[Path], bool] = lambda _: False) -> list[Path]:
+def find_captures(named: Sequence[str | Path]) -> list[Path]:
     """The captures in the given files and folders; a report and its export count as one capture.
 
     Args:
         named: Files and folders.
-        is_other: Whether a file in a folder counts although its name is not that of a capture.
 
     Raises:
         UsageError: A path does not exist, or a folder contains no capture.
@@ -59,7 +57,7 @@ def find_captures(named: Sequence[str | Path], is_other: Callable[[Path], bool] 
     found: list[Path] = []
     for one in map(Path, named):
         if one.is_dir():
-            inside = sorted(path for path in one.iterdir() if path.is_file() and _is_source(path, is_other))
+            inside = sorted(path for path in one.iterdir() if path.is_file() and is_capture_name(path.name))
             if not inside:
                 raise UsageError(f"{one}: no capture in it; needed files that end in {' '.join(SUFFIXES)}, or .xz")
             found.extend(_without_exports(inside))
@@ -68,10 +66,6 @@ def find_captures(named: Sequence[str | Path], is_other: Callable[[Path], bool] 
         else:
             raise UsageError(f"{one}: no such file or folder")
     return list(dict.fromkeys(found))
-
-
-def _is_source(path: Path, is_other: Callable[[Path], bool]) -> bool:
-    return is_capture_name(path.name) or (not path.name.startswith(".") and is_other(path))
 
 
 def is_capture_name(name: str) -> bool:
@@ -159,17 +153,3 @@ def _rank_of_nsys(path: Path) -> RankName:
             return RankName()
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
         return next((found for row in rows if (found := rank_of_environment(str(row[0]))).rank >= 0), RankName())
-
-
-def epoch_of(path: Path) -> int:
-    """Offset from a capture's times to ns since 1970 on the host's clock; -1 if unknown."""
-    head = head_of(path)
-    if head.lstrip()[:1] in (b"{", b"["):
-        found = _BASE.search(head.decode("utf-8", "replace"))
-        return int(found[1]) if found else -1
-    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
-        began, window = ("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), ("ANALYSIS_DETAILS", "startTime")
-        if not db.has(*began) or not db.has(*window):
-            return -1
-        begins = db.rows(f"SELECT (SELECT {began[1]} FROM {began[0]}), (SELECT min({window[1]}) FROM {window[0]})")
-        return sum(begins[0]) if all(isinstance(one, int) for one in begins[0]) else -1

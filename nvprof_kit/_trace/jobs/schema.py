@@ -17,7 +17,7 @@ from nvprof_kit._trace.schema import Column
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 3
+VERSION = 4
 """Version of these tables; incremented by every change that breaks older readers."""
 
 RANKS: Mapping[str, Column] = MappingProxyType(
@@ -31,8 +31,6 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "run": Column("object", "id of the run, '' if unknown"),
         "world_size": Column("int64", "ranks of the job, -1 if unknown"),
         "tool": Column("object", "tool that wrote the capture"),
-        "source": Column("object", "kind of source: profile, flight_recorder or nccl_inspector"),
-        "epoch_ns": Column("int64", "offset from its times to ns since 1970 on the clock of its host, -1 if unknown"),
         "named": Column("bool", "True if communicators have ids, False if they are only distinguished by stream"),
         "numbered": Column("bool", "True if all collectives of communicators with ids have sequence numbers"),
         "groups": Column("object", "process groups of the rank, as its mark lists them; '' if unknown"),
@@ -63,7 +61,6 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "size": Column("int64", "ranks of the communicator, -1: unknown"),
         "start_ns": Column("int64", "start of its kernel: the arrival of the rank"),
         "end_ns": Column("int64", "end of its kernel"),
-        "launch_ns": Column("int64", "when the host launched its kernel"),
         "alone_ns": Column("int64", "exposed time: the device ran nothing else"),
         "ready_ns": Column("int64", "when it was launched and all work launched before it was done"),
         "ready_segment": Column("int64", "index of the last segment of the rank that ends by `ready_ns`"),

@@ -46,8 +46,6 @@ _MEMBERS = """
 _TYPES = {"int64": "BIGINT", "bool": "BOOLEAN", "object": "VARCHAR"}
 """DuckDB's types of the columns."""
 
-_PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
-
 _SORTS = (*SYMMETRIC, "SendRecv", "Broadcast", "Reduce")
 _CODE = " ".join(f"WHEN '{sort}' THEN {code}" for code, sort in enumerate(_SORTS, 1))
 
@@ -125,21 +123,16 @@ class JobTables:
             raise CaptureError(version_fault(folder, others))
         self._merge("layers")
         self._merge("steps")
-        present = self._one(
-            "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
-        )
-        self.has_profiles = present[0] is not None
-        self.has_unprofiled = bool(self._one("SELECT bool_or(source <> 'profile') FROM ranks")[0])
+        present = self._one("SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks")
         # if only some ranks have communicator ids, match by stream, which all ranks have
-        self._comm = "comm" if present[0] in (True, None) or not present[1] else "'stream ' || stream"
+        self._comm = "comm" if present[0] or not present[1] else "'stream ' || stream"
         self._sequence = "sequence" if present[2] else "-1"
         some = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
         every = (
             [some]
             if not some
             else self._one(
-                "SELECT bool_and(known) FROM (SELECT rank, bool_or(operation >= 0) AS known FROM collectives "
-                f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+                "SELECT bool_and(known) FROM (SELECT bool_or(operation >= 0) AS known FROM collectives GROUP BY rank)"
             )
         )
         self._operation = "operation" if every[0] else "-1"
@@ -262,8 +255,7 @@ class JobTables:
         return "tallies"
 
     def _members(self, c: str, join: str = "") -> str:
-        made = _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
-        return made + f" WHERE {'x.' if join else ''}rank IN ({_PROFILED})" if self.has_unprofiled else made
+        return _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
 
     def close(self) -> None:
         """Release memory and temporary files."""
@@ -276,16 +268,12 @@ class JobTables:
             self._check_segments()
         return self._frame(f"SELECT * FROM {name}")
 
-    def profiled_ranks(self) -> list[int]:
-        """The ranks with a profile."""
-        return [int(row[0]) for row in self._query(f"{_PROFILED} ORDER BY rank", "fetchall")]
-
     def world_size(self) -> int:
         """World size according to the captures; -1 if unknown."""
         return int(self._one("SELECT coalesce(max(world_size), -1) FROM ranks")[0])
 
     def rows(self) -> tuple[int, int]:
-        """Number of collectives of all profiled ranks, and the maximum of one rank."""
+        """Number of collectives of all ranks, and the maximum of one rank."""
         found = self._one(
             "SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM "
             f"(SELECT rank, sum(n) AS n FROM {self._tallies()} GROUP BY rank)"
@@ -303,8 +291,8 @@ class JobTables:
         )
 
     def listed_groups(self) -> dict[int, str]:
-        """By profiled rank, the process groups that its mark lists."""
-        rows = self._query(f"SELECT rank, groups FROM ranks WHERE groups <> '' AND rank IN ({_PROFILED})", "fetchall")
+        """By rank, the process groups that its mark lists."""
+        rows = self._query("SELECT rank, groups FROM ranks WHERE groups <> ''", "fetchall")
         return {int(rank): str(text) for rank, text in rows}
 
     def has_streams(self) -> bool:
@@ -372,33 +360,12 @@ class JobTables:
             "SELECT rank, index, c, s, sort, start_ns, end_ns FROM members SEMI JOIN wanted_steps USING (c, s)"
         )
 
-    def unprofiled(self) -> pd.DataFrame:
-        """The collectives of ranks without a profile: rank, index, comm, base (its communicator), c, sequence, sort,
-        bytes, size, launch_ns (ns since 1970), took_ns (-1: unknown).
-        """
-        return self._frame(
-            "SELECT rank, index, comm, string_split(comm, ' ')[2] AS base, hash(comm) AS c, sequence, bytes, size, "
-            f"CASE WHEN kind IN {_PEER} THEN 'SendRecv' ELSE kind END AS sort, launch_ns, "
-            "CASE WHEN alone_ns < 0 THEN -1 ELSE end_ns - start_ns END AS took_ns "
-            f"FROM collectives WHERE rank NOT IN ({_PROFILED}) ORDER BY rank, index"
-        )
-
-    def profiled_members(self) -> pd.DataFrame:
-        """The collectives of profiled ranks: rank, index, c, s, k, comm, sort, bytes, size, end_ns, launch_ns, and
-        epoch_ns of the rank.
-        """
-        return self._frame(
-            "SELECT m.rank, m.index, m.c, m.s, m.k, m.comm, m.sort, m.bytes, m.size, m.end_ns, x.launch_ns, r.epoch_ns "
-            "FROM members AS m JOIN collectives AS x USING (rank, index) JOIN ranks AS r USING (rank)"
-        )
-
-    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame, placed: pd.DataFrame | None = None) -> None:
+    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame) -> None:
         """Align the collectives to a common clock and match them.
 
         Args:
             clocks: The clocks: rank, at_ns, offset_ns, drift (a fraction).
             renumbered: Members with numbers that differ from their order: rank, index, c, s, k.
-            placed: Members of ranks without a profile, already aligned.
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
@@ -410,22 +377,14 @@ class JobTables:
         self._matched = (
             f"SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
             f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
-            f"{aligned.format('end_ns')} AS e FROM {{}} AS m JOIN clocks AS t USING (rank) {join} {self._with(placed)}"
+            f"{aligned.format('end_ns')} AS e FROM {{}} AS m JOIN clocks AS t USING (rank) {join}"
         )
         # without renumbering, members can be filtered before clock alignment
-        self._chosen_first = not join and (placed is None or not len(placed))
+        self._chosen_first = not join
         self._query(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
         step = "s" if self._by_step and self._chosen_first else _STEP
         self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
         self._query(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
-
-    def _with(self, placed: pd.DataFrame | None) -> str:
-        """Query part for members of ranks without a profile."""
-        if placed is None or not len(placed):
-            return ""
-        self._db.register("given", placed)
-        self._query("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
-        return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
         """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns
@@ -464,9 +423,8 @@ class JobTables:
 
     def unmatched(self) -> int:
         """Number of collectives without a match on another rank."""
-        # faster, and equal if the clocks of all ranks are aligned
-        among = "count(*) FROM matched" if self.has_unprofiled else f"coalesce(sum(n), 0) FROM {self._tallies()}"
-        return int(self._one(f"SELECT (SELECT {among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+        among = f"SELECT coalesce(sum(n), 0) FROM {self._tallies()}"
+        return int(self._one(f"SELECT ({among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
 
     def span(self) -> int:
         """From the first arrival to the last end of the matched collectives, in ns."""
@@ -558,9 +516,8 @@ class JobTables:
                 "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
             )
         self._check_filled("collectives", made)
-        # causes look the rows of profiled ranks up by it; of other ranks only the matched collectives are here
-        profiled = made[made["rank"].isin(self.profiled_ranks())]
-        if (profiled["index"] != profiled.groupby("rank", sort=False).cumcount()).any():
+        # causes look rows up by it
+        if (made["index"] != made.groupby("rank", sort=False).cumcount()).any():
             raise CaptureError(f"{self._folder}: collectives.index does not count from 0 without gaps; map again")
         return made
 

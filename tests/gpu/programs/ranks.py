@@ -17,8 +17,8 @@ and those of rank_faults.py, each on a rank and in a place of its own, which are
 ``--truth FOLDER``.
 
 nsys collects the windows by cudaProfilerStart and cudaProfilerStop (``--capture-range-end=repeat:4``), so each is a
-report. With ``--record`` the embedded recorder writes them instead, FOLDER/KIND-FAULT.rankR.json.gz, and beside each
-the Flight Recorder's dump, where ``TORCH_FR_BUFFER_SIZE`` is set. Without a GPU it runs over gloo, on a smaller model.
+report. With ``--record`` the embedded recorder writes them instead, FOLDER/KIND-FAULT.rankR.json.gz.
+Without a GPU it runs over gloo, on a smaller model.
 """
 
 from __future__ import annotations
@@ -191,14 +191,6 @@ def pipeline(kind: str, device: torch.device, faults: Faults) -> Callable[[torch
     return step
 
 
-def dump_flight_recorder(path: Path) -> None:
-    """What the Flight Recorder holds of this rank, as PyTorch's own watchdog would write it."""
-    c10d = torch._C._distributed_c10d
-    dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
-    if dump is not None and any(os.environ.get(f"TORCH_{name}_BUFFER_SIZE") for name in ("FR", "NCCL_TRACE")):
-        path.write_bytes(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "grid", *SCHEDULES))
@@ -245,8 +237,6 @@ def main() -> None:
         name = f"{asked.kind}-{fault}"
         with window(name):
             train(STEPS)
-        if asked.record is not None:
-            dump_flight_recorder(asked.record / f"{name}.rank{dist.get_rank()}.flight")
         faults.write()
     dist.destroy_process_group()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import pickle
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,7 @@ SAID = {
     "run.ncu-rep": "an ncu report: `nvprof-kit ncu layers` reads it",
     "run.flops.json": "counted operations: `nvprof-kit flops CAPTURE --counts FILE` reads them",
     "timer_rank0.log": "a log of global_timer: `nvprof-kit timers` reads it",
-    "run.flight": "a flight recorder's file: `nvprof-kit ranks` reads it with the captures of the job",
-    "inspector.log": "a log of NCCL's inspector: `nvprof-kit ranks` reads it with the captures of the job",
+    "run.flight": "a dump of PyTorch's Flight Recorder: no verb reads it",
     "layers.json": "an answer of nvprof-kit: it is the end of the way; name the capture that it was made of",
     "layers.csv": "a table of ours as csv: it is the end of the way; name the capture that it was made of",
     "page.html": "a page of HTML: a browser shows it",
@@ -50,7 +50,7 @@ VERBS = {
     "report -o OUT.html": CAPTURES,
     "plot -o OUT.png": CAPTURES,
     "export -o OUT.json": CAPTURES,
-    "ranks --workers 1": {*CAPTURES, "run.flight", "inspector.log"},
+    "ranks --workers 1": CAPTURES,
     "metrics": ONLY_NSYS,
     "ncu plan": ONLY_NSYS,
     "doctor": ONLY_NSYS,
@@ -77,17 +77,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unpacked("snapshots/run-2.11.pickle.xz", "run.pickle")
     unpacked("ncu/layer-2025.3.csv.xz", "page.csv")
     unpacked("ncu/own-2025.3.ncu-rep.xz", "run.ncu-rep")
-    unpacked("ranks/inspector/ddp.rank0.log.xz", "inspector.log")
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace, 1))
     copies = {
         "run.sqlite.xz": "gpt2-2023.4.sqlite.xz",
         "trace.json.xz": "kineto/ddp.rank0.json.xz",
         "page.csv.xz": "ncu/layer-2025.3.csv.xz",
         "run.flops.json": "flops/checkpoint-2024.2.flops.json",
-        "run.flight": "ranks/flight/ddp-layer.rank0.flight",
     }
     for name, source in copies.items():
         (folder / name).write_bytes((DATA / source).read_bytes())
+    dump = {"version": "2.10", "pg_config": {"0": {"name": "0"}}, "entries": []}
+    (folder / "run.flight").write_bytes(pickle.dumps(dump, 2))
     (folder / "timer_rank0.log").write_text("[RANK 0] a, start=1.5, end=2.5, cpu_dur=1.0s, cuda_dur=9.0ms\n")
     (folder / "layers.json").write_text('{\n"schema": "nvprof-kit/layers",\n"version": 1,\n"rows": []\n}\n')
     (folder / "layers.csv").write_text("layer,phase,calls,gpu_self_ns\n")

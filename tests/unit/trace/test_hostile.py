@@ -23,8 +23,6 @@ from nvprof_kit._result.plain import csv_cell, plain
 from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.jobs.finding import head_of
-from nvprof_kit._trace.jobs.flight_recorder import read_flight_recorder
-from nvprof_kit._trace.jobs.nccl_inspector import read_nccl_inspector
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
@@ -239,8 +237,6 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
     (path := tmp_path / "a.csv.xz").write_bytes(lzma.compress(bytes(5 << 20)))
     with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
         open_ncu(path)
-    with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
-        read_nccl_inspector(path)
 
 
 def test_the_search_for_ranks_unpacks_the_beginning_only(tmp_path: Path) -> None:
@@ -332,8 +328,8 @@ def test_timer_lines_that_stand_twice_count_once_and_clocks_that_disagree_are_na
     ]
 
 
-@pytest.mark.parametrize("read", [open_capture, open_ncu, read_snapshot, read_flops, read_nccl_inspector, head_of,
-                                  read_flight_recorder, lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
+@pytest.mark.parametrize("read", [open_capture, open_ncu, read_snapshot, read_flops, head_of,
+                                  lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
     os.mkfifo(pipe := tmp_path / "run.sqlite")
     (device := tmp_path / "run.json").symlink_to("/dev/zero")

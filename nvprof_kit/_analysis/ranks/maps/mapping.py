@@ -151,7 +151,6 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         rank=rank,
         start_ns=start[found.place],
         end_ns=end[found.place],
-        launch_ns=parts.launch[found.place],
         alone_ns=_alone(segments, len(found.place)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,

@@ -35,7 +35,6 @@ CAUSES: Mapping[str, str] = {
     "transfer": "another of its collectives transferred data more slowly",
     "collective": "it was delayed by another collective of unknown cause",
     "pipeline": "it is another pipeline stage and had its own work to do, no more than its peers",
-    "not_profiled": "there is no profile of it, only of its collectives: the reason is unknown",
     "start_up": "its profiler had started later, or was ahead less: there is no common point before",
     "unresolved": "less than the clock uncertainty, or no cause was found",
 }
@@ -83,11 +82,8 @@ class Pair(NamedTuple):
 
     def among(self, instances: npt.NDArray[np.bool_]) -> Pair:
         """Select by instance, shape ``(m,)``."""
-        return self.where(instances[self.instance])
-
-    def where(self, mine: npt.NDArray[np.bool_]) -> Pair:
-        """Select pairs, shape ``(i,)``."""
-        return Pair(*(column[mine] for column in self))
+        selected = instances[self.instance]
+        return Pair(*(column[selected] for column in self))
 
 
 class _Rank(NamedTuple):
@@ -319,9 +315,9 @@ def _transfer(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array)
     return made
 
 
-def unresolved(pairs: Pair, cause: str = "unresolved") -> pd.DataFrame:
-    """The shares of collectives with a single known cause."""
-    return _all_of(pairs, np.arange(len(pairs.instance)), cause)
+def unresolved(pairs: Pair) -> pd.DataFrame:
+    """The shares of collectives whose cause is not resolved."""
+    return _all_of(pairs, np.arange(len(pairs.instance)), "unresolved")
 
 
 def _all_of(pairs: Pair, which: Int64Array, cause: str) -> pd.DataFrame:

@@ -119,23 +119,18 @@ def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor
     """The causes of every collective, one by one."""
     import pandas as pd
 
-    known = np.array(tables.profiled_ranks(), dtype=np.int64)
-    every = _pairs(members, known)
-    late, peer = (np.isin(ranks, known) for ranks in (every.late, every.peer))
-    pairs = every.where(late & peer)
+    pairs = _pairs(members)
     above_floor = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
     parts = [
         _in_detail(tables, pairs.among(above_floor), found),
         unresolved(pairs.among(~above_floor)),
-        unresolved(every.where(~late), "not_profiled"),
-        unresolved(every.where(late & ~peer)),
     ]
     made: pd.DataFrame = pd.concat([part for part in parts if len(part)], ignore_index=True)
     return made
 
 
 def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFrame:
-    """The causes of collectives in which both the late rank and a waiting one have a profile."""
+    """The causes of collectives whose waiting exceeds the uncertainty of the clocks."""
     if not len(pairs.instance):
         return unresolved(pairs)
     ranks = np.union1d(pairs.late, pairs.peer).tolist()
@@ -193,15 +188,13 @@ def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
     return sums
 
 
-def _pairs(members: pd.DataFrame, profiled: Int64Array) -> Pair:
-    """The late rank of each collective and the median of those that waited, preferably one with a profile."""
+def _pairs(members: pd.DataFrame) -> Pair:
+    """The late rank of each collective and the median of those that waited."""
     late = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
     late = late.drop_duplicates("instance").sort_values("instance", kind="stable")
     others = members[members["rank"] != members["late_rank"]].sort_values(
         ["instance", "wait_ns", "rank"], kind="stable"
     )
-    seen = others["rank"].isin(profiled)
-    others = others[seen | ~seen.groupby(others["instance"]).transform("any")]
     place = others.groupby("instance", sort=False).cumcount()
     count = others.groupby("instance", sort=False)["rank"].transform("size")
     peer = others[place == count // 2].drop_duplicates("instance")

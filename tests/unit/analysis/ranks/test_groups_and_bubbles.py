@@ -110,7 +110,7 @@ def test_ranks_of_two_tools_are_matched_by_their_streams() -> None:
 
 def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
     waits = pipeline.waits()
-    assert isinstance(waits, RankTable) and set(waits.columns) == set(waits.to_frame().columns)
+    assert isinstance(waits, RankTable) and set(waits.columns["ranks-waits"]) == set(waits.to_frame().columns)
     assert "more" in str(waits) and "<" in waits._repr_html_()
     for suffix in (".csv", ".json", ".md", ".parquet", ".html", ".txt", ".png"):
         assert waits.save(tmp_path / f"waits{suffix}").stat().st_size > 100
@@ -118,7 +118,7 @@ def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no plot"):
         pipeline.clocks().save(tmp_path / "clocks.png")
     answer = pipeline.answer()
-    assert set(answer.only("bubbles").columns) == set(answer.to_frame("bubbles").columns)
+    assert set(answer.columns["ranks-bubbles"]) == set(answer.only("bubbles").to_frame().columns)
     assert "Bubbles of the pipeline's stages" in str(pipeline) and "rank 1" in pipeline._repr_html_()
     assert answer.save(tmp_path / "all.json").read_text().startswith('{\n "schema": "nvprof-kit/ranks"')
 
