@@ -17,6 +17,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "launch": "the GPU waits for launches",
         "sync": "the host waits for the GPU",
         "dataloader": "the GPU waits for data",
+        "python": "the GPU waits for a Python function",
         "allocation": "allocations stall the GPU",
         "loading": "code is loaded or compiled during steps",
         "gc": "Python garbage collection stalls the GPU",
@@ -24,13 +25,16 @@ RULES: Mapping[str, str] = MappingProxyType(
         "rank-wait": "a rank waits for others in its collectives",
         "slowest-rank": "the other ranks wait for one rank",
         "unstable-step": "step times vary",
-        "copies": "blocking copies",
+        "copies": "copies that block, or that nothing hides",
         "small-kernels": "many small kernels",
         "unfused-chains": "chains of small memory-bound kernels",
         "fp32-gemms": "matrix products without tensor cores",
+        "unfused-attention": "attention in several kernels",
+        "optimizer-loop": "an optimizer with kernels for each parameter",
         "recompute": "activations are recomputed",
         "outlier-layer": "a layer costs more than its peers",
         "gpu-metrics": "what limits a layer, by the GPU's counters",
+        "gpu-clocks": "a GPU's clock falls, or is below its peers'",
         # whether a capture can be trusted
         "kernels": "kernels",
         "lost-events": "lost events",
@@ -76,7 +80,7 @@ class Finding:
         evidence: The numbers from the capture, or the facts about the machine.
         layer, phase: Where it was found; '' if not in one place.
         start_ns, end_ns: The interval to look at in Nsight, in ns since the start of the capture; both 0 if none.
-        saves_ns: Upper bound of what the fix could save, in ns over the whole capture and all GPUs.
+        saves_ns: Upper bound of what the fix could save, in ns per step and GPU; per GPU without steps.
         fix: The change or command to try; empty if there is nothing to fix.
         confidence: ``high``: the capture shows it; ``medium``: it follows under usual assumptions; ``low``: check
             first.

@@ -24,6 +24,7 @@ from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,11 +35,15 @@ if TYPE_CHECKING:
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 """The optional columns that `nvprof_kit._trace.open.open_capture` must read."""
 
+LOW = 0.5
+"""What a saving of low confidence counts for in the order of the findings."""
+
 FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
     {
         "launch": advice_time.launch_bound,
         "sync": advice_time.sync_points,
         "dataloader": advice_time.dataloader,
+        "python": advice_time.python_functions,
         "allocation": advice_time.allocator,
         "loading": advice_time.loading,
         "gc": advice_time.garbage,
@@ -49,15 +54,18 @@ FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyTyp
         "small-kernels": advice_work.small_kernels,
         "unfused-chains": advice_work.unfused_chains,
         "fp32-gemms": advice_work.fp32_gemms,
+        "unfused-attention": advice_work.unfused_attention,
+        "optimizer-loop": advice_work.optimizer_loop,
         "recompute": advice_work.recompute,
         "outlier-layer": advice_work.outlier_layers,
         "gpu-metrics": advice_metrics.bound,
+        "gpu-clocks": advice_metrics.clocks,
     }
 )
 """The function of each rule of `nvprof_kit._findings.RULES` that needs only a capture."""
 
 COLUMNS: Columns = {
-    "rank": Column("1 for the largest possible saving"),
+    "rank": Column("1 for the largest possible saving; one of low confidence counts half"),
     "rule": Column("name of the rule", kind="str"),
     "title": Column("the finding in a few words", kind="str"),
     "evidence": Column("the numbers from the capture", kind="str"),
@@ -66,7 +74,8 @@ COLUMNS: Columns = {
     "start_ns": Column("start of the interval to look at in Nsight, in ns since the start of the capture", "ns"),
     "end_ns": Column("its end", "ns"),
     "saves_ns": Column(
-        "upper bound of the saving in ns, over the whole capture and all GPUs; savings of different findings overlap",
+        "upper bound of the saving in ns, per step and GPU (per GPU without steps); savings of different findings "
+        "overlap",
         "ns",
     ),
     "saves": Column(
@@ -89,9 +98,11 @@ class AdviseResult:
 
     Attributes:
         findings: The findings, the largest saving first.
-        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices, in ns.
+        wall_ns: Wall time of a step and of the waits for data beside it, in ns: the mean over steps and GPUs.
         steps: Number of steps.
-        gpus: Number of GPUs, counted once per process that uses them; times are summed over them.
+        gpus: Number of GPUs, counted once per process that uses them.
+        program: What the program does: ``training``, ``prefill``, ``decode``, ``mixed`` (prefill and decode),
+            ``graph capture`` or ``evaluation``.
         warnings: What may be missing or distorted.
         info: Recording tool, GPUs and processes of the capture.
     """
@@ -100,6 +111,7 @@ class AdviseResult:
     wall_ns: int
     steps: int
     gpus: int
+    program: str
     warnings: tuple[str, ...]
     info: CaptureInfo
 
@@ -136,18 +148,26 @@ def advise(
         times: The breakdown of the same steps, if it is already known.
 
     Raises:
+        CaptureError: Nothing ran on a GPU.
         UsageError: None of the steps asked for is in the capture.
     """
+    if not trace.info.on_gpu:
+        raise CaptureError(
+            f"{trace.info.path}: nothing ran on a GPU, and all advice is about GPU work; record the program on a "
+            "machine with a GPU, or see `layers` for CPU times"
+        )
     evidence = Evidence(trace, own_rules, steps, known, late, times=times)
     found = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
-    found.sort(key=lambda one: -one.saves_ns)
+    found.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
     if late is not None and late.rank is not None:
         found = _with_slowest(_slowest(evidence, late), found)
+    parts = evidence.steps_and_gpus
     return AdviseResult(
-        findings=tuple(found),
-        wall_ns=evidence.wall_ns,
+        findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in found),
+        wall_ns=max(round(evidence.wall_ns / parts), 1),
         steps=evidence.choice.count,
-        gpus=len(evidence.times.steps[["process", "device"]].drop_duplicates()),
+        gpus=evidence.gpus,
+        program=evidence.program,
         warnings=evidence.times.warnings,
         info=trace.info,
     )
@@ -166,7 +186,7 @@ def _merged(found: list[Finding]) -> list[Finding]:
     return [found[kept[one.rule]] if one.rule in _CAUSES_OF_OTHERS else one for one in left]
 
 
-_CAUSES_OF_OTHERS = ("launch", "sync", "dataloader", "allocation", "loading", "gc")
+_CAUSES_OF_OTHERS = ("launch", "sync", "dataloader", "python", "allocation", "loading", "gc")
 """Rules of which others may be symptoms; each has one finding."""
 
 

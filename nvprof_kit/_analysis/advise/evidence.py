@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult, breakdown_of
-from nvprof_kit._analysis.kernels.classes import Rule
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
+from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
 
 
 _OF_TRAINING = ("backward", "recompute", "optimizer")
+_TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
+_EVALUATES = re.compile(r"^(eval|valid|test)", re.IGNORECASE)
+_SEQUENCES = re.compile(r"context_(\d+)\(\d+.*?generation_(\d+)\(")
+"""vLLM's range of a step: how many sequences it prefills, and how many it decodes."""
+_EXPERTS = re.compile(r"expert|(^|\.|_)moe|MoE|router", re.IGNORECASE)
+_CAPTURES = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
+POINTWISE = tuple(list(CLASSES).index(name) for name in ("elementwise", "norm", "reduction", "copy", "softmax"))
+SCORES_PART = 0.25
+"""Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
+
+FEW_TOKENS_NS = 2_500
+"""The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
 
 class Evidence(Operations):
@@ -116,16 +130,121 @@ class Evidence(Operations):
         return made
 
     @cached_property
-    def trains(self) -> bool:
-        """Whether the capture is of training: it has backward work or an optimizer."""
-        return bool(self.ops["phase"][self.inside].isin(_OF_TRAINING).any()) or bool(
-            self.classes.is_a("optimizer")[self.inside].any()
+    def program(self) -> str:
+        """What the program does in these steps: ``training``, ``graph capture``, ``evaluation``, ``prefill``,
+        ``decode`` or ``mixed`` (prefill and decode).
+        """
+        if (
+            self.ops["phase"][self.inside].isin(_OF_TRAINING).any()
+            or self.classes.is_a("optimizer")[self.inside].any()
+            or self._among(self.trace.ops["name"], _TRAINING_KERNELS)[self.inside].any()
+        ):
+            return "training"
+        if self.captures_graphs:
+            return "graph capture"
+        phases = self.ops["phase"][self.inside]
+        if self._among(phases, _EVALUATES).mean() > 0.5:
+            return "evaluation"
+        named = [found.groups() for one in self.attribution.ranges.names if (found := _SEQUENCES.search(one.text))]
+        prefills, decodes = (any(group[place] != "0" for group in named) for place in (0, 1))
+        if not named:
+            decodes, prefills = (bool(few) for few in self._few_tokens())
+        return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
+
+    def _few_tokens(self) -> tuple[bool, bool]:
+        """Whether a fifth of the steps or more have few tokens, and whether a fifth or more have many."""
+        light = self.classes.is_a("elementwise") | self.classes.is_a("norm")
+        light &= self.inside & (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
+        median = self.ops["ns"][light].groupby(self.attribution.step[light]).median()
+        few = float((median < FEW_TOKENS_NS).mean()) if len(median) else 0.0
+        return few >= 0.2, few <= 0.8
+
+    @cached_property
+    def score_kernels(self) -> Int64Array:
+        """Operations that work on the scores of attention that is not fused: softmax, scale, mask, dropout and casts
+        between two products of a layer, rows of `ops`.
+        """
+        ops = self.ops
+        rows = np.flatnonzero((ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & self.inside)
+        table = ops.iloc[rows][["layer", "phase", "ns"]].astype({"layer": str, "phase": str})
+        for name in ("softmax", "gemm", "attention"):
+            table[name] = self.classes.is_a(name)[rows]
+        table["light_ns"] = table["ns"].where(np.isin(ops["code"].to_numpy()[rows], POINTWISE))
+        table["softmax_ns"] = table["ns"].where(table["softmax"])
+        places = table.groupby(["layer", "phase"])
+        sums = places[["softmax", "gemm", "attention"]].transform("sum")
+        # each softmax has a product before and one after it, and takes longer than what works on the activations;
+        # that of a router does not
+        least_ns = places["softmax_ns"].transform("median")
+        eager = (sums["softmax"] > 0) & (sums["attention"] == 0) & (sums["gemm"] >= 2 * sums["softmax"])
+        eager &= (table["layer"] != NO_LAYER) & (least_ns >= 2 * FEW_TOKENS_NS)
+        eager &= least_ns >= places["light_ns"].transform("median")
+        chosen = eager & (table["light_ns"] >= SCORES_PART * least_ns)
+        layers = table["layer"][eager & table["softmax"]].nunique()
+        found: Int64Array = rows[chosen.to_numpy()] if layers >= 2 else rows[:0]
+        return found
+
+    @cached_property
+    def is_sharded(self) -> bool:
+        """Whether parameters are gathered and gradients scattered, as FSDP and ZeRO do."""
+        collectives = set(self.times.communication["collective"])
+        return {"AllGather", "ReduceScatter"} <= collectives
+
+    @cached_property
+    def captures_graphs(self) -> bool:
+        """Whether most of the steps' launches are put into CUDA graphs instead of being run."""
+        calls, nodes = self.trace.calls, self.trace.graph_nodes
+        if calls is None or not self._among(calls["name"], _CAPTURES).any():
+            return False
+        replayed = (self.trace.ops["graph_node"].to_numpy() >= 0) | (self.ops["kind"] == OP_KINDS.index("graph"))
+        launched = int((~replayed & self.inside).sum())
+        captured = int((nodes["original"] < 0).sum())
+        return captured > launched and not bool((replayed & self.inside).any())
+
+    @cached_property
+    def replays_graphs(self) -> bool:
+        """Whether these steps replay CUDA graphs."""
+        replayed = (self.trace.ops["graph_node"].to_numpy() >= 0) | (self.ops["kind"] == OP_KINDS.index("graph"))
+        return bool((replayed & self.inside).any())
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether the model has layers of experts."""
+        layers = self.ops["layer"].cat.categories[self.ops["layer"].cat.codes[self.inside].unique()]
+        return bool(self.classes.is_a("experts")[self.inside].any()) or any(
+            _EXPERTS.search(str(layer)) for layer in layers
         )
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python's calls were recorded, which slows the host."""
+        return self.trace.frames is not None and len(self.trace.frames) > 0
+
+    @staticmethod
+    def _among(names: pd.Series[str], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+        """Which of these categorical names contain a pattern."""
+        matches = np.array([*(bool(pattern.search(str(name))) for name in names.cat.categories), False])
+        found: npt.NDArray[np.bool_] = matches[names.cat.codes.to_numpy()]
+        return found
+
+    @cached_property
+    def gpus(self) -> int:
+        """Number of GPUs, counted once per process that uses them."""
+        return max(len(self.times.steps[["process", "device"]].drop_duplicates()), 1)
+
+    @property
+    def steps_and_gpus(self) -> int:
+        """Times are sums over so many steps of GPUs; over as many GPUs without steps."""
+        return max(self.choice.count, 1) * self.gpus
 
     @property
     def per_step(self) -> str:
         """`` per step`` to append to a number, '' if the capture has no steps."""
         return " per step" if self.choice.count else ""
+
+    def ms(self, ns: float) -> str:
+        """A sum over the steps and GPUs as text, per step and GPU."""
+        return ms(ns / self.steps_and_gpus)
 
     def idle(self, *causes: str) -> pd.DataFrame:
         """Idle time of these causes by place, largest first."""

@@ -1,19 +1,29 @@
-"""A rule about sampled GPU metrics: whether a layer is limited by memory or by the tensor cores."""
+"""Rules about the GPU itself: what limits a layer by sampled GPU metrics; clocks that fall, or are below the peers'."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
-from nvprof_kit._analysis.advise.evidence import Evidence, ms
+from nvprof_kit._analysis.advise.evidence import Evidence, share
+from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._analysis.metrics import metrics
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
 
 MEMORY_PCT, TENSOR_PCT, BUSY_SHARE = 60.0, 60.0, 0.02
+FALLEN, FALLEN_SHARE, SAMPLES = 0.93, 0.1, 20
+"""A clock falls that is below this part of what the GPU reaches while it works, in this share of the samples."""
+
+SLOWER, COMMON_KERNELS = 1.04, 8
+_CLOCK = re.compile(r"^(GPC|SM|Graphics) Clock", re.IGNORECASE)
+_POWER = re.compile(r"power", re.IGNORECASE)
+_REASON = re.compile(r"throttl|slowdown", re.IGNORECASE)
 
 
 def bound(found: Evidence) -> Iterator[Finding]:
@@ -47,7 +57,7 @@ def bound(found: Evidence) -> Iterator[Finding]:
         layer, phase, place = str(worst["layer"]), str(worst["phase"]), worst.name
         evidence = (
             f"{layer} {phase}{' by itself' if worst['own'] else ''}: DRAM at {memory[place]:.0f} % and tensor cores at "
-            f"{tensor[place]:.0f} % of their peak over {ms(worst['busy_ns'])} of busy time, "
+            f"{tensor[place]:.0f} % of their peak over {found.ms(worst['busy_ns'])} of busy time{found.per_step}, "
             f"{worst['samples']:.0f} samples"
         )
         names = found.ops["layer"].cat.categories
@@ -59,3 +69,93 @@ def bound(found: Evidence) -> Iterator[Finding]:
             "gpu-metrics", f"Bound by {what}", evidence, layer, phase, *found.longest(mine), saves, advice,
             "medium", "ncu measures these kernels far below that limit",
         )  # fmt: skip
+
+
+def clocks(found: Evidence) -> Iterator[Finding]:
+    """A GPU whose clock falls while it works; and one that runs the same kernels slower than its peers."""
+    samples = found.trace.samples
+    if samples is not None and len(samples):
+        for device in samples["device"].unique().tolist():
+            yield from _fallen(found, device)
+    yield from _slower_gpu(found)
+
+
+def _fallen(found: Evidence, device: int) -> Iterator[Finding]:
+    """The finding that this GPU's clock falls while it works, if it does."""
+    samples = found.trace.samples
+    if samples is None:
+        return
+    rows = samples[samples["device"] == device]
+    names = rows["metric"].astype(str)
+    clock = rows[names.str.match(_CLOCK)].sort_values("time_ns")
+    clock = clock[_works(found, device, clock["time_ns"].to_numpy())]
+    if len(clock) < SAMPLES:
+        return
+    values = clock["value"].to_numpy()
+    top = float(np.quantile(values, 0.95))
+    low = values < FALLEN * top
+    if low.mean() < FALLEN_SHARE:
+        return
+    busy_ns = found.busy_ns(np.flatnonzero((found.trace.ops["device"] == device).to_numpy() & found.inside))
+    saves = int(busy_ns * float(np.clip(1 - values / top, 0, 1).mean()))
+    others = {
+        str(name): float(group["value"].mean())
+        for name, group in rows[names.str.contains(_POWER) | names.str.contains(_REASON)].groupby(names)
+    }
+    evidence = (
+        f"the clock of GPU {device} is {values[low].mean():,.0f} on average in {share(low.sum(), len(low))} of the "
+        f"samples in which it works, and reaches {top:,.0f}"
+        f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in others.items())}"
+    )
+    worst = clock["time_ns"].to_numpy()[int(values.argmin())]
+    step = int(np.median(np.diff(clock["time_ns"].to_numpy())))
+    yield Finding(
+        "gpu-clocks", "The GPU's clock falls", evidence, "", "", int(worst), int(worst) + step, saves,
+        "look at power and temperature while it runs (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE): raise the power "
+        "limit, cool it, or lock a clock that it can hold (nvidia-smi -lgc)",
+        "medium", "nvidia-smi names no reason for lower clocks while the program runs",
+    )  # fmt: skip
+
+
+def _works(found: Evidence, device: int, moments: Int64Array) -> npt.NDArray[np.bool_]:
+    """Whether operations of this GPU run at these moments."""
+    ops = found.trace.ops[(found.trace.ops["device"] == device).to_numpy() & found.inside]
+    starts, ends = (np.sort(ops[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    running = np.searchsorted(starts, moments, side="right") > np.searchsorted(ends, moments, side="right")
+    works: npt.NDArray[np.bool_] = running
+    return works
+
+
+def _slower_gpu(found: Evidence) -> Iterator[Finding]:
+    """The finding that a GPU runs the same kernels slower than the others of the capture."""
+    kernels = (found.classes.is_a("gemm") | found.classes.is_a("attention")) & found.inside
+    rows = found.trace.ops[kernels]
+    if rows[["pid", "device"]].drop_duplicates().shape[0] < 2:
+        return
+    gpu = rows["pid"].astype(str) + ":" + rows["device"].astype(str)
+    took = (rows["end_ns"] - rows["start_ns"]).groupby([rows["name"], gpu], observed=True).median().unstack()
+    took = took.dropna()
+    if len(took) < COMMON_KERNELS:
+        return
+    ratio = took.div(took.median(axis=1), axis=0)
+    slowness = ratio.median()
+    slowest = slowness.idxmax()
+    # nearly all of its kernels are slower, not a few with other shapes
+    if slowness[slowest] < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
+        return
+    mine = np.flatnonzero(kernels)[(gpu == slowest).to_numpy()]
+    device = int(found.trace.ops["device"].iloc[mine[0]])
+    every = found.trace.ops[["pid", "device"]].eq(found.trace.ops[["pid", "device"]].iloc[mine[0]]).all(axis=1)
+    busy_ns = found.busy_ns(np.flatnonzero(every.to_numpy() & found.inside))
+    evidence = (
+        f"GPU {device} takes {100 * (slowness[slowest] - 1):.1f} % longer than the median GPU for the same "
+        f"{len(took)} matrix product and attention kernels"
+    )
+    longest = mine[np.argmax(found.ops["ns"].to_numpy()[mine])]
+    layer, phase = (str(found.ops[name].iloc[longest]) for name in ("layer", "phase"))
+    yield Finding(
+        "gpu-clocks", f"GPU {device} is slower than its peers", evidence, layer, phase, *found.longest(mine),
+        int(busy_ns * (1 - 1 / float(slowness[slowest]))) * found.gpus,  # the others wait for it
+        "compare its clocks, power limit and temperature with the others' (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
+        "medium", "the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
+    )  # fmt: skip

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 LAUNCH_SHARE, SYNC_SHARE, DATA_SHARE, ALLOCATION_SHARE, LOADING_SHARE, GC_SHARE = 0.05, 0.005, 0.01, 0.005, 0.01, 0.005
 EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
+OFTEN, OFTEN_SHARE = 4, 0.001
 STALL_OF_STEP, STALL_SHARE = 0.1, 0.01
+STEADY, SURE_SHARE, LIKELY_SHARE = 0.8, 0.5, 0.3
+"""Launching late in every step is what the steps that wait least show; a profiler at most doubles the host's time, so
+half of the step is idle without it too, and of less than a third there may be nothing left.
+"""
 UNSTABLE, STEPS_TO_JUDGE = 1.2, 4
 CALLS_OF_WARM_UP = 4
 """Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
@@ -43,65 +48,107 @@ def _idle(
     title: str, advice: str, confidence: str, refuted_by: str,
 ) -> Iterator[Finding]:  # fmt: skip
     """A finding if these causes of idle time take at least this share of the steps."""
-    spent, rows = found.idle_ns(*causes), found.idle(*causes)
-    if spent < least * found.wall_ns or not len(rows):
+    idle_ns, rows = found.idle_ns(*causes), found.idle(*causes)
+    if idle_ns < least * found.wall_ns or not len(rows):
         return
     worst = _worst(rows)
-    inside = ", ".join(one for one in (worst["operator"], worst["call"]) if one)
+    inside = ", ".join(name for name in (worst["operator"], worst["call"]) if name)
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) idle; most in {worst['layer']} "
-        f"{worst['phase']}: {ms(worst['place_ns'])}; longest stretch there: {ms(worst['longest_ns'])}"
-        f"{f', in {inside}' if inside else ''}"
+        f"{found.ms(idle_ns)} of {found.ms(found.wall_ns)}{found.per_step} ({share(idle_ns, found.wall_ns)}) idle; "
+        f"most in {worst['layer']} {worst['phase']}: {found.ms(worst['place_ns'])}{found.per_step}; longest stretch "
+        f"there: {ms(worst['longest_ns'])}{f', in {inside}' if inside else ''}"
     )
     yield Finding(
-        rule, title, evidence, worst["layer"], worst["phase"], *_at(worst), spent, advice, confidence, refuted_by
+        rule, title, evidence, worst["layer"], worst["phase"], *_at(worst), idle_ns, advice, confidence, refuted_by
     )
+
+
+_LAUNCH_ADVICE = {
+    "training": "capture the step in a CUDA graph, torch.compile(mode='reduce-overhead'), or give each launch more "
+    "work (batch size)",
+    "sharded": "torch.compile the layers, use fewer and larger shards (wrap several blocks as one), or give each "
+    "launch more work (batch size)",
+    "decode": "use a CUDA graph or torch.compile(mode='reduce-overhead') for the decoding step (with a static cache), "
+    "or decode more sequences at once",
+    "mixed": "use CUDA graphs for the decoding steps (with a static cache), and put more prompts or longer chunks into "
+    "each prefill",
+    "prefill": "put more tokens into each launch (more prompts at once, longer chunks), or "
+    "torch.compile(mode='reduce-overhead') for a few fixed lengths",
+    "evaluation": "evaluate larger batches, or torch.compile(mode='reduce-overhead')",
+}
+"""What makes launches fewer or each worth more, by `Evidence.program`; `sharded` is training with FSDP or ZeRO."""
 
 
 def launch_bound(found: Evidence) -> Iterator[Finding]:
     """The GPU waits for launches."""
-    if found.trains:
-        advice = (
-            "capture the step in a CUDA graph, torch.compile(mode='reduce-overhead'), or give each launch more work "
-            "(batch size)"
-        )
-    else:
-        advice = (
-            "use a CUDA graph or torch.compile(mode='reduce-overhead') for the decoding step (with a static cache), or "
-            "decode more sequences at once"
-        )
+    if found.program == "graph capture":  # launches are recorded then, not run, once
+        return
     unknown = found.idle_ns("unknown")
-    title, refuted = "The GPU waits for the host to launch", "the step is no faster in a CUDA graph, or takes twice as "
-    refuted += "long with twice the batch"
-    mostly = unknown > found.idle_ns("launch")
-    if mostly:  # a host that is busy with something else launches no earlier from a CUDA graph
+    mostly_unknown = unknown > found.idle_ns("launch")
+    title, advice, refuted = "The GPU waits for the host to launch", _launch_advice(found), ""
+    if mostly_unknown:  # a host that is busy with something else launches no earlier from a CUDA graph
         title = "The GPU waits while the host does something unknown"
         advice = (
             "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other phases "
             "around logging and checkpoints, or record with Python backtraces; prepare data in DataLoader workers"
         )
         refuted = "the step takes as long when it reuses one batch and logs nothing: then the host is late to launch"
-    elif read_back := _read_back(found):
+    else:
         refuted = "the step takes twice as long with twice the batch"
-        advice = (
-            f"{read_back}, as nonzero(), item() and masks used as indices do: a CUDA graph cannot capture this part of "
-            "the step; give every expert or branch a fixed size first, or capture only the layers without such "
-            "copies, or give each launch more work (batch size)"
-        )
-    for one in _idle(
+        if "CUDA graph" in advice and not _read_back(found):
+            refuted = f"the step is no faster in a CUDA graph, or {refuted.replace('the step ', '')}"
+    for finding in _idle(
         found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
-        title=title, advice=advice, confidence="medium" if mostly else "high", refuted_by=refuted,
+        title=title, advice=advice, confidence="medium" if mostly_unknown else "high", refuted_by=refuted,
     ):  # fmt: skip
-        note = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
-        stalls = 0 if mostly else min(_stalls_ns(found), unknown)
+        notes, saves = [], finding.saves_ns
+        stalls = 0 if mostly_unknown else min(_stalls_ns(found), unknown)
         if stalls >= STALL_SHARE * found.wall_ns:
-            note = (
-                f"; what the host did for {ms(unknown)} of it is unknown, {ms(stalls)} in stretches of a tenth of a "
-                "step or more, which the fix does not save: put nvprof_kit.phase around what runs there"
+            notes.append(
+                f"what the host did for {found.ms(unknown)} of it is unknown, {found.ms(stalls)} in stretches of a "
+                "tenth of a step or more, which the fix does not save: put nvprof_kit.phase around what runs there"
             )
-        else:
-            stalls = 0
-        yield replace(one, evidence=one.evidence + note, saves_ns=one.saves_ns - stalls)
+            saves -= stalls
+        elif unknown >= saves / 10:
+            notes.append(f"what the host did for {found.ms(unknown)} of it is unknown")
+        steady, confidence = min(_steady_ns(found), saves), finding.confidence
+        if steady < STEADY * saves:
+            notes.append(
+                f"only {found.ms(steady)} of it in the steps that wait least: the host was disturbed in the others"
+            )
+            saves = steady
+        if found.has_stacks:
+            confidence = "low"
+            notes.append("the recording of Python's stacks slows the host: record without them to know")
+        elif confidence == "high" and saves < SURE_SHARE * found.wall_ns:
+            confidence = "medium" if saves >= LIKELY_SHARE * found.wall_ns else "low"
+            if found.trace.info.tool.startswith("nsys"):
+                notes.append("the profiler makes each call slower: compare the step's time without it")
+        yield replace(
+            finding, evidence="; ".join((finding.evidence, *notes)), saves_ns=saves, confidence=confidence, fix=advice
+        )
+
+
+def _launch_advice(found: Evidence) -> str:
+    """How to launch earlier, or less often."""
+    read_back = _read_back(found)
+    if read_back:
+        split = " give every expert or branch a fixed size first, or" if found.has_experts else ""
+        return (
+            f"{read_back}, as nonzero(), item() and masks used as indices do: a CUDA graph cannot capture this part of "
+            f"the step;{split} capture only the layers without such copies, or give each launch more work (batch size)"
+        )
+    if found.replays_graphs:
+        return "put more of the step into the CUDA graphs that it replays, or give each replay more work (batch size)"
+    return _LAUNCH_ADVICE["sharded" if found.program == "training" and found.is_sharded else found.program]
+
+
+def _steady_ns(found: Evidence) -> int:
+    """What the steps would wait for launches if each waited as little as the quarter of them that waits least."""
+    rows = found.steps
+    idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"]
+    of_gpu = idle_ns.groupby([rows["process"], rows["device"]])
+    return int((of_gpu.quantile(0.25, interpolation="lower") * of_gpu.size()).sum())
 
 
 def _stalls_ns(found: Evidence) -> int:
@@ -132,30 +179,40 @@ def _read_back(found: Evidence) -> str:
 def sync_points(found: Evidence) -> Iterator[Finding]:
     """The host waits for the GPU within the step, and then launches late."""
     waits, gaps = found.times.waits, found.times.gaps
-    spent = int(waits["lost_ns"].sum())
-    if not len(waits) or spent < SYNC_SHARE * found.wall_ns:
+    lost = int(waits["lost_ns"].sum())
+    often = len(waits) >= OFTEN * found.steps_and_gpus and bool(found.choice.count)
+    if not len(waits) or lost < (OFTEN_SHARE if often else SYNC_SHARE) * found.wall_ns:
         return
     by_place = waits.groupby(["layer", "phase", "call"], observed=True, sort=False)["lost_ns"].sum()
     layer, phase, call = by_place.index[int(by_place.to_numpy().argmax())]
-    mine = waits[(waits["layer"] == layer) & (waits["phase"] == phase) & (waits["call"] == call)]
-    worst = mine.iloc[int(mine["lost_ns"].to_numpy().argmax())]
+    there = waits[(waits["layer"] == layer) & (waits["phase"] == phase) & (waits["call"] == call)]
+    worst = there.iloc[int(there["lost_ns"].to_numpy().argmax())]
     start = int(gaps["start_ns"].iloc[int(worst["gap"])])
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) idle in {len(waits)} gaps that begin "
-        f"while the host waits for the GPU; most after {call} in {layer} {phase}: {ms(int(by_place.max()))} in "
-        f"{len(mine)} gaps, the longest {ms(int(worst['lost_ns']))}"
+        f"{found.ms(lost)} of {found.ms(found.wall_ns)}{found.per_step} ({share(lost, found.wall_ns)}) idle in gaps "
+        f"that begin while the host waits for the GPU, {_number(len(waits), found)}; most after {call} in {layer} "
+        f"{phase}: {found.ms(int(by_place.max()))} in {_number(len(there), found)}, the longest "
+        f"{ms(int(worst['lost_ns']))}"
     )
     steps = bool(found.choice.count)
+    copy = "Memcpy" in str(call)
+    calls = "copies to and from pageable memory, " if copy else ""
     advice = (
-        "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the "
+        f"remove {calls}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the "
         f"{'step, or run them every N steps' if steps else 'loop, or run them less often'}"
     )
     refuted = "the idle time remains when the call is removed"
     title = f"The host waits for the GPU{' within a step' if steps else ''}"
     yield Finding(
         "sync", title, evidence, str(layer), str(phase),
-        start, start + int(worst["lost_ns"]), spent, advice, "high", refuted,
+        start, start + int(worst["lost_ns"]), lost, advice, "high", refuted,
     )  # fmt: skip
+
+
+def _number(count: int, found: Evidence) -> str:
+    """A number of gaps as text, per step and GPU where it is one or more."""
+    each = count / found.steps_and_gpus
+    return f"{each:,.0f} gaps per step" if found.choice.count and each >= 1.5 else f"{count:,} gaps"
 
 
 def loading(found: Evidence) -> Iterator[Finding]:
@@ -206,19 +263,47 @@ def garbage(found: Evidence) -> Iterator[Finding]:
 
 def dataloader(found: Evidence) -> Iterator[Finding]:
     """The GPU waits for data."""
-    spent, rows = found.loading_ns, found.idle("dataloader")
-    if spent < DATA_SHARE * found.wall_ns or not len(rows):
+    loading_ns, rows = found.loading_ns, found.idle("dataloader")
+    if loading_ns < DATA_SHARE * found.wall_ns or not len(rows):
         return
     worst = rows.iloc[0]
+    inside = ", ".join(name for name in (worst["operator"], worst["call"]) if name)
     evidence = (
-        f"{ms(spent)} idle inside the data loader's ranges, {share(spent, found.wall_ns)} of the steps' "
-        f"time; longest stretch: {ms(worst['longest_ns'])}"
+        f"{found.ms(loading_ns)}{found.per_step} idle inside the data loader's ranges, "
+        f"{share(loading_ns, found.wall_ns)} of the steps' time; longest stretch: {ms(worst['longest_ns'])}"
+        f"{f', in {inside}' if inside else ''}"
     )
     advice = "use more DataLoader workers, prefetch_factor, persistent_workers, or preprocess the data offline"
     refuted = "the step takes as long when it reuses one batch"
     yield Finding(
-        "dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), spent, advice, "high", refuted
+        "dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), loading_ns, advice, "high", refuted
     )
+
+
+def python_functions(found: Evidence) -> Iterator[Finding]:
+    """The GPU waits while the host runs Python outside layers; its functions are named."""
+    rows = found.idle("python")
+    if not len(rows):
+        return
+    by_function = rows.groupby("operator", observed=True, sort=False)["idle_ns"].sum().sort_values(ascending=False)
+    function = str(by_function.index[0])
+    name = function.rpartition(": ")[2]
+    others = ", ".join(f"{text}: {found.ms(ns)}" for text, ns in by_function.iloc[1:3].items())
+    for finding in _idle(
+        found, "python", ("python",), DATA_SHARE, title=f"The GPU waits for {name}",
+        advice=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process",
+        confidence="medium", refuted_by=f"the step takes as long without {name}",
+    ):  # fmt: skip
+        worst = rows[rows["operator"] == function].iloc[0]
+        evidence = (
+            f"{found.ms(finding.saves_ns)} of {found.ms(found.wall_ns)}{found.per_step} "
+            f"({share(finding.saves_ns, found.wall_ns)}) idle while the host runs Python outside layers; most in "
+            f"{function}: {found.ms(int(by_function.iloc[0]))}{f'; {others}' if others else ''}"
+        )
+        start, end = _at(worst)
+        yield replace(
+            finding, evidence=evidence, layer=worst["layer"], phase=worst["phase"], start_ns=start, end_ns=end
+        )
 
 
 def allocator(found: Evidence) -> Iterator[Finding]:
@@ -236,33 +321,55 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
     rows = found.times.communication
     waiting = min(int(rows["waiting_ns"].sum()) + found.waited_ns, int(found.steps["exposed_comm_ns"].sum()))
     comm, exposed = (int(found.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
-    spent, moving = exposed - waiting, max(comm - waiting, 1)
-    in_turns = spent >= COMM_SHARE * found.wall_ns and spent >= (1 - HIDDEN_SHARE) * moving
-    if not len(rows) or (spent < EXPOSED_SHARE * found.wall_ns and not in_turns):
+    moving_alone, moving = exposed - waiting, max(comm - waiting, 1)
+    in_turns = moving_alone >= COMM_SHARE * found.wall_ns and moving_alone >= (1 - HIDDEN_SHARE) * moving
+    if not len(rows) or (moving_alone < EXPOSED_SHARE * found.wall_ns and not in_turns):
         return
     worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU moves data between ranks and "
-        f"computes nothing; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
-        f"{ms(worst['exposed_ns'])} of {ms(worst['gpu_ns'])} exposed{_moved(worst)}"
+        f"{found.ms(moving_alone)} of {found.ms(found.wall_ns)}{found.per_step} ({share(moving_alone, found.wall_ns)}) "
+        f"the GPU moves data between ranks and computes nothing; most in {worst['collective']} of {worst['layer']} "
+        f"{worst['phase']}: {found.ms(worst['exposed_ns'])} of {found.ms(worst['gpu_ns'])} exposed{_moved(worst)}"
     )
     if waiting:
-        evidence += f"; {ms(waiting)} more may be waiting for other ranks"
+        evidence += f"; {found.ms(waiting)} more may be waiting for other ranks"
     advice = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
     title = "Exposed communication"
-    if in_turns:
+    one_stream = _shares_stream(found)
+    if in_turns or one_stream:
         title = "Communication and compute do not overlap"
-        evidence += f"; {share(moving - spent, moving)} of the transfer time is overlapped by compute"
+        evidence += f"; {share(moving - moving_alone, moving)} of the transfer time is overlapped by compute"
         advice = (
             "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
             "find_unused_parameters, and with no synchronization in between)"
         )
+    if one_stream:
+        title = "Communication and compute share a stream"
+        evidence += "; the collectives run on the stream that computes, where nothing can overlap them"
+        advice = "issue collectives on a stream of their own (async_op=True), and wait where their result is used"
     refuted = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
-    place = _communication(found)
+    if found.program != "training":
+        title = "All-reduces of tensor parallelism" if str(worst["collective"]).lower() == "allreduce" else title
+        advice = (
+            "each layer needs the result at once, so nothing hides it: use the engine's own or fused all-reduce "
+            "(one-shot over NVLink, in the switch), fewer ranks of tensor parallelism, or more tokens per step"
+        )
+        refuted = "one rank less of tensor parallelism makes the step no shorter"
     yield Finding(
-        "exposed-collectives", title, evidence, worst["layer"], worst["phase"], *place, spent, advice,
-        "low" if rows["bytes"].isna().any() or waiting > spent else "medium", refuted,
+        "exposed-collectives", title, evidence, worst["layer"], worst["phase"], *_longest_collective(found, worst),
+        moving_alone, advice, "low" if rows["bytes"].isna().any() or waiting > moving_alone else "medium", refuted,
     )  # fmt: skip
+
+
+def _shares_stream(found: Evidence) -> bool:
+    """Whether most of the communication runs on streams that also compute."""
+    comm = found.classes.is_a("comm") & found.inside
+    kernels = (found.ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & found.inside & ~comm
+    streams = found.trace.ops[["pid", "device", "stream"]]
+    computing = streams[kernels].value_counts()
+    shares = streams[comm].merge(computing[computing > 1].rename("count").reset_index(), how="left")["count"].notna()
+    ns = found.ops["ns"].to_numpy()[comm]
+    return bool(2 * ns[shares.to_numpy()].sum() > ns.sum())
 
 
 def rank_waits(found: Evidence) -> Iterator[Finding]:
@@ -273,14 +380,15 @@ def rank_waits(found: Evidence) -> Iterator[Finding]:
         return
     worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
     evidence = (
-        f"{ms(waiting)} of {ms(found.wall_ns)} ({share(waiting, found.wall_ns)}) is exposed communication beyond "
-        f"the fastest similar collective; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
-        f"{ms(worst['waiting_ns'])}"
+        f"{found.ms(waiting)} of {found.ms(found.wall_ns)}{found.per_step} ({share(waiting, found.wall_ns)}) is "
+        f"exposed communication beyond the fastest similar collective; most in {worst['collective']} of "
+        f"{worst['layer']} {worst['phase']}: {found.ms(worst['waiting_ns'])}"
     )
     advice = "find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks, and fix it there"
     yield Finding(
         "rank-wait", "This rank may be waiting for others", evidence, worst["layer"], worst["phase"],
-        *_communication(found), 0, advice, "medium", "the other ranks' collectives take as long in these steps",
+        *_longest_collective(found, worst), 0, advice, "medium",
+        "the other ranks' collectives take as long in these steps",
     )  # fmt: skip
 
 
@@ -291,8 +399,10 @@ def _moved(row: Any) -> str:
     return f", {row['bytes'] / 1e6:,.1f} MB at {row['algorithm_gb_per_s']:,.1f} GB/s"
 
 
-def _communication(found: Evidence) -> tuple[int, int]:
-    return found.longest(np.flatnonzero(found.classes.is_a("comm") & found.inside))
+def _longest_collective(found: Evidence, row: Any) -> tuple[int, int]:
+    """Start and end of the longest collective in the layer and phase of a row."""
+    there = (found.ops["layer"] == row["layer"]) & (found.ops["phase"] == row["phase"])
+    return found.longest(np.flatnonzero(found.classes.is_a("comm") & found.inside & there.to_numpy()))
 
 
 def unstable_step(found: Evidence) -> Iterator[Finding]:
@@ -354,7 +464,7 @@ _RULE_OF = {
     for rule, causes in {
         "launch": ("launch", "unknown"),
         "sync": ("sync", "after_sync"),
-        **{one: (one,) for one in ("dataloader", "allocation", "loading", "gc")},
+        **{cause: (cause,) for cause in ("dataloader", "python", "allocation", "loading", "gc")},
     }.items()
     for cause in causes
 }

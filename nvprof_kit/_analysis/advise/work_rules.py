@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
+from nvprof_kit._analysis.advise.evidence import POINTWISE, Evidence, share
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
@@ -18,8 +17,10 @@ from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-SMALL_NS, STORM_COUNT, STORM_SHARE = 5_000, 50, 0.7
-COPY_SHARE = 0.002
+SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
+COPY_SHARE, PINNED_SHARE = 0.002, 0.05
+ATTENTION_SHARE = 0.02
+OPTIMIZER_KERNELS, OPTIMIZER_SHARE = 150, 0.02
 CHAIN_LENGTH, CHAIN_SHARE, LAYOUT_SHARE = 4, 0.02, 0.2
 FP32_SHARE, RECOMPUTE_SHARE = 0.01, 0.05
 OUTLIER, SIBLINGS, OUTLIER_SHARE = 1.2, 4, 0.002
@@ -29,35 +30,60 @@ _FP32 = re.compile(
     r"magma_sgemm",
     re.IGNORECASE,
 )
-_POINTWISE = tuple(list(CLASSES).index(name) for name in ("elementwise", "norm", "reduction", "copy", "softmax"))
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 
 def copies(found: Evidence) -> Iterator[Finding]:
-    """Copies that use pageable memory or block the host."""
+    """Copies that use pageable memory or block the host; and copies of pinned memory that nothing hides."""
     rows = found.times.copies
-    bad = rows[(rows["memory"] == "pageable") | (rows["blocking"] > 0)]
+    blocking = rows[(rows["memory"] == "pageable") | (rows["blocking"] > 0)]
     kind = found.trace.ops["kind"].to_numpy()
     moves = np.flatnonzero(np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]) & found.inside)
-    spent = min(int(bad["exposed_ns"].sum()), found.busy_ns(moves))
-    if not len(bad) or spent < COPY_SHARE * found.wall_ns:
+    exposed = min(int(blocking["exposed_ns"].sum()), found.busy_ns(moves))
+    if len(blocking) and exposed >= COPY_SHARE * found.wall_ns:
+        worst = blocking.iloc[0]
+        pageable = blocking[blocking["memory"] == "pageable"]
+        evidence = (
+            f"{int(blocking['ops'].sum())} copies ({int(pageable['ops'].sum())} through pageable memory), "
+            f"{blocking['bytes'].sum() / 1e6:.1f} MB, {found.ms(exposed)} exposed{found.per_step}; {worst['copy']} in "
+            f"{worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
+        )
+        advice = (
+            "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
+        )
+        if "DtoH" in str(worst["copy"]):
+            advice = "keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
+        yield Finding(
+            "copies", "Blocking copies", evidence, worst["layer"], worst["phase"], *_longest_copy(found, moves, worst),
+            exposed, advice, "high", "the copies take as long from pinned memory and still overlap with nothing",
+        )  # fmt: skip
+    pinned = rows[(rows["memory"] == "pinned") & (rows["blocking"] == 0) & (rows["exposed_ns"] > 0)]
+    exposed = min(int(pinned["exposed_ns"].sum()), found.busy_ns(moves))
+    if not len(pinned) or exposed < PINNED_SHARE * found.wall_ns:
         return
-    worst = bad.iloc[0]
-    pageable = bad[bad["memory"] == "pageable"]
+    worst = pinned.iloc[0]
+    gpu_ns = int(pinned["gpu_ns"].sum())
     evidence = (
-        f"{int(bad['ops'].sum())} copies ({int(pageable['ops'].sum())} through pageable memory), "
-        f"{bad['bytes'].sum() / 1e6:.1f} MB, "
-        f"{ms(spent)} exposed; {worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
+        f"{int(pinned['ops'].sum())} copies of pinned memory, {pinned['bytes'].sum() / 1e9:.2f} GB, {found.ms(gpu_ns)}"
+        f"{found.per_step}, of which {found.ms(exposed)} ({share(exposed, gpu_ns)}) run beside nothing; most in "
+        f"{worst['copy']} in {worst['layer']} {worst['phase']}: {found.ms(worst['exposed_ns'])} at "
+        f"{worst['gb_per_s']:.1f} GB/s"
     )
-    pages = moves[(found.trace.ops["host_memory"].iloc[moves] == "pageable").to_numpy()]
-    place = found.longest(pages if len(pages) else moves)
-    advice = "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
-    refuted = "the copies take as long from pinned memory and still overlap with nothing"
     yield Finding(
-        "copies", "Blocking copies", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
-    )
+        "copies", "Copies that nothing hides", evidence, worst["layer"], worst["phase"],
+        *_longest_copy(found, moves, worst), exposed,
+        "copy what the next layer needs on a stream of its own while this one computes, or keep more of it on the GPU",
+        "high", "the step takes as long with these tensors kept on the GPU",
+    )  # fmt: skip
+
+
+def _longest_copy(found: Evidence, moves: Int64Array, row: Any) -> tuple[int, int]:
+    """Start and end of the longest of some copies that a row of the copies' table holds."""
+    ops, trace = found.ops.iloc[moves], found.trace.ops.iloc[moves]
+    same = (ops["layer"] == row["layer"]) & (ops["phase"] == row["phase"]) & (trace["name"] == row["copy"])
+    return found.longest(moves[(same & (trace["host_memory"] == row["memory"])).to_numpy()])
 
 
 def small_kernels(found: Evidence) -> Iterator[Finding]:
@@ -82,21 +108,22 @@ def small_kernels(found: Evidence) -> Iterator[Finding]:
     lost = int(storms["idle_ns"].sum()) + found.busy_ns(short)
     evidence = (
         f"in {layer} {phase} {int(worst['small']) // steps} of {int(worst['count']) // steps} kernels{found.per_step} "
-        f"are shorter than {SMALL_NS // 1000} µs, together {ms(worst['small_ns'])}, and the GPU waits "
-        f"{ms(worst['idle_ns'])} between them"
+        f"are shorter than {SMALL_NS // 1000} µs, together {found.ms(worst['small_ns'])}"
     )
+    waits = int(worst["idle_ns"]) >= WAITS_SHARE * int(worst["small_ns"])
+    evidence += f", and the GPU waits {found.ms(worst['idle_ns'])} between them" if waits else ", back to back"
     if len(storms) > 1:
-        evidence += f"; the same in {len(storms) - 1} other places, {ms(storms['small_ns'].iloc[1:].sum())}"
+        evidence += f"; the same in {len(storms) - 1} other places, {found.ms(storms['small_ns'].iloc[1:].sum())}"
     advice = "torch.compile, a CUDA graph, or a fused kernel for this layer"
     if phase == "optimizer" or found.classes.is_a("optimizer")[short].any():
         advice = f"a fused optimizer (fused=True or foreach=True), {advice}"
     mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
     start = int(ops["start_ns"].to_numpy()[mine].min())
     end = int(ops["end_ns"].to_numpy()[mine[: max(len(mine) // steps, 1)]].max())
-    refuted = "the kernels run back to back, and a fused kernel takes as long as all of them together"
+    refuted = "a fused kernel takes as long as all of them together"
     yield Finding(
         "small-kernels", "Many small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
-        "medium", refuted, "launch",
+        "medium" if waits else "low", refuted, "launch",
     )  # fmt: skip
 
 
@@ -115,8 +142,9 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     order = np.lexsort(
         (ops["start_ns"].to_numpy(), stream, found.trace.ops["device"].to_numpy(), found.trace.ops["pid"].to_numpy())
     )
-    light = np.isin(ops["code"].to_numpy(), _POINTWISE) & (ops["kind"].to_numpy() == OP_KINDS.index("kernel"))
+    light = np.isin(ops["code"].to_numpy(), POINTWISE) & (ops["kind"].to_numpy() == OP_KINDS.index("kernel"))
     light &= found.inside
+    light[found.score_kernels] = False  # fused attention has none of them
     layer, phase, same = (
         ops["layer"].cat.codes.to_numpy(),
         ops["phase"].cat.codes.to_numpy(),
@@ -141,11 +169,12 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     by_place = np.bincount(layer[first].astype(np.int64) * len(phases) + phase[first], weights=saved)
     place = int(by_place.argmax())
     name, where = str(names[place // len(phases)]), str(phases[place % len(phases)])
-    worst = int(saved.argmax())
+    there = (layer[first] == place // len(phases)) & (phase[first] == place % len(phases))
+    worst = int(np.where(there, saved, 0).argmax())
     start = int(ops["start_ns"].iloc[first[worst]])
     evidence = (
         f"{int((saved > 0).sum())} chains of {CHAIN_LENGTH} or more such kernels, "
-        f"{ms(float(spent[saved > 0].sum()))} of GPU time; most in "
+        f"{found.ms(float(spent[saved > 0].sum()))} of GPU time{found.per_step}; most in "
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
     advice = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
@@ -183,7 +212,7 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
     worst = rows[np.argmax(found.ops["ns"].to_numpy()[rows])]
     layer, phase = str(found.ops["layer"].iloc[worst]), str(found.ops["phase"].iloc[worst])
     evidence = (
-        f"{len(rows)} kernels, {ms(spent)}, the longest in {layer} {phase}: "
+        f"{len(rows)} kernels, {found.ms(spent)}{found.per_step}, the longest in {layer} {phase}: "
         f"{str(names.categories[names.codes.iloc[worst]])[:70]}"
     )
     advice = (
@@ -197,6 +226,54 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
     )
 
 
+def unfused_attention(found: Evidence) -> Iterator[Finding]:
+    """Attention as two products with a softmax between them, in place of one fused kernel."""
+    rows = found.score_kernels
+    saves = found.busy_ns(rows) if len(rows) else 0
+    if not len(rows) or saves < ATTENTION_SHARE * found.wall_ns:
+        return
+    scores = found.ops.iloc[rows]
+    by_place = scores.groupby(["layer", "phase"], observed=True)["ns"].sum()
+    layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
+    evidence = (
+        f"{found.ms(saves)} of {found.ms(found.wall_ns)}{found.per_step} ({share(saves, found.wall_ns)}) in softmax, "
+        f"scale, mask and copy kernels over the scores between the products, in {scores['layer'].nunique()} layers; "
+        f"most in {layer} {phase}: {found.ms(int(by_place.max()))}"
+    )
+    there = (scores["layer"] == layer) & (scores["phase"] == phase)
+    yield Finding(
+        "unfused-attention", "Attention is not fused", evidence, str(layer), str(phase),
+        *found.longest(rows[there.to_numpy()]), saves,
+        "use fused attention: attn_implementation='sdpa' or 'flash_attention_2', scaled_dot_product_attention",
+        "high", "fused attention takes as long in these layers",
+    )  # fmt: skip
+
+
+def optimizer_loop(found: Evidence) -> Iterator[Finding]:
+    """An optimizer that runs kernels for each parameter, and not for many at once."""
+    ops, steps = found.ops, found.steps_and_gpus
+    kernel = (ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & found.inside
+    rows = np.flatnonzero((ops["phase"] == "optimizer").to_numpy() & kernel & ~found.classes.is_a("comm"))
+    if len(rows) < OPTIMIZER_KERNELS * steps:
+        return
+    idle = found.idle("launch", "unknown")
+    idle_ns = int(idle["idle_ns"][idle["phase"] == "optimizer"].sum())
+    busy_ns = found.busy_ns(rows)
+    saves = idle_ns + busy_ns // 2
+    if saves < OPTIMIZER_SHARE * found.wall_ns:
+        return
+    longest = rows[np.argmax(ops["ns"].to_numpy()[rows])]
+    evidence = (
+        f"{len(rows) / steps:,.0f} kernels{found.per_step} in the optimizer, {found.ms(busy_ns)}, between which the "
+        f"GPU waits {found.ms(idle_ns)} for launches"
+    )
+    yield Finding(
+        "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, str(ops["layer"].iloc[longest]),
+        "optimizer", *found.longest(rows), saves, "use fused=True or foreach=True, or an optimizer of a library with "
+        "fused kernels", "medium", "the optimizer is fused already, and most of these kernels are not its own",
+    )  # fmt: skip
+
+
 def recompute(found: Evidence) -> Iterator[Finding]:
     """What activation checkpointing costs."""
     rows = np.flatnonzero((found.ops["phase"] == "recompute") & found.inside)
@@ -207,12 +284,12 @@ def recompute(found: Evidence) -> Iterator[Finding]:
     by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum()
     by_layer = by_layer.sort_values(ascending=False, kind="stable")
     evidence = (
-        f"{ms(spent)} of GPU time ({share(spent, total)}) is recomputed forward work; most in "
-        f"{by_layer.index[0]}: {ms(by_layer.iloc[0])}"
+        f"{found.ms(spent)} of GPU time{found.per_step} ({share(spent, total)}) is recomputed forward work; most in "
+        f"{by_layer.index[0]}: {found.ms(by_layer.iloc[0])}"
     )
     advice = "checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows"
-    place = found.longest(rows)
     layer, saves = str(by_layer.index[0]), found.busy_ns(rows)
+    place = found.longest(rows[(found.ops["layer"].iloc[rows] == layer).to_numpy()])
     refuted = "without checkpointing the model does not fit"
     yield Finding(
         "recompute", "Recomputed activations", evidence, layer, "recompute", *place, saves, advice, "high", refuted
@@ -223,7 +300,8 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
     """Layers that take much longer than others of their kind; all parts and phases of a block are one finding."""
     import pandas as pd
 
-    work = found.inside & ~found.classes.is_a("comm")  # a collective's time includes waiting for other ranks
+    # a collective's time includes waiting for other ranks, and a copy that of its link
+    work = found.inside & ~found.classes.is_a("comm") & (found.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
     ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & work]
     sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index().astype({"layer": str, "phase": str})
     sums["kind"] = [_INDEX.sub("N", layer) for layer in sums["layer"]]
@@ -245,8 +323,8 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
             continue
         worst = mine.iloc[0]
         evidence = (
-            f"{worst['layer']} {worst['phase']}: {ms(worst['ns'])} of its own compute, while the median of the "
-            f"{int(worst['many'])} layers like it is {ms(worst['ns'] - worst['lost'])}"
+            f"{worst['layer']} {worst['phase']}: {found.ms(worst['ns'])} of its own compute{found.per_step}, while the "
+            f"median of the {int(worst['many'])} layers like it is {found.ms(worst['ns'] - worst['lost'])}"
         )
         if len(mine) > 1:
             others = ", ".join(f"{one['layer']} {one['phase']}" for _, one in mine.iloc[1:5].iterrows())
@@ -257,5 +335,6 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
         )
         yield Finding(
             "outlier-layer", "A layer slower than its peers", evidence, str(worst["layer"]), str(worst["phase"]),
-            *found.longest(rows), lost, advice, "high", "the layer is meant to be larger than its peers",
+            *found.longest(np.flatnonzero(_places(found.ops).isin([(worst["layer"], worst["phase"])]) & work)),
+            lost, advice, "high", "the layer is meant to be larger than its peers",
         )  # fmt: skip

@@ -30,7 +30,7 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._report.page.kernels import KernelTable, kernel_table
 from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
-from nvprof_kit._report.text.advise import NO_SAVING
+from nvprof_kit._report.text.advise import saving
 from nvprof_kit._report.text.layers import heading, time_name
 from nvprof_kit._report.text.table.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
@@ -387,18 +387,15 @@ def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
 
 def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Linked]:
     """The findings, each with a link to its position on the page."""
-    rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
-    of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
+    rows = set(row_names(result.tree))
     made = []
     for one in found.findings:
         layer = f"{NO_LAYER} {one.phase}" if one.layer == NO_LAYER else one.layer
         seen = any(step.start_ns <= one.start_ns and one.end_ns <= step.end_ns for step in moments.steps)
-        saves = Milliseconds.for_total(one.saves_ns, parts)(one.saves_ns)
-        share = percent(one.saves_ns / max(found.wall_ns, 1))
         made.append(
             Linked(
                 one,
-                saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}" if one.saves_ns else NO_SAVING,
+                saving=saving(one, found),
                 layer=layer if layer in rows else "",
                 window=(one.start_ns, one.end_ns) if seen else None,
             )

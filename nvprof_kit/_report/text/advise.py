@@ -27,26 +27,35 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
         result: The findings.
         top: Maximum number of findings.
     """
-    parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
+    parts: list[RenderableType] = [
+        capture_line(result.info, result.steps),
+        Text(f"The program: {result.program}{' (prefill and decode)' if result.program == 'mixed' else ''}"),
+        "",
+    ]
     for rank, finding in enumerate(result.findings[:top], 1):
-        parts += [*_paragraph(rank, finding, result.wall_ns), ""]
+        parts += [*_paragraph(rank, finding, result), ""]
     if not result.findings:
         parts += [Text("No rule found anything in this capture."), ""]
     if len(result.findings) > top:
         parts += [Text(f"… and {len(result.findings) - top:,} more; --top N shows them", "dim"), ""]
-    whole = f"the whole capture{f' and its {result.gpus} GPUs' if result.gpus > 1 else ''}"
-    note = f"Savings are upper bounds, over {whole}. Findings overlap, so savings do not add up."
+    note = "Savings are upper bounds. Findings overlap, so savings do not add up."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
-def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:
-    saves = f"at most {_MS(finding.saves_ns)} ms, {percent(finding.saves_ns / wall_ns)}"
+def saving(finding: Finding, result: AdviseResult) -> str:
+    """What a finding could save, for a reader."""
     if not finding.saves_ns:
-        saves = NO_SAVING
+        return NO_SAVING
+    of = " and ".join(name for name, number in (("step", result.steps), ("GPU", result.gpus)) if number > 1)
+    per = f" per {of}" if of else ""
+    return f"at most {_MS(finding.saves_ns)} ms{per}, {percent(finding.saves_ns / result.wall_ns)}"
+
+
+def _paragraph(rank: int, finding: Finding, result: AdviseResult) -> list[Text]:
     place = " ".join(part for part in (finding.layer, finding.phase) if part)
     where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
     return [
-        Text(f"{rank}. {finding.title}", "bold").append(f"  ({saves})", "not bold"),
+        Text(f"{rank}. {finding.title}", "bold").append(f"  ({saving(finding, result)})", "not bold"),
         Text(f"   {finding.evidence}"),
         Text(f"   look at {f'{place}, ' if place else ''}{where}"),
         Text(f"   try: {finding.fix}", "cyan"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import sqlite3
 from collections.abc import Callable
@@ -12,9 +13,11 @@ import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
+import nvprof_kit
 from nvprof_kit._analysis.advise.advise import FINDERS, OPTIONAL, AdviseResult, advise
 from nvprof_kit._findings import RULES, Finding
 from nvprof_kit._trace.open import open_capture
+from nvprof_kit.errors import NvprofKitError
 
 DATA = Path(__file__).parents[3] / "data"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -99,7 +102,8 @@ def copies(file: NsysFile, bad: bool) -> None:
     step(file)
     file.kernel(1_000, 50_000, launched=(0, 500))
     file.kernel(50_000, 60_000, launched=(600, 700), table="MEMCPY", memory=(0 if bad else 1, 2), size=1_000_000)
-    file.kernel(60_000, 100_000, launched=(800, 900))
+    # a copy of pinned memory runs beside it
+    file.kernel(60_000 if bad else 50_000, 100_000, launched=(800, 900), stream=8)
 
 
 def small_kernels(file: NsysFile, bad: bool) -> None:
@@ -131,6 +135,47 @@ def recompute(file: NsysFile, bad: bool) -> None:
     file.kernel(50_000, 90_000, launched=(2_200, 2_300))
 
 
+def unfused_attention(file: NsysFile, bad: bool) -> None:
+    """Two layers of product, scale, softmax and product; or with softmax over the few outputs of a router."""
+    file.range_("step 0", 0, 400_000, category="step", payload=0)
+    for number in range(2):
+        file.range_(f"layers.{number}.self_attn", 1_000 * number, 1_000 * number + 900)
+        begin = 200_000 * number
+        kernels = [
+            ("nvjet_qk", 40_000),
+            ("vectorized_elementwise_kernel_scale", 20_000),
+            ("softmax_warp_forward", 30_000),
+        ]
+        if not bad:
+            kernels[1:] = [("vectorized_elementwise_kernel_silu", 20_000), ("softmax_warp_forward", 6_000)]
+        for place, (name, length) in enumerate([*kernels, ("nvjet_pv", 40_000)]):
+            at = 1_000 * number + 50 * place
+            file.kernel(begin, begin + length, launched=(at, at + 10), name=name)
+            begin += length
+
+
+def optimizer_loop(file: NsysFile, bad: bool) -> None:
+    """Adam parameter by parameter, or for all at once."""
+    file.range_("step 0", 0, 1_000_000, category="step", payload=0)
+    file.range_("optimizer", 0, 1_000_000, category="phase")
+    for number in range(200 if bad else 20):
+        length = 4_000 if bad else 40_000
+        begin = 5_000 * number if bad else 50_000 * number
+        at = (begin // 100, begin // 100 + 5)
+        file.kernel(begin, begin + length, launched=at, name="vectorized_elementwise_kernel_addcmul")
+
+
+def gpu_clocks(file: NsysFile, bad: bool) -> None:
+    """Three GPUs run the same ten kernels; one takes a tenth longer for all, or only for one."""
+    for pid in (7, 8, 9):
+        file.range_("step 0", 0, 1_000_000, category="step", payload=0, pid=pid)
+        for number in range(10):
+            longer = 1_000 if pid == 9 and (bad or number == 3) else 0
+            begin = 50_000 * number
+            at = (100 * number, 100 * number + 50)
+            file.kernel(begin, begin + 10_000 + longer, launched=at, name=f"nvjet_{number}", pid=pid, device=pid - 7)
+
+
 def outlier_layer(file: NsysFile, bad: bool) -> None:
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     for number in range(6):
@@ -154,8 +199,11 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "small-kernels": small_kernels,
     "unfused-chains": unfused_chains,
     "fp32-gemms": fp32_gemms,
+    "unfused-attention": unfused_attention,
+    "optimizer-loop": optimizer_loop,
     "recompute": recompute,
     "outlier-layer": outlier_layer,
+    "gpu-clocks": gpu_clocks,
 }
 
 
@@ -170,7 +218,7 @@ def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
 
 
 def test_every_rule_has_its_captures() -> None:
-    assert [*SCENES, "gpu-metrics"] == [*FINDERS]
+    assert {*SCENES, "gpu-metrics", "python"} == {*FINDERS}
     assert {*FINDERS} < {*RULES}
 
 
@@ -218,10 +266,13 @@ def test_a_capture_that_must_not(tmp_path: Path, rule: str) -> None:
         ("gc", 7_000),
         ("exposed-collectives", 20_000),
         ("rank-wait", 0),  # another rank has to change
-        ("unstable-step", 30_000),
+        ("unstable-step", 30_000 // 5),
         ("copies", 10_000),
         ("unfused-chains", 70_000),  # eight of 10 µs could be one
         ("fp32-gemms", 89_000 * 7 // 8),
+        ("unfused-attention", 2 * 50_000),
+        ("optimizer-loop", 200 * 4_000 // 2),
+        ("gpu-clocks", 10_000),
         ("recompute", 40_000),
         ("outlier-layer", 9_000 - 4_003),  # the median of 4000, 4001, 4002, 9000, 4004, 4005 lies between 4002 and 4004
     ],
@@ -266,7 +317,7 @@ def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, tmp_
     (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
     assert late.title == "The GPU waits for the host to launch"
     assert ("in stretches of a tenth of a step or more, which the fix does not save" in late.evidence) == stalls
-    assert late.saves_ns == 4 * 59_000 + (1_000 if stalls else 0)  # of the last gap only the launching call
+    assert late.saves_ns == 59_000 + (250 if stalls else 0)  # of the last gap only the launching call
 
 
 @pytest.mark.parametrize(("kind", "inside", "copies"), [(2, True, True), (1, True, False), (2, False, False)])
@@ -283,7 +334,8 @@ def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
         file.call("cudaFuncGetAttributes", at, at + 1_000)
     (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
     assert late.fix.startswith("experts forward copies data to the host") == copies
-    assert late.fix.startswith("use a CUDA graph") != copies
+    assert ("a CUDA graph cannot capture" in late.fix) == copies
+    assert ("every expert" in late.fix) == copies
 
 
 @pytest.mark.parametrize(
@@ -356,7 +408,7 @@ def test_the_wait_for_data_between_steps_counts(tmp_path: Path) -> None:
     result = found(file.write())
     loading = next(one for one in result.findings if one.rule == "dataloader")
     # 68 µs between two steps of 30 µs each
-    assert (loading.saves_ns, result.wall_ns) == (68_000, 128_000)
+    assert (loading.saves_ns, result.wall_ns) == (34_000, 64_000)
 
 
 def test_work_that_runs_at_once_saves_its_time_once(tmp_path: Path) -> None:
@@ -379,14 +431,14 @@ def test_a_chain_is_shown_to_its_end(tmp_path: Path) -> None:
     assert (finding.start_ns, finding.end_ns) == (0, 75_000)
 
 
-def test_what_is_saved_is_summed_over_gpus(tmp_path: Path) -> None:
+def test_what_is_saved_is_of_one_gpu(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for pid in (7, 8):
         file.range_("step 0", 0, 100_000, category="step", payload=0, pid=pid)
         file.kernel(0, 80_000, launched=(0, 1), name="ampere_sgemm_128x64_tn", pid=pid, device=pid - 7)
     result = found(file.write())
     (finding,) = (one for one in result.findings if one.rule == "fp32-gemms")
-    assert (finding.saves_ns, result.wall_ns, result.gpus) == (140_000, 200_000, 2)
+    assert (finding.saves_ns, result.wall_ns, result.gpus) == (70_000, 100_000, 2)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +466,7 @@ def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
             file.range_(f"step {number}", begin, begin + length, category="step", payload=number, pid=pid)
             file.kernel(begin + 1_000, begin + length - 1_000, launched=(begin, begin + 500), pid=pid, device=pid - 7)
     (finding,) = (one for one in found(file.write()).findings if one.rule == "unstable-step")
-    assert finding.saves_ns == 35_000 + 40_000
+    assert finding.saves_ns == (35_000 + 40_000) // (5 * 2)
     assert finding.evidence.endswith(
         "step 2 takes 0.090 ms; most of the excess is computing; seen on 2 GPUs, this one loses most"
     )
@@ -422,7 +474,8 @@ def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
 
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
-    assert set(FINDERS) == set().union(*(has for _, has, _ in mark.args[1]))
+    without = {"python", "unfused-attention", "optimizer-loop", "gpu-clocks"}
+    assert set(FINDERS) - without == set().union(*(has for _, has, _ in mark.args[1]))
 
 
 def test_the_slow_layer_is_named() -> None:
@@ -446,8 +499,10 @@ def test_communication_in_the_open_says_what_it_moved() -> None:
 def test_findings_are_ranked(tmp_path: Path) -> None:
     rows = found(DATA / "hooks-ddp-2024.2.sqlite.xz").rows
     assert rows["rank"].tolist() == list(range(1, len(rows) + 1))
-    assert rows["saves_ns"].is_monotonic_decreasing
-    assert rows["rule"].tolist()[0] == "exposed-collectives"
+    likely = rows["saves_ns"] * rows["confidence"].map({"low": 0.5}).fillna(1)
+    assert likely.is_monotonic_decreasing
+    assert rows["rule"].tolist()[:2] == ["unfused-chains", "exposed-collectives"]
+    assert rows["confidence"].tolist()[:2] == ["medium", "low"]
 
 
 @pytest.mark.parametrize(
@@ -483,3 +538,200 @@ def test_real_captures(capture: str, has: set[str], lacks: set[str]) -> None:
     rules = {finding.rule for finding in found(DATA / f"{capture}.sqlite.xz").findings}
     assert has <= rules
     assert not lacks & rules
+
+
+def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category: str = "forward") -> None:
+    """A step a length, of ten elementwise kernels of that length each."""
+    for number, length in enumerate(lengths):
+        begin = 1_000_000 * number
+        file.range_(f"step {number}", begin, begin + 900_000, category="step", payload=number)
+        file.range_(text, begin, begin + 800_000, category=category)
+        for kernel in range(10):
+            at = begin + 50_000 * kernel
+            file.kernel(at + 1_000, at + 1_000 + length, launched=(at, at + 500), name="vectorized_elementwise_kernel")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kernels", "program", "advice", "never"),
+    [
+        ([1_500] * 6, "", "decode", "decode more sequences", "optimizer"),
+        ([20_000] * 6, "", "prefill", "more tokens into each launch", "decod"),
+        ([1_500, 20_000] * 3, "", "mixed", "CUDA graphs for the decoding steps", "optimizer"),
+        ([20_000] * 6, "multi_tensor_apply_kernel<Adam>", "training", "capture the step", "decod"),
+        ([20_000] * 6, "layer_norm_backward_kernel", "training", "batch size", "decod"),
+    ],
+)
+def test_advice_is_for_what_the_program_does(
+    tmp_path: Path, lengths: list[int], kernels: str, program: str, advice: str, never: str
+) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    forward(file, lengths)
+    if kernels:
+        file.kernel(900_000, 901_000, launched=(890_000, 890_100), name=kernels)
+    result = found(file.write())
+    (late,) = [finding for finding in result.findings if finding.rule == "launch"]
+    assert result.program == program
+    assert advice in late.fix and never not in late.fix
+    assert "expert" not in late.fix
+
+
+def test_an_evaluation_is_no_decoding(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    forward(file, [20_000] * 4, "evaluation", "phase")
+    assert found(file.write()).program == "evaluation"
+
+
+@pytest.mark.parametrize(
+    ("texts", "program"),
+    [
+        (["execute_context_1(888_788544)_generation_0(0)"], "prefill"),
+        (["execute_context_0(0)_generation_16(16)"], "decode"),
+        (["execute_context_0(0)_generation_16(16)", "execute_context_2(900_9)_generation_3(3)"], "mixed"),
+    ],
+)
+def test_an_engine_says_what_a_step_does(tmp_path: Path, texts: list[str], program: str) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, text in enumerate(texts):
+        file.range_(text, 100_000 * number, 100_000 * number + 90_000)
+        file.kernel(100_000 * number + 10, 100_000 * number + 50_000, launched=(100_000 * number, 100_000 * number + 9))
+    assert found(file.write()).program == program
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_graph_capture_is_not_told_to_use_graphs(tmp_path: Path, graphs: bool) -> None:
+    file = NsysFile(tmp_path / "run.sqlite", nsys="2024.2")
+    forward(file, [1_500] * 4)
+    if graphs:
+        file.call("cudaStreamBeginCapture_v10000", 1, 5)
+        for node in range(100):
+            file.graph_node(node, 1_000 + node)
+    result = found(file.write())
+    assert (result.program == "graph capture") == graphs
+    assert ("launch" in {finding.rule for finding in result.findings}) != graphs
+
+
+@pytest.mark.parametrize(
+    ("stream", "title"), [(7, "Communication and compute share a stream"), (9, "Exposed communication")]
+)
+def test_communication_on_the_stream_that_computes(tmp_path: Path, stream: int, title: str) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 40_000, launched=(0, 500), name="nvjet_backward")
+    file.kernel(40_000, 70_000, launched=(600, 700), name=NCCL, stream=stream)
+    file.kernel(50_000 if stream == 9 else 70_000, 100_000, launched=(800, 900), name="nvjet_backward")
+    (finding,) = [finding for finding in found(file.write()).findings if finding.rule == "exposed-collectives"]
+    assert finding.title == title
+    assert ("async_op=True" in finding.fix) == (stream == 7)
+
+
+def test_all_reduces_of_serving_are_not_ddps(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for number in range(4):
+        begin = 20_000 * number
+        file.kernel(begin + 1_000, begin + 15_000, launched=(10 * number, 10 * number + 5), name="nvjet")
+        file.kernel(begin + 15_000, begin + 20_000, launched=(10 * number + 5, 10 * number + 9), name=NCCL)
+    (finding,) = [finding for finding in found(file.write()).findings if finding.rule == "exposed-collectives"]
+    assert finding.title == "All-reduces of tensor parallelism"
+    assert "DDP" not in finding.fix and "tensor parallelism" in finding.fix
+
+
+@pytest.mark.parametrize(("exposed", "told"), [(True, True), (False, False)])
+def test_copies_of_pinned_memory_that_dominate(tmp_path: Path, exposed: bool, told: bool) -> None:
+    """Parameters that come from the host in each layer, beside compute or not."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file, 0, 200_000)
+    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
+    begin = 50_000 if exposed else 5_000
+    file.kernel(begin, begin + 40_000, launched=(600, 700), table="MEMCPY", memory=(1, 2), size=2_000_000, stream=9)
+    file.kernel(begin + 40_000 if exposed else 50_000, 150_000, launched=(800, 900), name="nvjet")
+    findings_ = [finding for finding in found(file.write()).findings if finding.rule == "copies"]
+    assert [finding.title for finding in findings_] == (["Copies that nothing hides"] if told else [])
+    assert not told or findings_[0].saves_ns == 40_000
+
+
+@pytest.mark.parametrize("falls", [True, False])
+def test_a_clock_that_falls_while_the_gpu_works(tmp_path: Path, falls: bool) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    clock = [
+        (time, 0, "GPC Clock Frequency", 1_980.0 if time < 45_000 or not falls else 1_320.0)
+        for time in range(0, 90_000, 1_000)
+    ]
+    power = [(time, 0, "GPU Power", 700.0) for time in range(0, 90_000, 1_000)]
+    samples = pd.DataFrame([*clock, *power], columns=["time_ns", "device", "metric", "value"]).astype(
+        {"metric": "category"}
+    )
+    findings_ = [
+        finding for finding in advise(replace(trace, samples=samples)).findings if finding.rule == "gpu-clocks"
+    ]
+    assert [finding.title for finding in findings_] == (["The GPU's clock falls"] if falls else [])
+    if falls:
+        assert "1,320 on average in 50.6 %" in findings_[0].evidence and "GPU Power: 700.0" in findings_[0].evidence
+        assert findings_[0].saves_ns == pytest.approx(90_000 / 3 / 2, rel=0.03)
+
+
+def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(tmp_path: Path) -> None:
+    """Each step waits 30 µs for its second launch; two of eight wait 300 µs."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(8):
+        begin, wait = 1_000_000 * number, 300_000 if number in (2, 5) else 30_000
+        file.range_(f"step {number}", begin, begin + 100_000 + wait, category="step", payload=number)
+        file.range_("layers.0", begin, begin + 100_000 + wait)
+        file.kernel(begin, begin + 50_000, launched=(begin, begin), name="nvjet")
+        file.kernel(
+            begin + 50_000 + wait, begin + 100_000 + wait, launched=(begin + 49_000 + wait, begin + 50_000 + wait)
+        )
+    (late,) = [finding for finding in found(file.write()).findings if finding.rule == "launch"]
+    assert late.saves_ns == pytest.approx(30_000, rel=0.05)
+    assert "the host was disturbed in the others" in late.evidence and late.confidence == "low"
+
+
+CAPTURES = sorted(
+    str(path.relative_to(DATA))
+    for path in [*DATA.glob("*.sqlite.xz"), *DATA.glob("kineto/*.json.xz"), *DATA.glob("ranks/*.rank*.sqlite.xz")]
+)
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_each_place_that_a_finding_names_is_that_of_its_interval(capture: str) -> None:
+    """An operation of the layer and phase is in the interval; of a gap, the idle time of the layer and phase is."""
+    opened = nvprof_kit.open(DATA / capture)
+    try:
+        findings_ = opened.advise().findings
+    except NvprofKitError as error:
+        assert "GPU" in str(error)
+        return
+    ops, idle = opened.tables["operations"], opened.breakdown().idle
+    for finding in findings_:
+        assert "waits 0.000 ms" not in finding.evidence
+        if not finding.layer:
+            continue
+        there = ops[(ops["start_ns"] < finding.end_ns) & (ops["end_ns"] > finding.start_ns)]
+        there = there[(there["layer"] == finding.layer) & (there["phase"] == finding.phase)]
+        gaps = idle[(idle["layer"] == finding.layer) & (idle["phase"] == finding.phase)]
+        in_a_gap = (gaps["longest_at_ns"] == finding.start_ns).any() or finding.rule == "sync"
+        assert len(there) or in_a_gap, finding
+
+
+def test_a_saving_is_one_number_everywhere(tmp_path: Path) -> None:
+    capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
+    result = capture.advise()
+    rows = result.to_frame()
+    text = str(result)
+    page = capture.report(tmp_path / "page.html", findings=True).read_text(encoding="utf-8")
+    document = json.loads(result.save(tmp_path / "advice.json").read_text(encoding="utf-8"))
+    for finding, row, entry in zip(result.findings, rows.to_dict("records"), document["rows"], strict=True):
+        saves = f"{finding.saves_ns / 1e6:.3f}"
+        assert finding.saves_ns == row["saves_ns"] == entry["saves_ns"]
+        assert f"at most {saves} ms per step" in text and f"at most {saves} ms per step" in page
+
+
+def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path: Path) -> None:
+    operator = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1, "dur": 100, "pid": 1, "tid": 1}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [operator]}))
+    with pytest.raises(NvprofKitError, match="nothing ran on a GPU"):
+        nvprof_kit.open(path).advise()

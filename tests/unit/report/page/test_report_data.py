@@ -229,7 +229,7 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
         Finding("copies", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
         for layer, phase, start, end in kinds
     )
-    found = AdviseResult(findings, 50_000_000, 5, 1, (), trace.info)
+    found = AdviseResult(findings, 50_000_000, 5, 1, "training", (), trace.info)
     sheet = sheet_of(trace, None, found)
     # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
     assert sheet.moments is not None and [step.title for step in sheet.moments.steps] == [
@@ -246,13 +246,12 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
     ]
     first = sheet.findings[0]
     assert (first.saving, first.finding.evidence, first.finding.fix) == (
-        "at most 1.000 ms per step, 10.0 %",
+        "at most 5.000 ms per step, 10.0 %",
         "numbers",
         "do it",
     )
-    # over two GPUs the same is half of it for each
     of_two = sheet_of(trace, None, replace(found, gpus=2)).findings[0]
-    assert of_two.saving == "at most 0.500 ms per step and GPU, 10.0 %"
+    assert of_two.saving == "at most 5.000 ms per step and GPU, 10.0 %"
     waits = replace(found, findings=(replace(findings[0], saves_ns=0),))
     assert sheet_of(trace, None, waits).findings[0].saving == "nothing to save on this rank"
 
