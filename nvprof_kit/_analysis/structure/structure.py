@@ -220,7 +220,7 @@ class _Ranges:
         trace = self._trace
         nodes = trace.graph_nodes
         keys = list(zip(nodes["pid"].tolist(), nodes["node"].tolist(), strict=True))
-        others = nodes[[key not in self._nodes for key in keys]]
+        others = nodes[np.array([key not in self._nodes for key in keys], dtype=bool)]
         added = np.array([(pid, node, tid, time) for (pid, node), (tid, time) in self._nodes.items()], dtype=np.int64)
         columns = {"pid": added[:, 0], "node": added[:, 1], "tid": added[:, 2], "start_ns": added[:, 3]}
         columns["original"] = np.full(len(added), NONE)

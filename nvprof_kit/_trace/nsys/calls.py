@@ -123,6 +123,8 @@ def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
 
 def _operators(db: Database) -> list[dict[str, Any]]:
     """Ranges that PyTorch emitted for its operators: ``aten::addmm, seq = 12``."""
+    if "NVTX_EVENTS" not in db.tables:
+        return []
     label = "coalesce((SELECT value FROM StringIds WHERE id = textId), text)"
     rows = db.rows(
         f'SELECT start, "end", globalTid, {label} FROM NVTX_EVENTS WHERE eventType = 59 AND "end" IS NOT NULL AND '
