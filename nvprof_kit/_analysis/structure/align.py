@@ -6,17 +6,18 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 
-_MATCH, _MISMATCH, _OPEN, _EXTEND = 1.0, -1.0, -2.0, -0.05
+_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND = 1.0, 0.75, -1.0, -1.5, -0.05
 LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
 
 
-def common_start(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
     """How far two stretches agree from their start on.
 
     Args:
         one: Tokens, shape ``(m,)``.
         other: Tokens, shape ``(n,)``.
+        kind: For each token, a number that it shares with those it can stand for; -1 for none.
 
     Returns:
         The number of kernels of each in the part that agrees best, and its score: 1 for each kernel in common, less for
@@ -27,7 +28,7 @@ def common_start(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
     same = int(equal[0]) if len(equal) else min(len(one), len(other))
     if same == min(len(one), len(other)):
         return same, same, float(same)
-    width = len(other) + 1
+    width, kinds = len(other) + 1, kind[other]
     column = np.arange(width)
     above = np.where(column == 0, 0.0, _OPEN + _EXTEND * column)
     vertical = np.full(width, -np.inf)
@@ -35,7 +36,8 @@ def common_start(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
     for row, token in enumerate(one.tolist(), 1):
         vertical = np.maximum(vertical + _EXTEND, above + _OPEN)
         step = np.full(width, -np.inf)
-        step[1:] = above[:-1] + np.where(other == token, _MATCH, _MISMATCH)
+        akin = _AKIN if kind[token] >= 0 else _MISMATCH
+        step[1:] = above[:-1] + np.where(other == token, _MATCH, np.where(kinds == kind[token], akin, _MISMATCH))
         here = np.maximum(step, vertical)
         # a gap in `other`: the best of all columns to the left, minus what the gap costs
         before = np.maximum.accumulate(here - _EXTEND * column)
@@ -49,9 +51,9 @@ def common_start(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
     return best
 
 
-def common_end(one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+def common_end(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
     """As `common_start`, from the end back."""
-    return common_start(one[::-1], other[::-1])
+    return common_start(one[::-1], other[::-1], kind)
 
 
 def similarity(one: Int64Array, other: Int64Array) -> float:

@@ -169,24 +169,24 @@ def _cut(sequence: Sequence, one: Pass, left: int, right: int) -> None:
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
     gaps = [token[begin:end] for begin, end in spans]
     if one.direction == FORWARD:
-        sizes = _propagate(gaps, before, from_end=True)
+        sizes = _propagate(gaps, before, sequence.kind, from_end=True)
         borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
         # what precedes the first block may end as a block does, with a sum and a norm: the sum is the block's
         borders = [
             border + _leading(sequence.residual[border:end]) for border, (_, end) in zip(borders, spans, strict=True)
         ]
     else:
-        sizes = _propagate(gaps, after, from_end=False)
+        sizes = _propagate(gaps, after, sequence.kind, from_end=False)
         borders = [begin + size for (begin, _), size in zip(spans, sizes, strict=True)]
         for index, (gap, (_begin, end)) in enumerate(zip(gaps, spans, strict=True)):
-            start = end - common_end(before, gap)[1]
+            start = end - common_end(before, gap, sequence.kind)[1]
             if start > borders[index]:  # the last block's backward lacks kernels: it is shorter than the others' ends
                 products = np.flatnonzero(sequence.product[start:end])
                 borders[index] = start + (int(products[0]) if len(products) else 0)
     starts = [token[border:end] for border, (_, end) in zip(borders[:3], spans, strict=False)]
     ends = [token[begin:border] for border, (begin, _) in zip(borders[-3:], spans[-3:], strict=False)]
-    head = max(common_end(before, part)[0] for part in starts)
-    tail = max(common_start(after, part)[0] for part in ends)
+    head = max(common_end(before, part, sequence.kind)[0] for part in starts)
+    tail = max(common_start(after, part, sequence.kind)[0] for part in ends)
     edges = [groups[0][0].first - head, *borders, groups[-1][-1].last + 1 + tail]
     one.blocks = [
         Block(begin, end - 1, one.direction, group) for begin, end, group in zip(edges, edges[1:], groups, strict=False)
@@ -199,14 +199,14 @@ def _leading(flags: Bools) -> int:
     return int(unset[0]) if len(unset) else 0
 
 
-def _propagate(gaps: list[Int64Array], edge: Int64Array, *, from_end: bool) -> list[int]:
+def _propagate(gaps: list[Int64Array], edge: Int64Array, kind: Int64Array, *, from_end: bool) -> list[int]:
     """For each gap, the length of the part next to the known edge's kind of block."""
     if from_end:
         gaps, edge = [gap[::-1] for gap in gaps], edge[::-1]
     keys = [gap.tobytes() for gap in gaps]
     kinds = dict(zip(keys, gaps, strict=True))
     lengths: dict[bytes, int] = {}
-    scored = {key: common_start(edge, gap) for key, gap in kinds.items()}
+    scored = {key: common_start(edge, gap, kind) for key, gap in kinds.items()}
     top = max(score for _, _, score in scored.values())
     for key, (_, size, score) in scored.items():
         if score >= 0.6 * top:
@@ -220,10 +220,10 @@ def _propagate(gaps: list[Int64Array], edge: Int64Array, *, from_end: bool) -> l
         for key in rest:
             gap = kinds[key]
             for other in others:
-                size, _, score = common_start(gap[::-1], other)
+                size, _, score = common_start(gap[::-1], other, kind)
                 options.append((score / max(len(other), 1), key, len(gap) - size))
             for part in parts:
-                size, _, score = common_start(gap, part)
+                size, _, score = common_start(gap, part, kind)
                 options.append((score / max(len(part), 1), key, size))
         score, key, size = max(options, key=lambda option: option[0])
         lengths[key] = size

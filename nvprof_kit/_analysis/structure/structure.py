@@ -136,6 +136,7 @@ class _Ranges:
         size, _, _ = common_start(
             sequence.token[block.first : block.anchors[0].first],
             sequence.token[forward.first : forward.last + 1],
+            sequence.kind,
         )
         if size:
             self._add(sequence, (block.first, block.first + size - 1), Category.FORWARD, name)

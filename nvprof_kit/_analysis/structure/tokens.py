@@ -60,6 +60,7 @@ class Sequence:
         end: Whether it belongs to no block: the loss, sampling, the optimizer.
         product: Whether it is a matrix product.
         residual: Whether it adds two tensors, as a block ends.
+        kind: The class of each token that others of its class can stand for, else -1; indexed by token.
         anchors: The anchors, in order.
     """
 
@@ -73,6 +74,7 @@ class Sequence:
     end: Bools
     product: Bools
     residual: Bools
+    kind: Int64Array
     anchors: tuple[Anchor, ...]
 
 
@@ -94,6 +96,9 @@ def sequences(trace: Trace) -> list[Sequence]:
     token = ops["name"].cat.codes.to_numpy()[kernels].astype(np.int64)
     flags = _Names(names)
     order = np.lexsort((start, time, device, pid))
+    kind = np.full(len(names), -1, dtype=np.int64)
+    replaceable = np.isin(code[kernels], _codes("norm"))
+    kind[token[replaceable]] = code[kernels[replaceable]]
     owner = np.stack([pid, device])[:, order]
     cuts = np.flatnonzero(np.any(owner[:, 1:] != owner[:, :-1], axis=0)) + 1
     found = []
@@ -115,6 +120,7 @@ def sequences(trace: Trace) -> list[Sequence]:
                 end=end_kernels,
                 product=np.isin(coarse, _codes(*_PRODUCTS)),
                 residual=flags.residual[tokens],
+                kind=kind,
                 anchors=_anchors(tokens, coarse, flags),
             )
         )
