@@ -11,6 +11,30 @@ LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
 
 
+class Aligner:
+    """Aligns stretches of one sequence; the same two are aligned once.
+
+    Args:
+        kind: For each token, a number that it shares with those it can stand for; -1 for none.
+    """
+
+    def __init__(self, kind: Int64Array) -> None:
+        self._kind = kind
+        self._known: dict[tuple[bytes, bytes], tuple[int, int, float]] = {}
+
+    def start(self, one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+        """How far two stretches agree from their start on, see `common_start`."""
+        one, other = np.ascontiguousarray(one[:LONGEST]), np.ascontiguousarray(other[:LONGEST])
+        key = one.tobytes(), other.tobytes()
+        if key not in self._known:
+            self._known[key] = common_start(one, other, self._kind)
+        return self._known[key]
+
+    def end(self, one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+        """How far two stretches agree from their end back."""
+        return self.start(one[::-1], other[::-1])
+
+
 def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
     """How far two stretches agree from their start on.
 
@@ -23,7 +47,6 @@ def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[
         The number of kernels of each in the part that agrees best, and its score: 1 for each kernel in common, less for
         those that differ (gaps cost little more when they are long).
     """
-    one, other = one[:LONGEST], other[:LONGEST]
     equal = np.flatnonzero(one[: len(other)] != other[: len(one)])
     same = int(equal[0]) if len(equal) else min(len(one), len(other))
     if same == min(len(one), len(other)):
@@ -49,11 +72,6 @@ def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[
             break
         above = here
     return best
-
-
-def common_end(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
-    """As `common_start`, from the end back."""
-    return common_start(one[::-1], other[::-1], kind)
 
 
 def similarity(one: Int64Array, other: Int64Array) -> float:

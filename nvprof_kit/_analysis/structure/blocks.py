@@ -8,6 +8,7 @@ before the others is the start of a block. The last block of a backward pass has
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -15,7 +16,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.structure.align import common_end, common_start, similarity
+from nvprof_kit._analysis.structure.align import Aligner, similarity
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Bools, Sequence
 
 _ALIKE = 0.6
@@ -24,7 +25,7 @@ _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """One run of one block: positions ``first`` to ``last`` of a sequence, its direction, and where it belongs."""
 
@@ -37,7 +38,7 @@ class Block:
     number: int = -1
 
 
-@dataclass
+@dataclass(eq=False)
 class Pass:
     """A pass through the blocks of one stack, in the order of launches."""
 
@@ -52,30 +53,47 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
     anchors, recomputed = _without_recompute(sequence.anchors)
     passes: list[Pass] = []
+    edges = tuple(frozenset(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
-        passes += _split(sequence, list(group), direction)
+        passes += _split(sequence, list(group), direction, edges)
     found = [one for one in passes if _set_width(sequence, one)]
+    aligner = Aligner(sequence.kind)
+    inner = _Marks(sequence)
+    repeating = set(map(id, found))
     for index, one in enumerate(passes):
-        if one in found:
-            left = passes[index - 1].anchors[-1].last + 1 if index else 0
-            right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
-            for neighbour, begin, end in (
-                (index - 1, left, one.anchors[0].first),
-                (index + 1, one.anchors[-1].last + 1, right),
-            ):
-                both = [one, passes[neighbour]] if 0 <= neighbour < len(passes) else [one]
-                common = np.concatenate([gap for each in both for gap in _gaps(sequence, each)])
-                outer = begin + np.flatnonzero(sequence.outer[begin:end] & ~np.isin(sequence.token[begin:end], common))
-                if len(outer) and neighbour < index:
-                    left = int(outer[0]) + 1
-                elif len(outer):
-                    right = int(outer[-1]) + 1
-            _cut(sequence, one, left, right)
-    again = {anchor.first for anchor in recomputed}
-    for one in found:
-        for block in one.blocks:
-            block.recomputes = one.direction == BACKWARD and any(block.first <= first <= block.last for first in again)
+        if id(one) not in repeating:
+            continue
+        left = passes[index - 1].anchors[-1].last + 1 if index else 0
+        right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
+        before = inner.outside(left, one.anchors[0].first, passes[max(index - 1, 0) : index + 1])
+        after = inner.outside(one.anchors[-1].last + 1, right, passes[index : index + 2])
+        bounds = (int(before[0]) + 1 if len(before) else left, int(after[-1]) + 1 if len(after) else right)
+        _cut(sequence, one, bounds, aligner)
+    again = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
+    for block in (block for one in found if one.direction == BACKWARD for block in one.blocks):
+        block.recomputes = bool(np.diff(np.searchsorted(again, (block.first, block.last + 1)))[0])
     return found
+
+
+class _Marks:
+    """Finds kernels that may belong to the model's ends and are in no block of some passes."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._common = np.zeros(len(sequence.kind), dtype=bool)
+
+    def outside(self, begin: int, end: int, passes: list[Pass]) -> Int64Array:
+        """Positions of such kernels from `begin` to `end`."""
+        positions = begin + np.flatnonzero(self._sequence.outer[begin:end])
+        if not len(positions):
+            return positions
+        gaps = [gap for one in passes for gap in _gaps(self._sequence, one)]
+        for gap in gaps:
+            self._common[gap] = True
+        outside = positions[~self._common[self._sequence.token[positions]]]
+        for gap in gaps:
+            self._common[gap] = False
+        return outside
 
 
 def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Anchor]]:
@@ -100,24 +118,34 @@ def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Ancho
     return left, [anchor for anchor in anchors if id(anchor) in dropped]
 
 
-def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pass]:
-    """Divide anchors of one direction into passes where the model's ends lie between two of them."""
+def _split(sequence: Sequence, anchors: list[Anchor], direction: int, edges: tuple[frozenset[int], ...]) -> list[Pass]:
+    """Divide anchors of one direction into passes where the model's ends lie between two of them: kernels that
+    are at the ends only (the first of `edges`), or that may be (the second) and are not in what is near.
+    """
     gaps = [(one.last + 1, other.first) for one, other in pairwise(anchors)]
     if not gaps:
         return [Pass(direction, anchors)]
-    width = int(sequence.token.max()) + 1
-    inside = [np.unique(sequence.token[begin:end]) for begin, end in gaps]
-    share = np.bincount(np.concatenate(inside), minlength=width) / len(gaps)
-    ends, outer = (set(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
-    ends = {token for token in ends if share[token] < _COMMON}
+    known: dict[bytes, frozenset[int]] = {}
+    inside = []
+    for begin, end in gaps:
+        key = sequence.token[begin:end].tobytes()
+        if key not in known:
+            known[key] = frozenset(sequence.token[begin:end].tolist())
+        inside.append(known[key])
+    times = Counter(inside)
+    share: Counter[int] = Counter()
+    for tokens, count in times.items():
+        share.update(dict.fromkeys(tokens, count))
+    ends = frozenset(token for token in edges[0] if share[token] < _COMMON * len(gaps))
+    marked = {tokens: edges[1] & tokens for tokens in times}
     breaks = []
     for index, tokens in enumerate(inside):
-        near = [inside[place] for place in range(max(index - 2, 0), min(index + 3, len(inside))) if place != index]
-        here = outer.intersection(tokens.tolist())
-        if ends & here or here.difference(*(tokens.tolist() for tokens in near)):
+        if not marked[tokens]:
+            continue
+        near = inside[max(index - 2, 0) : index] + inside[index + 1 : index + 3]
+        if ends & tokens or marked[tokens].difference(*near):
             breaks.append(index + 1)
-    edges = [0, *breaks, len(anchors)]
-    return [Pass(direction, anchors[begin:end]) for begin, end in pairwise(edges)]
+    return [Pass(direction, anchors[begin:end]) for begin, end in pairwise([0, *breaks, len(anchors)])]
 
 
 def _gaps(sequence: Sequence, one: Pass) -> list[Int64Array]:
@@ -160,33 +188,33 @@ def _set_width(sequence: Sequence, one: Pass) -> bool:
     return float(np.median(best)) >= _ALIKE or (len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE)
 
 
-def _cut(sequence: Sequence, one: Pass, left: int, right: int) -> None:
+def _cut(sequence: Sequence, one: Pass, bounds: tuple[int, int], aligner: Aligner) -> None:
     """Find where the blocks of a pass begin and end."""
-    token = sequence.token
+    token, (left, right) = sequence.token, bounds
     groups = [tuple(one.anchors[index : index + one.width]) for index in range(0, len(one.anchors), one.width)]
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
     gaps = [token[begin:end] for begin, end in spans]
     if one.direction == FORWARD:
-        sizes = _propagate(gaps, before, sequence.kind, from_end=True)
+        sizes = _propagate(gaps, before, aligner, from_end=True)
         borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
         # what precedes the first block may end as a block does, with a sum and a norm: the sum is the block's
         borders = [
             border + _leading(sequence.residual[border:end]) for border, (_, end) in zip(borders, spans, strict=True)
         ]
     else:
-        sizes = _propagate(gaps, after, sequence.kind, from_end=False)
+        sizes = _propagate(gaps, after, aligner, from_end=False)
         borders = [begin + size for (begin, _), size in zip(spans, sizes, strict=True)]
         for index, (gap, (_begin, end)) in enumerate(zip(gaps, spans, strict=True)):
-            start = end - common_end(before, gap, sequence.kind)[1]
+            start = end - aligner.end(before, gap)[1]
             if start > borders[index]:  # the last block's backward lacks kernels: it is shorter than the others' ends
                 products = np.flatnonzero(sequence.product[start:end])
                 borders[index] = start + (int(products[0]) if len(products) else 0)
     starts = [token[border:end] for border, (_, end) in zip(borders[:3], spans, strict=False)]
     ends = [token[begin:border] for border, (begin, _) in zip(borders[-3:], spans[-3:], strict=False)]
-    head = max(common_end(before, part, sequence.kind)[0] for part in starts)
-    tail = max(common_start(after, part, sequence.kind)[0] for part in ends)
+    head = max(aligner.end(before, part)[0] for part in starts)
+    tail = max(aligner.start(after, part)[0] for part in ends)
     edges = [groups[0][0].first - head, *borders, groups[-1][-1].last + 1 + tail]
     one.blocks = [
         Block(begin, end - 1, one.direction, group) for begin, end, group in zip(edges, edges[1:], groups, strict=False)
@@ -199,14 +227,14 @@ def _leading(flags: Bools) -> int:
     return int(unset[0]) if len(unset) else 0
 
 
-def _propagate(gaps: list[Int64Array], edge: Int64Array, kind: Int64Array, *, from_end: bool) -> list[int]:
+def _propagate(gaps: list[Int64Array], edge: Int64Array, aligner: Aligner, *, from_end: bool) -> list[int]:
     """For each gap, the length of the part next to the known edge's kind of block."""
     if from_end:
         gaps, edge = [gap[::-1] for gap in gaps], edge[::-1]
     keys = [gap.tobytes() for gap in gaps]
     kinds = dict(zip(keys, gaps, strict=True))
     lengths: dict[bytes, int] = {}
-    scored = {key: common_start(edge, gap, kind) for key, gap in kinds.items()}
+    scored = {key: aligner.start(edge, gap) for key, gap in kinds.items()}
     top = max(score for _, _, score in scored.values())
     for key, (_, size, score) in scored.items():
         if score >= 0.6 * top:
@@ -220,10 +248,10 @@ def _propagate(gaps: list[Int64Array], edge: Int64Array, kind: Int64Array, *, fr
         for key in rest:
             gap = kinds[key]
             for other in others:
-                size, _, score = common_start(gap[::-1], other, kind)
+                size, _, score = aligner.start(gap[::-1], other)
                 options.append((score / max(len(other), 1), key, len(gap) - size))
             for part in parts:
-                size, _, score = common_start(gap, part, kind)
+                size, _, score = aligner.start(gap, part)
                 options.append((score / max(len(part), 1), key, size))
         score, key, size = max(options, key=lambda option: option[0])
         lengths[key] = size

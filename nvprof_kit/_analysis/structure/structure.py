@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.structure.align import common_start
+from nvprof_kit._analysis.structure.align import Aligner
 from nvprof_kit._analysis.structure.blocks import Block, Pass, find_passes, number_blocks
-from nvprof_kit._analysis.structure.parts import parts_of
+from nvprof_kit._analysis.structure.parts import Part, parts_of
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Bools, Sequence, sequences
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import Trace
@@ -109,6 +109,10 @@ class _Ranges:
     def add(self, sequence: Sequence, passes: list[Pass], names: list[str]) -> None:
         """Add the ranges of one device's passes."""
         shared = _shared_launch(sequence)
+        self._aligner = Aligner(sequence.kind)
+        tid = np.where(sequence.call == NONE, NONE, self._call_tid[sequence.call])
+        self._changes = np.concatenate([[0], np.cumsum(tid[1:] != tid[:-1])])
+        known: dict[tuple[bytes, tuple[int, ...]], list[Part]] = {}
         forward: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
         for one in passes:
@@ -125,19 +129,24 @@ class _Ranges:
                 # communication between two blocks gathers for the next one forward, and reduces the last one's backward
                 edge = block.first - 1 if one.direction == FORWARD else block.last + 1
                 self._add(sequence, (block.first, block.last), category, name, edge)
-                for part in parts_of(sequence, block, first):
-                    self._add(sequence, (part.first, part.last), category, f"{name}.{part.name}")
+                key = (
+                    sequence.token[first : block.last + 1].tobytes(),
+                    (one.direction, *(edge - first for anchor in block.anchors for edge in anchor[:2])),
+                )
+                if key not in known:
+                    parts = parts_of(sequence, block, first)
+                    known[key] = [Part(part.name, part.first - first, part.last - first) for part in parts]
+                for part in known[key]:
+                    self._add(sequence, (first + part.first, first + part.last), category, f"{name}.{part.name}")
         has_steps = Category.STEP.value in set(self._trace.ranges["category"].astype(str))
         for number, step in enumerate([] if has_steps else _steps(sequence, passes)):
             self._add(sequence, step, Category.STEP, f"step {number}")
+        self._free_tid += 1
 
     def _add_recompute(self, sequence: Sequence, block: Block, forward: Block, name: str) -> int:
         """Add the range of the forward pass that a backward block begins with; return where the backward begins."""
-        size, _, _ = common_start(
-            sequence.token[block.first : block.anchors[0].first],
-            sequence.token[forward.first : forward.last + 1],
-            sequence.kind,
-        )
+        again = sequence.token[block.first : block.anchors[0].first]
+        size, _, _ = self._aligner.start(again, sequence.token[forward.first : forward.last + 1])
         if size:
             self._add(sequence, (block.first, block.first + size - 1), Category.FORWARD, name)
         return block.first + size
@@ -175,16 +184,23 @@ class _Ranges:
             pid = int(self._pid[sequence.row[first]])
             self._rows.append((first, last + 1, pid, self._free_tid, category.value, text))
             return
-        tid = self._call_tid[calls]
-        for thread in np.unique(tid[calls != NONE]).tolist():
-            chosen = np.flatnonzero((calls != NONE) & (tid == thread))
+        for thread, chosen in self._threads(calls, span):
             pid = int(self._call_pid[calls[chosen[0]]])
-            begin, end = int(time[chosen[0]]), int(time[chosen[-1]]) + 1
+            begin, end = int(time[chosen[0]]), int(time[chosen[1]]) + 1
             call = int(sequence.call[edge]) if 0 <= edge < len(sequence.call) else NONE
             if call != NONE and self._call_tid[call] == thread:
                 other = int(sequence.time[edge])
                 begin, end = (min(begin, other + 1), end) if edge < first else (begin, max(end, other))
             self._rows.append((begin, end, pid, thread, category.value, text))
+
+    def _threads(self, calls: Int64Array, span: tuple[int, int]) -> list[tuple[int, tuple[int, int]]]:
+        """The threads of some calls, each with the places of its first and last call."""
+        if self._changes[span[0]] == self._changes[span[1]]:
+            return [(int(self._call_tid[calls[0]]), (0, len(calls) - 1))] if calls[0] != NONE else []
+        tid = np.where(calls == NONE, NONE, self._call_tid[calls])
+        threads = [int(thread) for thread in np.unique(tid) if thread != NONE]
+        places = [np.flatnonzero(tid == thread) for thread in threads]
+        return [(thread, (int(place[0]), int(place[-1]))) for thread, place in zip(threads, places, strict=True)]
 
     def _is_replayed(self, sequence: Sequence, position: int) -> bool:
         row = int(sequence.row[position])
