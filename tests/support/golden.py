@@ -1,4 +1,7 @@
-"""Compares results with the files in `tests/golden`; ``--update-golden`` rewrites them."""
+"""Compares results with the files in `tests/golden`; ``--update-golden`` rewrites them.
+
+A file of csv has the columns that are compared: a new column of the answer rewrites none.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,7 @@ FOLDER = Path(__file__).parents[1] / "golden"
 
 
 class Golden:
-    """Call it with the path of a file below `tests/golden` and the text that the test found. Of a table in csv the
-    columns of the file are compared: a new column rewrites no file.
-    """
+    """Call it with the path of a file below `tests/golden` and the text that the test found."""
 
     def __init__(self, update: bool) -> None:
         self.update = update
@@ -22,11 +23,18 @@ class Golden:
         if self.update:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(found, encoding="utf-8")
-        golden = path.read_text(encoding="utf-8")
-        if path.suffix == ".csv":
-            header, *rows = csv.reader(io.StringIO(found))
-            columns = [header.index(name) for name in next(csv.reader(io.StringIO(golden))) if name in header]
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([row[i] for i in columns] for row in (header, *rows))
-            found = text.getvalue()
-        assert found == golden
+        expected = path.read_text(encoding="utf-8")
+        assert (with_columns_of(expected, found) if path.suffix == ".csv" else found) == expected
+
+
+def with_columns_of(expected: str, found: str) -> str:
+    """A text of csv with the columns that another text has, in their order."""
+    names = next(csv.reader(io.StringIO(expected)))
+    rows = list(csv.DictReader(io.StringIO(found)))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    lacks = [name for name in names if rows and name not in rows[0]]
+    assert not lacks, f"columns that are gone: {lacks}"
+    return text.getvalue()
