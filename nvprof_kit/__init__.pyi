@@ -65,6 +65,7 @@ from .errors import CaptureError as CaptureError
 from .errors import NvprofKitError as NvprofKitError
 from .errors import ToolError as ToolError
 from .errors import UsageError as UsageError
+from .issues import Issue as Issue
 
 __version__: str
 __all__: list[str]

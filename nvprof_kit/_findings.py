@@ -49,6 +49,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "overhead": "overhead",
         "length": "length",
         "privacy": "privacy",
+        "analysis": "analysis",
         # whether a machine and a program can be profiled
         "gpu": "GPU",
         "mig": "MIG",

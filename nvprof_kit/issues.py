@@ -1,33 +1,70 @@
-"""Sorts and deduplicates the warnings of an answer."""
+"""What a reader or an analysis says is missing or doubtful."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
+from typing import Literal
 
-_HEAVY = re.compile(
-    r"\b(lost|dropped|too small|damaged|no layer's range|no length|truncated|corrupt|clocks? differ)\b", re.I
-)
-_OF = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
-_SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
+Severity = Literal["error", "warning", "note"]
+"""``error``: figures are wrong, such as sums that lack lost kernels. ``warning``: some are distorted or missing.
+``note``: good to know when reading them.
+"""
 
-
-def in_order(warnings: Iterable[str]) -> tuple[str, ...]:
-    """Sort warnings: those that affect all figures first, then by the affected share of the capture, then in order."""
-    return tuple(sorted(dict.fromkeys(warnings), key=lambda one: -_weight(one)))
+SMALL = 0.01
+"""An issue that concerns a smaller share of the time is printed only by ``doctor``."""
 
 
-def _weight(warning: str) -> float:
-    if _HEAVY.search(warning):
-        return 2.0 + _part(warning)
-    return _part(warning)
+class Issue(str):
+    """One thing that is missing or doubtful, as a sentence that says what to do about it.
+
+    Attributes:
+        code: What it is about, in one word for programs.
+        severity: How much it matters.
+        share: The share of the time or of the events that it concerns; 1 if it concerns all, or if that is unknown.
+    """
+
+    code: str
+    severity: Severity
+    share: float
+
+    def __new__(cls, code: str, severity: Severity, share: float, text: str) -> Issue:
+        """An issue.
+
+        Args:
+            code: What it is about.
+            severity: How much it matters.
+            share: The share of the time or of the events that it concerns, 0 to 1.
+            text: The sentence.
+        """
+        issue = super().__new__(cls, text)
+        issue.code, issue.severity, issue.share = code, severity, min(max(float(share), 0.0), 1.0)
+        return issue
+
+    def __getnewargs__(self) -> tuple[str, Severity, float, str]:  # type: ignore[override]
+        """For copies and pickles."""
+        return self.code, self.severity, self.share, str(self)
+
+    @property
+    def printed(self) -> bool:
+        """Whether it is printed beside an answer; ``doctor`` and JSON have every issue."""
+        return self.severity == "error" or self.share >= SMALL
 
 
-def _part(warning: str) -> float:
-    """The share in a warning; 0 for none."""
-    counted = _OF.search(warning)
-    if counted:
-        part, whole = (int(text.replace(",", "")) for text in counted.groups())
-        return min(part / whole, 1.0) if whole else 0.0
-    share = _SHARE.search(warning)
-    return min(float(share.group(1)) / 100, 1.0) if share else 0.0
+def as_issues(code: str, texts: Iterable[str], severity: Severity = "warning") -> tuple[Issue, ...]:
+    """Sentences as issues that concern everything; those that are issues already stay as they are."""
+    return tuple(text if isinstance(text, Issue) else Issue(code, severity, 1.0, text) for text in texts)
+
+
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+def in_order(issues: Iterable[str]) -> tuple[Issue, ...]:
+    """Each issue once: errors first, then warnings and notes, each by the share that they concern."""
+    return tuple(
+        sorted(dict.fromkeys(as_issues("other", issues)), key=lambda issue: (_ORDER[issue.severity], -issue.share))
+    )
+
+
+def printed(issues: Iterable[str]) -> tuple[Issue, ...]:
+    """The issues that are printed beside an answer, in their order."""
+    return tuple(issue for issue in in_order(issues) if issue.printed)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ class Checks(Result):
     """
 
     found: Mapping[str, Sequence[Finding]]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
     columns: ClassVar = {"doctor": COLUMNS}
 

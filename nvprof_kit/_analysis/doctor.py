@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from nvprof_kit._findings import Finding, by_severity, checked
 from nvprof_kit._trace.nsys.health import CaptureHealth
 from nvprof_kit._trace.nsys.scrub import secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
+from nvprof_kit.issues import Issue, in_order
 from nvprof_kit.names import DOMAIN
 
 OVERHEAD_SHARE = 0.01
@@ -34,6 +35,17 @@ def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Findi
     """Findings of each capture by its path, most severe first; one without kernels is judged relative to the others."""
     some = any(capture.rows.get(_KERNELS) for capture in captures)
     return {capture.path: by_severity(_examine(capture, some)) for capture in captures}
+
+
+_CHECKED = ("lost-kernels", "overhead", "whole-graphs", "nsys-message", "open-ranges", "no-layers", "no-gpu", "rows")
+"""Codes of issues that a check of its own looks at."""
+
+
+def examine_issues(issues: Iterable[Issue]) -> Iterator[Finding]:
+    """What an analysis says of a capture, down to what concerns too little to be printed beside an answer."""
+    for issue in in_order(issues):
+        if issue.code not in _CHECKED:
+            yield checked(issue.severity, "analysis", issue)
 
 
 def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:

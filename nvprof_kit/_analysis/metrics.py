@@ -26,6 +26,7 @@ from nvprof_kit._analysis.layers.order import layer_parents, with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Metrics(ByLayer):
     time: ClassVar = "busy_ns"
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 

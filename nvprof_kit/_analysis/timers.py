@@ -21,6 +21,7 @@ from nvprof_kit._analysis.attribution.nesting import nest
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.timer_log import TimerLogs
@@ -277,7 +278,7 @@ class Timers(Result):
     wall_ns: int
     calls: pd.DataFrame
     verdict: Verdict
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
     by_call: bool = False
 
     columns: ClassVar = {"timers": COLUMNS, "timers-calls": CALL_COLUMNS}
@@ -378,10 +379,10 @@ def _skew(calls: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _warnings(calls: pd.DataFrame) -> list[str]:
+def _warnings(calls: pd.DataFrame) -> list[Issue]:
     counts = calls.groupby(["stage", "rank"], observed=True).size().unstack(fill_value=0)
     uneven = counts.index[counts.min(axis=1) != counts.max(axis=1)]
-    warnings = [
+    texts = [
         f"stage {stage} ran {counts.loc[stage].min()} to {counts.loc[stage].max()} times, not as often on every rank: "
         "a rank may have been killed; skew is taken over the calls that ranks share"
         for stage in uneven
@@ -389,11 +390,11 @@ def _warnings(calls: pd.DataFrame) -> list[str]:
     ranks = set(calls["rank"].tolist())
     if missing := sorted(set(range(max(ranks))) - ranks):
         named = ", ".join(map(str, missing[:_NAMED])) + (f" and {len(missing) - _NAMED} more" * (len(missing) > _NAMED))
-        warnings.append(f"no log of rank {named}: it is in none of the figures")
-    warnings += _clock_warnings(calls)
+        texts.append(f"no log of rank {named}: it is in none of the figures")
+    texts += _clock_warnings(calls)
     if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
-        warnings.append("some calls have no GPU time; ranks are compared by the CPU clock")
-    return warnings
+        texts.append("some calls have no GPU time; ranks are compared by the CPU clock")
+    return [Issue("logs", "warning", 1.0, text) for text in texts]
 
 
 def _clock_warnings(calls: pd.DataFrame) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from nvprof_kit._api.numbers import checked
 from nvprof_kit._trace.files.kinds import CAPTURES, expect, recognised
 from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Capture:
         return self._operations(cpu_only=True).trace.info
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """What may be missing or distorted in this capture; each sentence says what to do about it."""
         return self.info.warnings
 
@@ -557,7 +558,7 @@ class Capture:
                 one.close()  # a page of many captures holds no more than two
         absent = [str(one.path) for one in captures[MAX_COMPARED:]]
         sources = tuple(source for one in captures for source in one.sources)
-        return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, tuple(warnings))
+        return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, as_issues("flops", warnings))
 
     def report(
         self,

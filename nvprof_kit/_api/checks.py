@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit._findings import by_severity
+from nvprof_kit.errors import CaptureError, NvprofKitError, UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.checks import Checks
+    from nvprof_kit.issues import Issue
 
 CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
 """Suffixes of nsys captures."""
@@ -30,19 +32,32 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
     from nvprof_kit._analysis.checks import Checks
 
     if captures:
-        from nvprof_kit._analysis.doctor import examine_captures
+        from nvprof_kit._analysis.doctor import examine_captures, examine_issues
         from nvprof_kit._trace.nsys.health import read_health
 
         strangers = [str(one) for one in captures if not str(one).endswith(CAPTURES)]
         if strangers:
             raise CaptureError(f"{strangers[0]}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
+        found = examine_captures([read_health(Path(capture)) for capture in captures])
+        paths = tuple(map(Path, captures))
         return Checks(
-            examine_captures([read_health(Path(one)) for one in captures]), sources=tuple(map(Path, captures))
+            {path: by_severity((*findings, *examine_issues(_issues(Path(path))))) for path, findings in found.items()},
+            sources=paths,
         )
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine
 
     return Checks({"machine": examine_machine(read_machine(command))})
+
+
+def _issues(capture: Path) -> tuple[Issue, ...]:
+    """What the analysis says of a capture; nothing of one that cannot be read, of which other checks tell."""
+    from nvprof_kit._api.capture import Capture
+
+    try:
+        return Capture(capture).layers().warnings
+    except NvprofKitError:
+        return ()
 
 
 def scrubbed_name(capture: str | Path) -> Path:

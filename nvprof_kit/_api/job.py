@@ -19,6 +19,7 @@ from nvprof_kit._analysis.ranks.words import many
 from nvprof_kit._api.job_maps import map_captures
 from nvprof_kit._trace.jobs.store import is_maps
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
@@ -136,12 +137,12 @@ class Job:
         return self._table("bubbles", bubbles(self._tables, self._stages, self._micro_batches))
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """What may be missing or distorted; each sentence says what to do about it."""
         from nvprof_kit._analysis.ranks.words import job_warnings
 
         own = job_warnings(self.ranks, self._aligned.clocks, self._tables)
-        return (*own, *self._aligned.warnings, *self._of_captures())
+        return as_issues("job", (*own, *self._aligned.warnings, *self._of_captures()))
 
     def _of_captures(self) -> list[str]:
         ranks_of: dict[str, list[int]] = {}

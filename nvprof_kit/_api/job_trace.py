@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import as_issues
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +59,7 @@ def trace_of_ranks(
     lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
     warnings = [f"rank {rank} has no collective in common with the others: it keeps its own clock" for rank in lost]
     sources = tuple(source for capture in captures for source in capture.sources)
-    return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, tuple(warnings))
+    return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, as_issues("clocks", warnings))
 
 
 def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Reader:

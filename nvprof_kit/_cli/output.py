@@ -167,10 +167,16 @@ class Output:
 
 
 def _apart(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[RenderableType]]:
-    """The parts of each result, with an empty line between two."""
+    """The parts of each result, with an empty line between two. What one says of its data, no other says again."""
+    from rich.text import Text
+
     last: RenderableType = ""
+    said: set[str] = set()
     for number, parts in enumerate(results):
-        yield ["", *parts] if number and last != "" else parts
+        issues = {part.plain for part in parts if isinstance(part, Text) and part.plain.startswith("! ")}
+        shown = [part for part in parts if not (isinstance(part, Text) and part.plain in said)]
+        said |= issues
+        yield ["", *shown] if number and last != "" else shown
         last = parts[-1] if parts else last
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nvprof_kit._result.writer import write_file, writing
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import Issue
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,7 +25,7 @@ class Document:
     made: bytes | Callable[[], Iterable[bytes]]
     suffixes: tuple[str, ...]
     sources: tuple[Path, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
     @property
     def data(self) -> bytes:

@@ -15,7 +15,7 @@ from nvprof_kit._result.column import CAPTURE, FOLDED, Columns
 from nvprof_kit._result.selection import EVERYTHING, RowOptions, Selection
 from nvprof_kit._result.writer import write_file
 from nvprof_kit.errors import ToolError, UsageError
-from nvprof_kit.issues import in_order
+from nvprof_kit.issues import Issue, in_order, printed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ class Result(ABC):
     if TYPE_CHECKING:
 
         @property
-        def warnings(self) -> Sequence[str]:
+        def warnings(self) -> Sequence[Issue]:
             """What may be missing or distorted; each sentence says what to do about it."""
 
     @abstractmethod
@@ -175,9 +175,7 @@ class Result(ABC):
             return picture
         if form == "json":
             return self._json(self.to_frame())
-        return formats.encode(self.to_frame(), form) + (
-            formats.quoted(in_order(self.warnings)) if form == "md" else b""
-        )
+        return formats.encode(self.to_frame(), form) + (formats.quoted(printed(self.warnings)) if form == "md" else b"")
 
     def selected(self: _Own, **rows: Unpack[RowOptions]) -> _Own:
         """Choose which rows to print and write.
@@ -219,7 +217,7 @@ class Result(ABC):
 
     def warnings_beside(self, form: str) -> Sequence[str]:
         """The warnings that a format has no place for."""
-        return () if form in (TABLE, "html", "json", "md") else in_order(self.warnings)
+        return () if form in (TABLE, "html", "json", "md") else printed(self.warnings)
 
     def save(self, path: str | Path) -> Path:
         """Write the result to a file. The file appears complete or not at all.
@@ -270,9 +268,13 @@ class Several(Result):
     results: Sequence[Result]
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """All warnings, each with its file."""
-        return tuple(f"{result.sources[0]}: {warning}" for result in self.results for warning in result.warnings)
+        return tuple(
+            Issue(issue.code, issue.severity, issue.share, f"{result.sources[0]}: {issue}")
+            for result in self.results
+            for issue in result.warnings
+        )
 
     @property
     def schema(self) -> str:

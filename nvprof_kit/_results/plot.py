@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots import plots
 from nvprof_kit._result.result import Result
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ class Plot(Result):
     view: str
     drawn: Figure
     rows: pd.DataFrame
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
     def table(self, view: str | None = None) -> pd.DataFrame:
         """The plotted data."""

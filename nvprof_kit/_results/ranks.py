@@ -12,7 +12,7 @@ from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import Result, no_plot
-from nvprof_kit.issues import in_order
+from nvprof_kit.issues import Issue, in_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ class RankTable(Result):
 
     name: str
     rows: pd.DataFrame
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
     top: int = field(default=20, kw_only=True)
 
     columns: ClassVar = COLUMNS

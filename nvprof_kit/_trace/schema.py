@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from nvprof_kit.issues import Issue
+
 if TYPE_CHECKING:  # readers start before pandas is loaded: see `nvprof_kit._trace.nsys.read`
     import pandas as pd
 
@@ -386,7 +388,7 @@ class CaptureInfo:
         own_window: Whether the program started the collected window with cudaProfilerStart.
         lacks: Why there are no operations, and what to do; '' if there are some. Without operations, only CPU times are
             available.
-        warnings: Sentences about missing or distorted data, each with what to do.
+        warnings: What is missing or distorted, each with what to do.
     """
 
     path: str
@@ -402,7 +404,7 @@ class CaptureInfo:
     other_domains: tuple[str, ...] = ()
     lacks: str = ""
     evidence: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
     def gpu_name(self, device: int) -> str:
         """Name of the GPU with this ordinal; '' if unknown."""

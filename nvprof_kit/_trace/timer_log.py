@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +55,7 @@ class TimerLogs:
 
     path: str
     stages: pd.DataFrame
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
 
 def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
@@ -103,7 +104,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     stages = pd.concat(tables, ignore_index=True)
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())
-    return TimerLogs(where, stages, tuple(warnings))
+    return TimerLogs(where, stages, tuple(Issue("logs", "warning", 1.0, text) for text in warnings))
 
 
 def _contradicts(line: tuple[str, ...]) -> bool:

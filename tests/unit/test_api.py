@@ -28,7 +28,7 @@ total: int = layers.summary.total_ns
 reveal_type(layers)  # nvprof_kit._results.layers.Layers
 reveal_type(layers.rows)  # pandas.core.frame.DataFrame
 reveal_type(layers.to_frame())  # pandas.core.frame.DataFrame
-reveal_type(layers.warnings)  # tuple[str, ...]
+reveal_type(layers.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(layers.save("x.csv"))  # pathlib.Path
 reveal_type(capture.breakdown().to_frame("idle"))  # pandas.core.frame.DataFrame
 reveal_type(capture.summary("kernel").to_frame())  # pandas.core.frame.DataFrame
@@ -45,7 +45,7 @@ reveal_type(capture.export("run.json"))  # pathlib.Path
 reveal_type(capture.page("other.sqlite").data)  # bytes
 reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
 reveal_type(capture.info.gpus)  # tuple[str, ...]
-reveal_type(capture.warnings)  # tuple[str, ...]
+reveal_type(capture.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(capture.steps)  # pandas.core.frame.DataFrame
 reveal_type(capture.kernels(top=3))  # nvprof_kit._results.summary.Summary
 reveal_type(nvprof_kit.diff("a.sqlite", ["b.sqlite"], fail_on=["step:+5%"]).held)  # bool
@@ -75,7 +75,7 @@ reveal_type(job.page())  # nvprof_kit._result.document.Document
 reveal_type(job.report("job.html"))  # pathlib.Path
 reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._result.document.Document
 reveal_type(job.export("job.json.gz"))  # pathlib.Path
-reveal_type(job.warnings)  # tuple[str, ...]
+reveal_type(job.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(job.ranks)  # pandas.core.frame.DataFrame
 reports = nvprof_kit.open_ncu("raw.csv")
 reveal_type(reports.layers(capture).to_frame())  # pandas.core.frame.DataFrame

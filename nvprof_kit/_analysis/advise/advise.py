@@ -25,6 +25,7 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +113,7 @@ class AdviseResult:
     steps: int
     gpus: int
     program: str
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     info: CaptureInfo
 
     @property

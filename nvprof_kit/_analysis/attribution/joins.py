@@ -8,43 +8,48 @@ from nvprof_kit._analysis.attribution.attribution import Unjoined
 from nvprof_kit._analysis.attribution.nesting import Int64Array, nest
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.issues import Issue
 
 
-def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[str, ...]:
+def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Issue, ...]:
     """All warnings of this kind about a capture."""
-    return (*_launches(unjoined), *_nodes(unjoined), *_open(trace), *_crossing(trace, ranges))
+    return (*_launches(trace, unjoined), *_nodes(unjoined), *_open(trace), *_crossing(trace, ranges))
 
 
-def _launches(unjoined: Unjoined) -> list[str]:
+def _launches(trace: Trace, unjoined: Unjoined) -> list[Issue]:
     if not unjoined.unlaunched:
         return []
-    return [
+    total_ns = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
+    text = (
         f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the "
         f"capture (before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no "
         "layer; begin and end the window at a synchronize"
-    ]
+    )
+    return [Issue("unlaunched", "warning", unjoined.unlaunched_ns / max(total_ns, 1), text)]
 
 
-def _nodes(unjoined: Unjoined) -> list[str]:
+def _nodes(unjoined: Unjoined) -> list[Issue]:
     if not unjoined.uncreated:
         return []
-    return [
+    text = (
         f"{unjoined.uncreated} operations replay CUDA graphs that were built outside the collected window, "
         "so they belong to what launched the replay; include the graph's capture in the window"
-    ]
+    )
+    return [Issue("uncreated", "warning", unjoined.uncreated / max(unjoined.operations, 1), text)]
 
 
-def _open(trace: Trace) -> list[str]:
+def _open(trace: Trace) -> list[Issue]:
     left_open = int(trace.ranges["left_open"].sum())
     if not left_open:
         return []
-    return [
+    text = (
         f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
         "between two steps"
-    ]
+    )
+    return [Issue("open-ranges", "note", left_open / len(trace.ranges), text)]
 
 
-def _crossing(trace: Trace, ranges: Ranges) -> list[str]:
+def _crossing(trace: Trace, ranges: Ranges) -> list[Issue]:
     """Push/pop ranges of one domain cannot cross on their thread; those derived from operators can, and those of
     PyTorch traces do by rounding.
     """
@@ -56,10 +61,11 @@ def _crossing(trace: Trace, ranges: Ranges) -> list[str]:
     if not nest(start, end, tid).crossing:
         return []
     count = _outlasting(start, end, tid)
-    return [
+    text = (
         f"{count} push/pop ranges of NVTX_EVENTS end after a range that they begin in: start, end or globalTid is "
         "wrong in some of them, so work may have the wrong layer; export or record it again"
-    ]
+    )
+    return [Issue("crossing-ranges", "error", count / len(frame), text)]
 
 
 def _outlasting(start: Int64Array, end: Int64Array, tid: Int64Array) -> int:

@@ -18,6 +18,7 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.step_times import step_times
 from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.issues import Issue
 
 LOADING = 0.05
 """A step is warm-up if loading, compiling and tuning exceed this share of its duration."""
@@ -96,9 +97,12 @@ def _of_another_kind(attribution: Attribution) -> bool:
     return bool(np.setdiff1d(first, attribution.phase[attribution.step > 0]).size)
 
 
-def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:
+def left_out_warnings(choice: StepChoice) -> tuple[Issue, ...]:
     """One sentence for each step excluded from per-step figures."""
-    return tuple(f"{reason}: warm-up, left out; --steps all includes it" for reason in choice.left_out)
+    return tuple(
+        Issue("warm-up", "note", 1.0, f"{reason}: warm-up, left out; --steps all includes it")
+        for reason in choice.left_out
+    )
 
 
 def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:

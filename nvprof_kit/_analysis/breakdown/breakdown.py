@@ -32,6 +32,7 @@ from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, exp
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +110,7 @@ class BreakdownResult:
     critical_window: int
     gaps: pd.DataFrame
     waits: pd.DataFrame
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     info: CaptureInfo
 
     def table(self, view: str) -> pd.DataFrame:
@@ -142,11 +143,11 @@ def breakdown(
     made = breakdown_of(trace, operations.attribution, operations.classes, choice)
     if made.communication["bytes"].notna().all():
         return made
-    unattributed = (
+    text = (
         "the bytes of collectives are not all in this capture: a PyTorch trace tells them of NCCL's kernels (record "
         "the steps with nvprof_kit.record), an nsys export newer than 2024.2 of those outside CUDA graphs"
     )
-    return replace(made, warnings=(*made.warnings, unattributed))
+    return replace(made, warnings=(*made.warnings, Issue("collective-bytes", "note", 1.0, text)))
 
 
 def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> BreakdownResult:
@@ -276,12 +277,14 @@ def _idle_table(parts: pd.DataFrame, counted: npt.NDArray[np.bool_]) -> pd.DataF
     return table
 
 
-def _warnings(trace: Trace, steps: pd.DataFrame) -> list[str]:
-    warnings = []
+def _warnings(trace: Trace, steps: pd.DataFrame) -> list[Issue]:
+    issues = []
     if trace.calls is None or not len(trace.calls):
-        warnings.append(
+        text = (
             "the capture has no CUDA API calls, so the causes of idle time are unknown; record with --trace=cuda,nvtx"
         )
+        issues.append(Issue("no-api-calls", "warning", 1.0, text))
     if not steps["step"].notna().any():
-        warnings.append("no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step")
-    return warnings
+        text = "no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step"
+        issues.append(Issue("no-steps", "note", 1.0, text))
+    return issues

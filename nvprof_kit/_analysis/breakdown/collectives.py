@@ -16,6 +16,7 @@ from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.issues import Issue
 
 _TWICE = ("allreduce",)
 _ONCE = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
@@ -25,7 +26,7 @@ _DIRECT = ("broadcast", "reduce", "sendrecv", "send", "recv")
 _MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
 
 
-def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[np.bool_]) -> list[str]:
+def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[np.bool_]) -> list[Issue]:
     """Warn that a capture's first collective may include waiting for other ranks whose profilers started later: the
     first one of a name took a multiple of the median of the others. A single rank's capture cannot show which rank it
     waited for.
@@ -50,11 +51,12 @@ def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[
     if not found:
         return []
     first, usual = max(found)
-    return [
+    text = (
         f"the first collective of the window took {first / 1e6:,.3f} ms, the median of its like {usual / 1e6:,.3f} ms: "
         "it may be waiting only since the ranks' profilers began at different moments, and is no cost of the program; "
         "--skip-steps 1 leaves it out"
-    ]
+    )
+    return [Issue("first-collective", "warning", 1.0, text)]
 
 
 @dataclass(frozen=True)

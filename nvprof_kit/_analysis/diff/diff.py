@@ -25,6 +25,7 @@ from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue, as_issues
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +130,7 @@ class DiffResult:
     gates: tuple[GateOutcome, ...]
     base_steps: int
     new_steps: int
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     base: CaptureInfo
     new: CaptureInfo
     base_runs: tuple[CaptureInfo, ...] = ()
@@ -182,7 +183,7 @@ def diff(
         gates=tuple(judge(gate, rows, limits) for gate in gates),
         base_steps=sum(len(sums.steps) for sums in before),
         new_steps=sum(len(sums.steps) for sums in after),
-        warnings=tuple(f"compared in spite of this: {reason}" for reason in reasons),
+        warnings=as_issues("compared-anyway", (f"compared in spite of this: {reason}" for reason in reasons)),
         base=infos[0][0],
         new=infos[1][0],
         base_runs=infos[0],

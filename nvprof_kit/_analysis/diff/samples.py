@@ -18,6 +18,7 @@ from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warn
 from nvprof_kit._analysis.attribution.windows import step_windows
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule
 from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit.issues import as_issues
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,8 +69,10 @@ def step_sums(
     left_out = left_out_warnings(choice)
     if not choice.asked and choice.count < least:
         choice = replace(choice, shown=np.ones_like(choice.shown))
-        left_out = tuple(
-            f"{reason}: warm-up, compared nevertheless, because there are few steps" for reason in choice.left_out
+        left_out = as_issues(
+            "warm-up",
+            (f"{reason}: warm-up, compared nevertheless, because there are few steps" for reason in choice.left_out),
+            "note",
         )
     steps = attribution.ranges.steps[choice.shown]
     column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)

@@ -29,6 +29,7 @@ from nvprof_kit._analysis.layers.by_layer import ByLayer, computing_blocks
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Flops(ByLayer):
     peaks: Peaks | None
     counts: str
     info: CaptureInfo
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
     columns: ClassVar = {"flops": COLUMNS}
     bars: ClassVar = {"flops": (("mfu",), ("layer", "phase"))}
@@ -174,7 +175,8 @@ def flops(
     uncounted = uncounted_rows(operations, counted, rows)
     records = _Records(counted.with_holders(held), times, of_gpu, uncounted, bool(peaks))
     together = whole(trace, operations.attribution, counted, times, peaks=of_gpu, choice=choice)
-    above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
+    reason = f"the steps together are {records.why_above(together.busy_hfu)}"
+    above = [Issue("above-the-peak", "warning", 1.0, reason)] if together.above_the_peak else []
     table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
     return Flops(
         rows=table,
@@ -277,35 +279,40 @@ def _types(work: Work) -> list[str]:
     return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
 
 
-def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[str]:
+def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[Issue]:
     """What the counts lack, and what they have that the capture lacks."""
     everything = sum(sum(work.values()) for work in counted.work.values())
     if not everything:
-        return [f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"]
-    warnings = []
+        text = f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"
+        return [Issue("nothing-counted", "error", 1.0, text)]
+    issues = []
     timed = {key for key, number in times.items() if not math.isnan(number)}
     lost = sum(sum(work.values()) for chain, work in counted.work.items() if timed.isdisjoint(chain))
     if lost:
-        warnings.append(
+        text = (
             f"{100 * lost / everything:.1f} % of the operations counted are of layers and phases that the capture does "
             "not have, and in no figure; count and capture the same program"
         )
+        issues.append(Issue("not-captured", "warning", lost / everything, text))
     ratios = sorted({round(times[key], 6) for key in timed if key[0] != NO_LAYER})
     if len(ratios) > 1:
-        warnings.append(
+        text = (
             f"layers ran from {ratios[0]:g} to {ratios[-1]:g} times as often as where they were counted; figures go by "
             "the call, and those of layers that hold others may mix"
         )
+        issues.append(Issue("uneven-calls", "note", 1.0, text))
     if unknown := sorted({name for names in counted.unknown.values() for name in names}):
-        warnings.append(f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high")
-    return warnings
+        text = f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high"
+        issues.append(Issue("unknown-work", "warning", 1.0, text))
+    return issues
 
 
-def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counted_on: str) -> list[str]:
-    warnings = []
+def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counted_on: str) -> list[Issue]:
+    issues = []
     names = ", ".join(sorted(set(info.gpus)))
     if peaks is None and info.on_gpu:
-        warnings.append(f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12")
+        text = f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12"
+        issues.append(Issue("no-peak", "note", 1.0, text))
     if counted_on and names and counted_on not in info.gpus:
-        warnings.append(f"counted on {counted_on}, captured on {names}")
-    return warnings
+        issues.append(Issue("other-gpu", "note", 1.0, f"counted on {counted_on}, captured on {names}"))
+    return issues

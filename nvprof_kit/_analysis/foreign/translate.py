@@ -20,6 +20,7 @@ from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, 
 from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN, Category, RangeName
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
@@ -57,10 +58,9 @@ def _from_evidence(trace: Trace) -> Trace:
         return _by_rules(trace, None) if trace.operators is not None else trace
     rules = recognise(trace) if trace.info.domain != DOMAIN else None
     if rules is not None and _Renamed(trace, rules).is_a(_FORWARD).any():
-        named = (
-            f"layers are from the ranges of {rules.title}, which were recognised; --rules or --domain overrides this"
-        )
-        info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, named))
+        text = f"layers are from the ranges of {rules.title}, which were recognised; --rules or --domain overrides this"
+        issue = Issue("recognised", "note", 1.0, text)
+        info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, issue))
         return _by_rules(replace(trace, info=info), rules)
     found = add_structure(trace)
     if found.info.evidence == EVIDENCE:
@@ -80,10 +80,11 @@ def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
     if len(operators) and not ranges.annotates_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
-            warnings.append(
+            text = (
                 "no module's range beside the operators, so each operator stands for a layer; record with stacks "
                 "(with_stack=True), or range the modules: nvprof_kit.annotate_model(model, backward=False)"
             )
+            warnings.append(Issue("operators-as-layers", "warning", 1.0, text))
         warnings += ranges.link(operators)
     return replace(
         trace,
@@ -139,7 +140,7 @@ class _Renamed:
         backward = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
         return bool(backward[self._meaning].any())
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Issue]:
         """How many ranges no rule matches."""
         if self._rules is None or self._rules.otherwise == "layer":
             return []
@@ -150,13 +151,13 @@ class _Renamed:
         ]
         cut = cut if self._cut_pairs else []
         if not loose.any():
-            return cut
+            return [*as_issues("cut", cut)]
         example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text
-        return [
-            *cut,
+        text = (
             f"{np.count_nonzero(loose)} of {len(loose)} ranges fit no rule for {self._rules.title} and count for "
-            f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers",
-        ]
+            f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers"
+        )
+        return [*as_issues("cut", cut), Issue("no-rule", "warning", np.count_nonzero(loose) / len(loose), text)]
 
     def _add_pairs(self) -> None:
         """Add the layers that two ranges bound, on the thread of both, and name what runs inside them."""
@@ -229,7 +230,7 @@ class _Renamed:
             names.codes.to_numpy().astype(np.int64),
         )
 
-    def link(self, operators: Operators) -> list[str]:
+    def link(self, operators: Operators) -> list[Issue]:
         """Add the backward pass derived from the operators, and report how much of it was found."""
         nesting = self._nesting()
         layer_range = links.nearest(self.is_a(_FORWARD), nesting)
@@ -326,7 +327,7 @@ def _operators_of(frame: Any) -> Operators:
     return Operators(*(frame[column].to_numpy() for column in columns))
 
 
-def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[str]:
+def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[Issue]:
     numbered = operators.backward & (operators.sequence >= 0)
     nodes, linked, in_layers = (
         int(np.count_nonzero(numbered & which)) for which in (True, made_by != NONE, owner != NONE)
@@ -338,8 +339,9 @@ def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array)
         f"({linked / nodes:.0%}) found the operator that made them, {in_layers} ({in_layers / nodes:.0%}) in a layer"
     )
     if linked == nodes:
-        return [warning]
-    return [f"{warning}; the others ran forward outside the window, or on one of several threads: begin it at a step"]
+        return [Issue("sequence-numbers", "note", 1.0, warning)]
+    text = f"{warning}; the others ran forward outside the window, or on one of several threads: begin it at a step"
+    return [Issue("sequence-numbers", "warning", 1 - linked / nodes, text)]
 
 
 def _shortened(text: str) -> str:

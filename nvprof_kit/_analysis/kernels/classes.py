@@ -20,6 +20,7 @@ from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
 from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,16 +91,17 @@ class KernelClasses:
         found: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
         return found
 
-    def warnings(self, total_ns: int) -> tuple[str, ...]:
-        """A warning about kernels that no rule matched, if they take 1 % of the time or more."""
-        ns = int(self.unmatched["gpu_ns"].sum()) if len(self.unmatched) else 0
-        if ns < 0.01 * max(total_ns, 1):
+    def warnings(self, total_ns: int) -> tuple[Issue, ...]:
+        """An issue about kernels that no rule matched, if there are any."""
+        if not len(self.unmatched):
             return ()
-        return (
+        ns = int(self.unmatched["gpu_ns"].sum())
+        text = (
             f"{len(self.unmatched)} kernel names, {100 * ns / max(total_ns, 1):.1f} % of the time, matched no "
             f"class rule and are 'other', the costliest {str(self.unmatched['name'].iloc[0])[:60]!r}; "
-            "name them in a file for --kernel-rules",
+            "name them in a file for --kernel-rules"
         )
+        return (Issue("unmatched-kernels", "note", ns / max(total_ns, 1), text),)
 
 
 def parse_rules(text: str, source: str) -> tuple[Rule, ...]:

@@ -29,6 +29,7 @@ from nvprof_kit._analysis.layers.sums import LayerSums, sum_layers
 from nvprof_kit._analysis.layers.warnings import layer_warnings
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class LayersResult:
     rows: pd.DataFrame
     tree: pd.DataFrame
     summary: Summary
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     info: CaptureInfo
     steps: StepChoice
     memory: LayerMemory | None = None

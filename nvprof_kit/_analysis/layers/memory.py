@@ -21,6 +21,7 @@ from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, steps_aro
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import (
     LAYER_CATEGORIES,
     MEMORY_BEGIN,
@@ -84,7 +85,7 @@ class LayerMemory:
     rows: pd.DataFrame
     traced: bool
     before_bytes: int
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
 
 
 def has_memory(trace: Trace) -> bool:
@@ -262,16 +263,18 @@ def _missing(step: Int64Array) -> npt.NDArray[np.bool_]:
     return absent
 
 
-def _warnings(rows: pd.DataFrame, *, carried: bool, traced: bool) -> list[str]:
-    warnings = []
+def _warnings(rows: pd.DataFrame, *, carried: bool, traced: bool) -> list[Issue]:
+    issues = []
     if not carried:
-        warnings.append(
+        text = (
             "the layers' ranges carry no memory, only CUDA's own allocations are known: call annotate_model(model, "
             "memory=True), or run the program with NVPROF_KIT_MEMORY=1"
         )
+        issues.append(Issue("no-memory-marks", "note", 1.0, text))
     if traced and not rows["cuda_alloc_bytes"].sum():
-        warnings.append(
+        text = (
             "CUDA handed out no memory in the window: PyTorch's allocator used what it had; let the window hold the "
             "first step, or run with PYTORCH_NO_CUDA_MEMORY_CACHING=1 to see every allocation"
         )
-    return warnings
+        issues.append(Issue("no-cuda-allocations", "note", 1.0, text))
+    return issues

@@ -9,13 +9,14 @@ from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.nesting import NONE
 from nvprof_kit._analysis.attribution.warm_up import StepChoice
 from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES
 
 NOTABLE = 0.01
 """A smaller share of the time changes no decision, and is told in the header alone."""
 
 
-def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[str, ...]:
+def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[Issue, ...]:
     """All warnings about the owners of a capture's operations."""
     return (
         *_layers(attribution, total_ns),
@@ -26,18 +27,19 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
     )
 
 
-def _layers(attribution: Attribution, total_ns: int) -> list[str]:
+def _layers(attribution: Attribution, total_ns: int) -> list[Issue]:
     if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
-        return [
+        text = (
             "no layer's range in the window, so every operation is outside layers; call "
             "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
-        ]
+        )
+        return [Issue("no-layers", "error", 1.0, text)]
     if not total_ns and len(attribution.how):
-        return ["all operations of the capture have no length"]
+        return [Issue("no-time", "error", 1.0, "all operations of the capture have no length")]
     return []
 
 
-def _lost(trace: Trace, attribution: Attribution) -> list[str]:
+def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
     """Warn about layers that still ran after the last launch: the profiler stopped recording CUDA before the end.
 
     Seen with nsys 2023.4 on a CUDA 13 driver, in captures of a whole run: nsys stops at a callback that it does not
@@ -49,45 +51,42 @@ def _lost(trace: Trace, attribution: Attribution) -> list[str]:
     for process in np.unique(pid):
         last = trace.api["start_ns"].to_numpy()[pid == process].max()
         late += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
-    if late <= NOTABLE * np.count_nonzero(is_layer):
+    count = np.count_nonzero(is_layer)
+    if late <= NOTABLE * count:
         return []
-    return [
-        f"{late} of {np.count_nonzero(is_layer)} ranges of layers begin after the last CUDA launch in the "
-        "capture: launches "
-        "were lost, so the table is too small; capture a window (profile.sh --step N, --delay, "
-        "cudaProfilerStart), or use "
-        "an nsys as new as the driver"
-    ]
+    text = (
+        f"{late} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, so "
+        "the table is too small; capture a window (profile.sh --step N, --delay, cudaProfilerStart), or use an nsys "
+        "as new as the driver"
+    )
+    return [Issue("lost-launches", "error", late / count, text)]
 
 
-def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
-    warnings = []
+def _graphs(trace: Trace, attribution: Attribution) -> list[Issue]:
     whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
-    if whole and not any("--cuda-graph-trace" in warning for warning in trace.info.warnings):
-        warnings.append(
-            f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with "
-            "--cuda-graph-trace=node"
-        )
-    return warnings
+    if not whole or any(issue.code == "whole-graphs" for issue in trace.info.warnings):
+        return []
+    text = f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with --cuda-graph-trace=node"
+    return [Issue("whole-graphs", "warning", whole / len(trace.ops), text)]
 
 
-def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[str]:
-    """Warn about operations that no step, layer or phase launched, if they take a notable part of the time."""
+def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:
+    """Operations that no step, layer or phase launched."""
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     shown = choice.of_ops(attribution)
-    warnings = []
+    issues = []
     outside_ns = int(duration[(attribution.step == NONE) & ~shown].sum())
-    if not choice.asked and outside_ns > NOTABLE * duration.sum():
-        warnings.append(
-            f"{100 * outside_ns / duration.sum():.1f} % of the time is outside steps and left out; --steps all "
-            "includes it"
-        )
+    if not choice.asked and outside_ns:
+        share = outside_ns / duration.sum()
+        text = f"{100 * share:.1f} % of the time is outside steps and left out; --steps all includes it"
+        issues.append(Issue("outside-steps", "note", share, text))
     whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
-    nowhere = shown & (attribution.how == HOW.index("none")) & ~whole_graph
-    nowhere_ns, shown_ns = int(duration[nowhere].sum()), int(duration[shown].sum())
-    if nowhere_ns > NOTABLE * shown_ns:
-        warnings.append(
-            f"{100 * nowhere_ns / shown_ns:.1f} % of the time was launched outside all layers and phases; wrap the "
-            "rest of the loop in nvprof_kit.phase(...)"
+    nowhere_ns = int(duration[shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
+    if nowhere_ns:
+        share = nowhere_ns / duration[shown].sum()
+        text = (
+            f"{100 * share:.1f} % of the time was launched outside all layers and phases; wrap the rest of the loop in "
+            "nvprof_kit.phase(...)"
         )
-    return warnings
+        issues.append(Issue("unattributed", "note", share, text))
+    return issues

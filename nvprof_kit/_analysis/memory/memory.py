@@ -22,6 +22,7 @@ from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Memory(Result):
     time_ns: Int64Array
     held: pd.DataFrame
     snapshot: Snapshot
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
     by: str | None = None
 
     columns: ClassVar = {f"memory-{view}": columns for view, columns in COLUMNS.items()}
@@ -307,16 +308,18 @@ def _leaks(left: pd.DataFrame) -> pd.DataFrame:
     return in_order
 
 
-def _warnings(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[str]:
-    warnings = []
+def _warnings(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[Issue]:
+    issues = []
     if summary.peak_event < 0:
-        warnings.append(
-            "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
-        )
+        text = "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
+        issues.append(Issue("no-history", "warning", 1.0, text))
     elif before > 0.5 * summary.peak_bytes:
-        warnings.append("most of the peak was allocated before the history began; begin it before the model is built")
+        text = "most of the peak was allocated before the history began; begin it before the model is built"
+        issues.append(Issue("before-history", "warning", before / max(summary.peak_bytes, 1), text))
     if summary.peak_event >= 0 and not (held["layer"] != NO_LAYER).any():
-        warnings.append("nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated")
+        text = "nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated"
+        issues.append(Issue("no-layers", "warning", 1.0, text))
     if summary.ooms:
-        warnings.append(f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes")
-    return warnings
+        text = f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes"
+        issues.append(Issue("out-of-memory", "note", 1.0, text))
+    return issues

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +101,7 @@ def counters(report: NcuReport) -> pd.DataFrame:
     return table
 
 
-def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
+def missed_links(metrics: pd.DataFrame) -> tuple[Issue, ...]:
     """A warning if ncu counted fewer NVLinks than the GPU has: sum divided by mean is the number it counted."""
     if not len(metrics) or "nvlink__count_physical" not in metrics:
         return ()
@@ -109,9 +110,10 @@ def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
         most = int(np.argmax(np.nan_to_num(mean)))  # the largest mean, where rounding in the report matters least
         there = metrics["nvlink__count_physical"].iloc[most]
         if mean[most] > 0 and (counted := np.round(whole[most] / mean[most])) < there:
-            return (
-                f"ncu counted {counted:.0f} of the {there:.0f} NVLinks that the GPU has: its bytes are of these alone",
+            text = (
+                f"ncu counted {counted:.0f} of the {there:.0f} NVLinks that the GPU has: its bytes are of these alone"
             )
+            return (Issue("missed-links", "warning", 1 - counted / there, text),)
     return ()
 
 

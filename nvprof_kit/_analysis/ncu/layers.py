@@ -27,6 +27,7 @@ from nvprof_kit._result.result import Result
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class NcuLayers(ByLayer):
     covered: float
     measured: int
     unused: int
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     path: str
     report: NcuReport | None = None
     capture: str = ""
@@ -181,7 +182,7 @@ class NcuKernels(Result):
     """
 
     rows: pd.DataFrame
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
     columns: ClassVar = {"ncu-kernels": KERNEL_COLUMNS}
 
@@ -265,7 +266,7 @@ def _blocks(work: Work) -> Blocks:
     return Blocks.of(times, work.parents, (layer for layer, _ in work.owners))
 
 
-def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[Work, tuple[str, ...], int]:
+def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[Work, tuple[Issue, ...], int]:
     """Every measured launch by itself, without a capture."""
     attribution = own_layers(report.kernels)
     owners = tuple(dict.fromkeys(attribution.owners))

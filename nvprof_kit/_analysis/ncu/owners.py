@@ -15,6 +15,7 @@ from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, role_of
 from nvprof_kit._analysis.layers.order import parents_of
 from nvprof_kit._analysis.ncu.plan import size_text
 from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Owned:
 
     owners: tuple[Owner, ...]
     parents: Mapping[str, str]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
 
 def own_layers(kernels: pd.DataFrame) -> Owned:
@@ -72,7 +73,7 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
             "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
             "another with --domain; with --capture CAPTURE the layers come from the capture"
         )
-    return Owned(tuple(owners), parents, tuple(warnings if guessed else warnings[1:]))
+    return Owned(tuple(owners), parents, as_issues("ranges", warnings if guessed else warnings[1:]))
 
 
 def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:

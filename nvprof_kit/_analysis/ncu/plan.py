@@ -27,6 +27,7 @@ from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._result.writer import write_file
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class NcuPlan(Result):
     bars: ClassVar = {"ncu-plan": (("gpu_ns",), ("kernel", "grid"))}
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._analysis.ranks.verdict import Verdict
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +56,7 @@ class RanksAnswer:
     steps: int
     collectives: int
     total_wait_ns: int
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     groups: pd.DataFrame | None = None
     bubbles: pd.DataFrame | None = None
     micro_batches: pd.DataFrame | None = None

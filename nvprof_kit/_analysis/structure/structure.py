@@ -19,6 +19,7 @@ from nvprof_kit._analysis.structure.parts import Part, parts_of
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Bools, Sequence, sequences
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category
 
 _LEAST_BLOCKS = 3
@@ -55,9 +56,10 @@ def add_structure(trace: Trace) -> Trace:
             "nothing names the layers, and the order of kernels shows no blocks that repeat; annotate the model with "
             "nvprof_kit.annotate_model(model), or capture several steps"
         )
-        return replace(trace, info=replace(trace.info, evidence="none", warnings=(*trace.info.warnings, sentence)))
-    sentence = _sentence(found, explained / max(total, 1))
-    info = replace(trace.info, evidence=EVIDENCE, warnings=(*trace.info.warnings, sentence))
+        issue = Issue("no-evidence", "warning", 1.0, sentence)
+        return replace(trace, info=replace(trace.info, evidence="none", warnings=(*trace.info.warnings, issue)))
+    issue = Issue("structure", "note", 1.0, _sentence(found, explained / max(total, 1)))
+    info = replace(trace.info, evidence=EVIDENCE, warnings=(*trace.info.warnings, issue))
     return ranges.trace(info)
 
 

@@ -22,6 +22,7 @@ from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +123,7 @@ class Facts(Operations):
         calls = Correlations(*(self.trace.api[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
         return calls.that_launched(*(self.trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
 
-    def join_warnings(self) -> tuple[str, ...]:
+    def join_warnings(self) -> tuple[Issue, ...]:
         """The warnings about what does not fit together; for launches alone without attributing each operation."""
         if self.launches_alone:
             return join_warnings(self.trace, understand(self.trace), unjoined(self.trace, self._launching))

@@ -32,6 +32,7 @@ from nvprof_kit._analysis.summary.views import (
     user_view,
 )
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class SummaryResult:
     views: Mapping[str, pd.DataFrame]
     notes: Mapping[str, str]
     steps: int
-    warnings: tuple[str, ...]
+    warnings: tuple[Issue, ...]
     info: CaptureInfo
 
 

@@ -34,6 +34,7 @@ from nvprof_kit._report.text.advise import saving
 from nvprof_kit._report.text.layers import heading, time_name
 from nvprof_kit._report.text.table.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ClassTimes:
     """
 
     gpu_ns: dict[str, int]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
 
 
 def class_times(operations: Operations, counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:

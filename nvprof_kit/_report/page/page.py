@@ -29,6 +29,7 @@ from nvprof_kit._report.page.template import render
 from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, Line, apart, layers_lines, time_name, total_line
 from nvprof_kit._report.text.table.terminal import capture_facts
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, mib_cell, percent
+from nvprof_kit.issues import printed
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
@@ -117,7 +118,7 @@ def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
         "facts": capture_facts(result.info, result.summary.all_steps),
         "headlines": headlines(sheet),
         "split": list(_split(sheet)),
-        "warnings": (*apart(result), *result.warnings),
+        "warnings": (*apart(result), *printed(result.warnings)),
         "findings": sheet.findings,
         "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
         "time_name": time_name(result),

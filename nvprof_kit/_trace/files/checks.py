@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.frames import few
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -181,7 +182,7 @@ def repeated(*keys: Int64Array) -> int:
     return int(np.count_nonzero(same))
 
 
-def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str, Any]) -> tuple[str, ...]:
+def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str, Any]) -> tuple[Issue, ...]:
     """Reject impossible operations and return warnings about suspicious ones.
 
     Args:
@@ -202,11 +203,17 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
         check_sizes(named, "the size of copies and memsets", ops["bytes"][ops["bytes"] != -1])
     twice = repeated(*(ops[key] for key in ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")))
     before = early(ops, api)
-    return (
-        *([f"{twice} operations stand in the file twice, and count twice; export or record it again"] * bool(twice)),
-        *([f"{before} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
-           "correlation ids, are wrong: do not trust idle and queue times"] * bool(before)),
-    )  # fmt: skip
+    count, issues = max(len(ops["start_ns"]), 1), []
+    if twice:
+        text = f"{twice} operations stand in the file twice, and count twice; export or record it again"
+        issues.append(Issue("repeated", "error", twice / count, text))
+    if before:
+        text = (
+            f"{before} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
+            "correlation ids, are wrong: do not trust idle and queue times"
+        )
+        issues.append(Issue("early", "error", before / count, text))
+    return tuple(issues)
 
 
 def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:

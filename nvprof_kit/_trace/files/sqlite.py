@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow
 
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -48,7 +49,7 @@ class Database:
 
     def __init__(self, path: Path, named: Path | None = None) -> None:
         self.path, self.named = path, named or path
-        self.warnings: list[str] = []
+        self.warnings: list[Issue] = []
         journal = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
         self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
         try:
@@ -85,10 +86,10 @@ class Database:
         """The error for an invalid value in a table and column."""
         return CaptureError(f"{self.named}: {found}; the file is damaged or of an unknown schema: export it again")
 
-    def warn(self, found: str) -> None:
-        """Add a sentence to `CaptureInfo.warnings`, once."""
+    def warn(self, found: str, share: float = 1.0) -> None:
+        """Add an issue to `CaptureInfo.warnings`, once; `share` is that of the rows that it concerns."""
         if found not in self.warnings:
-            self.warnings.append(found)
+            self.warnings.append(Issue("rows", "warning", share, found))
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query.

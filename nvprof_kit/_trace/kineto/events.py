@@ -22,6 +22,7 @@ from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
 Int64Array = npt.NDArray[np.int64]
@@ -175,7 +176,7 @@ class Events:
         Raises:
             CaptureError: Events lack required fields; the message has the category and the key.
         """
-        self.warnings: list[str] = []
+        self.warnings: list[Issue] = []
         self._missing: Counter[tuple[str, str]] = Counter()
         self._names: dict[str, int] = {}
         self._shapes: dict[tuple[Any, ...], int] | None = {} if shapes else None
@@ -189,7 +190,7 @@ class Events:
         self._none = _Columns("", {}).rows(names, named)
         edges = {name: found.start_ns for name, found in self._rows.items()}
         check_moments(named, (*edges.values(), *(found.end_ns for found in self._rows.values())))
-        self.warnings += strays(edges)
+        self.warnings += as_issues("strays", strays(edges))
         self.shapes = list(self._shapes or ())
         self.arrows = arrows.made(named)
         known = [pids[one] for one in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if one in pids]
@@ -218,7 +219,12 @@ class Events:
                 elif kind == "X" and category not in _NOT_READ:
                     unknown[category] += len(rows)
         self.warnings += [
-            f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read"
+            Issue(
+                "unknown-category",
+                "warning",
+                1.0,
+                f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read",
+            )
             for category, count in unknown.most_common(3)
         ]
         return pids
@@ -263,7 +269,8 @@ class Events:
                 what = f"{lacking} {category or 'complete'} events have no {key} that can be read"
                 if key == "ph" or (key == "cat" and not self._columns):
                     raise CaptureError(f"{named}: {what}; the trace is damaged: record it again")
-                self.warnings.append(f"{what}: they are left out, or what it says is")
+                text = f"{what}: they are left out, or what it says is"
+                self.warnings.append(Issue("unreadable-events", "warning", 1.0, text))
                 continue
             raise CaptureError(
                 f"{named}: {lacking} {category} events have no {key}, or none that can be read; the trace is damaged: "
@@ -274,7 +281,8 @@ class Events:
         if lacking == count and key in _ESSENTIAL:
             raise CaptureError(f"{named}: no {category} event has {key}, or one that is a number; record it again")
         if lacking:
-            self.warnings.append(f"{lacking} of {count} {category} events have no {key}, or none that is a number")
+            text = f"{lacking} of {count} {category} events have no {key}, or none that is a number"
+            self.warnings.append(Issue("missing-field", "warning", lacking / count, text))
 
     def of(self, category: str) -> Rows:
         """The events of a category."""

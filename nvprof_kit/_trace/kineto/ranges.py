@@ -11,6 +11,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
 from nvprof_kit._trace.kineto.events import MISSING, Events, Rows, joined
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category, parse_kineto_name
 
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
@@ -50,10 +51,11 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     if not has_ours(events):
         calls, paths = _modules(events.modules)
         if paths:
-            events.warnings.append(
+            text = (
                 f"layers are from PyTorch's module events: named by class and order ({paths[-1]}), not by their names "
                 "in the model; nvprof-kit record --annotate, or annotate_model(model), gives these"
             )
+            events.warnings.append(Issue("class-names", "note", 1.0, text))
         rows = joined([rows, calls])
         named += [(path, Category.FORWARD.value) for path in paths]
     return {
@@ -171,9 +173,8 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     )
     groups = [np.flatnonzero(one) for one in (engine, numbered & is_node, numbered & ~is_node)]
     if len(groups[0]) and not len(groups[1]):
-        events.warnings.append(
-            "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
-        )
+        text = "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
+        events.warnings.append(Issue("sequence-numbers", "warning", 1.0, text))
     rows = operators.take(np.concatenate(groups))
     place = np.arange(len(rows))
     known = _forward_threads(events, np.unique(operators.tid[groups[2]]))

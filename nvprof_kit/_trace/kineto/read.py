@@ -31,11 +31,15 @@ from nvprof_kit._trace.kineto.ranges import has_ours, read_operators, read_range
 from nvprof_kit._trace.kineto.stream import TraceFile
 from nvprof_kit._trace.schema import OP_KINDS, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
-_NO_GPU = (
+_NO_GPU = Issue(
+    "no-gpu",
+    "note",
+    1.0,
     "no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is "
-    "running"
+    "running",
 )
 
 
@@ -75,7 +79,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     ranges = read_ranges(events, process)
     ours = has_ours(events)
     operators = read_operators(events, process)
-    odd = (*check_operations(named, ops, api), *events.warnings)
+    odd = as_issues("events", (*check_operations(named, ops, api), *events.warnings))
     return Trace(
         info=CaptureInfo(
             path=str(named),

@@ -14,6 +14,7 @@ from nvprof_kit._trace.ncu.numbers import NumberStyle, base_unit, number_style, 
 from nvprof_kit._trace.ncu.nvtx import NvtxState, parse_cell
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import as_issues
 
 _PEAK = ".avg.pct_of_peak_sustained_elapsed"
 
@@ -135,7 +136,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         metrics=pd.DataFrame(metrics),
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: unit for name, (unit, _) in units.items() if name in metrics},
-        warnings=(*_warnings(page, style, details), *_nvtx_warnings(page, results), *unread),
+        warnings=as_issues("ncu-report", (*_warnings(page, style, details), *_nvtx_warnings(page, results), *unread)),
         invocations=page.launches,
     )
 

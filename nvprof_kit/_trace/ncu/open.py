@@ -12,6 +12,7 @@ from nvprof_kit._trace.files.checks import AGAIN, DAY_NS
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN
 
 _REPORT = b"NVR\x00"
@@ -71,10 +72,10 @@ def _checked(report: NcuReport) -> NcuReport:
     return replace(report, warnings=(*report.warnings, *_repeated(report)))
 
 
-def _repeated(report: NcuReport) -> list[str]:
+def _repeated(report: NcuReport) -> tuple[Issue, ...]:
     again = int(report.kernels.duplicated(["id", "pid", "kernel"]).sum())
     what = f"{again} of {len(report.kernels)} results stand there twice (ID and Process ID), and count twice"
-    return [f"{what}; name each report once"] if again else []
+    return (Issue("repeated", "error", again / len(report.kernels), f"{what}; name each report once"),) if again else ()
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:

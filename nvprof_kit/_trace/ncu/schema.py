@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from nvprof_kit._trace.schema import Column
+from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,5 +52,5 @@ class NcuReport:
     metrics: pd.DataFrame
     texts: pd.DataFrame
     units: Mapping[str, str]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Issue, ...] = ()
     invocations: tuple[int, ...] = ()

@@ -39,6 +39,7 @@ from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
 from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
 _LIBRARY = re.compile(
@@ -108,7 +109,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             _warn_of_other_devices(db, ops)
             early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
             checked = checks_job.result() if api is known else check_operations(named, ops, api)
-            odd = (*checked, *early)
+            odd = as_issues("early", (*checked, *early))
         more = _optional_tables(db, domain, {*optional} - {"calls"}, moments)
         others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
@@ -276,7 +277,7 @@ def _info(
     ops: dict[str, Any],
     launches: int,
     *,
-    more_warnings: tuple[str, ...],
+    more_warnings: tuple[Issue, ...],
     others: tuple[str, ...],
     lacks: str,
 ) -> CaptureInfo:
@@ -297,7 +298,11 @@ def _info(
         own_window=_own_window(db),
         other_domains=others,
         lacks=lacks,
-        warnings=(*([lacks] if lacks else capture_warnings(db, ops, launches)), *more_warnings, *db.warnings),
+        warnings=(
+            *(as_issues("no-gpu", [lacks]) if lacks else capture_warnings(db, ops, launches)),
+            *more_warnings,
+            *db.warnings,
+        ),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from nvprof_kit._trace.files.sqlite import Database, integer_list
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit.issues import Issue
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _PID_MASK = ~0xFFFFFF
@@ -24,7 +25,7 @@ newer driver; `lost_launches` checks whether data is actually missing.
 """
 
 
-def capture_warnings(db: Database, ops: dict[str, Any], launches: int) -> tuple[str, ...]:
+def capture_warnings(db: Database, ops: dict[str, Any], launches: int) -> tuple[Issue, ...]:
     """All warnings that follow from the export's tables.
 
     Args:
@@ -72,26 +73,26 @@ def lost_launches(db: Database) -> tuple[int, int]:
     return launches, max(launches - kernels, 0)
 
 
-def _lost(launches: int, lost: int) -> list[str]:
+def _lost(launches: int, lost: int) -> list[Issue]:
     if lost <= _LOST_SHARE * launches:
         return []
-    return [
+    text = (
         f"{lost:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end the "
         "window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver"
-    ]
-
-
-def handed_over_warnings(count: int) -> tuple[str, ...]:
-    """Ranges that end on a different thread: their work on other threads is unknown."""
-    if not count:
-        return ()
-    return (
-        f"{count} ranges ended on another thread than they began on, and hold what the thread launched on which they "
-        "began; range the work of the other thread there",
     )
+    return [Issue("lost-kernels", "error", lost / launches, text)]
 
 
-def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
+def handed_over_warnings(count: int) -> tuple[Issue, ...]:
+    """Ranges that end on a different thread: their work on other threads is unknown."""
+    text = (
+        f"{count} ranges ended on another thread than they began on, and hold what the thread launched on which they "
+        "began; range the work of the other thread there"
+    )
+    return (Issue("handed-over", "warning", 1.0, text),) if count else ()
+
+
+def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[Issue]:
     """CUDA graph replays without node tracing: their kernels are indistinguishable or missing."""
     if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):
         return []
@@ -120,13 +121,14 @@ def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
         unseen += int(np.count_nonzero(~np.isin(correlation[pid == process], seen)))
     if not unseen:
         return []
-    return [
+    text = (
         f"{unseen} of {len(launches)} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
         "record with --cuda-graph-trace=node"
-    ]
+    )
+    return [Issue("whole-graphs", "warning", unseen / len(launches), text)]
 
 
-def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
+def _overhead(db: Database, ops: dict[str, Any]) -> list[Issue]:
     """Profiler overhead during operations."""
     if not db.has("PROFILER_OVERHEAD", "start", "end"):
         return []
@@ -140,14 +142,14 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
         raise db.refuse(f"{backwards} rows of PROFILER_OVERHEAD end before they begin")
     if spent <= _OVERHEAD_SHARE * (last - first):
         return []
-    return [
+    text = (
         f"the profiler itself took {spent / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times "
-        "and gaps are too long, "
-        "GPU times are not touched: record more steps, or skip the first"
-    ]
+        "and gaps are too long, GPU times are not touched: record more steps, or skip the first"
+    )
+    return [Issue("overhead", "warning", spent / max(last - first, 1), text)]
 
 
-def _diagnostics(db: Database, lost: int) -> list[str]:
+def _diagnostics(db: Database, lost: int) -> list[Issue]:
     """Warnings and errors written by nsys (2024.2 and newer); possible losses only if data is actually missing."""
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
@@ -156,7 +158,12 @@ def _diagnostics(db: Database, lost: int) -> list[str]:
         "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
     )
     return [
-        f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")
+        Issue(
+            "nsys-message",
+            "warning",
+            1.0,
+            f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else ""),
+        )
         for text, count in found
         if lost or not GUESS.search(str(text))
     ]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import lzma
+import pickle
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from support.captures.nsys_file import NsysFile
 import nvprof_kit
 from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
-from nvprof_kit.issues import in_order
+from nvprof_kit.issues import Issue, in_order, printed
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -272,12 +273,15 @@ def test_memory_of_some_steps(tmp_path: Path) -> None:
     assert len(whole) > 1 and some == whole[1:]
 
 
-def test_warnings_come_once_and_the_weightiest_first() -> None:
-    given = [
-        "3 ranges were still open",
-        "42 of 1,713 operations are outside steps",
-        "900 of 1713 operations were launched where no layer was open",
-        "nsys dropped 3 events; record less at once",
-        "3 ranges were still open",
+def test_issues_come_once_the_severest_first_and_what_is_small_is_not_printed() -> None:
+    issues = [
+        Issue("open-ranges", "note", 0.2, "3 ranges were still open"),
+        Issue("outside-steps", "note", 0.009, "42 of 4,713 operations are outside steps"),
+        Issue("unlaunched", "warning", 0.5, "900 of 1713 operations were launched where no layer was open"),
+        Issue("lost-kernels", "error", 0.001, "nsys dropped 3 events; record less at once"),
+        Issue("open-ranges", "note", 0.2, "3 ranges were still open"),
     ]
-    assert in_order(given) == (given[3], given[2], given[1], given[0])
+    assert in_order(issues) == (issues[3], issues[2], issues[0], issues[1])
+    assert printed(issues) == (issues[3], issues[2], issues[0])
+    copied = pickle.loads(pickle.dumps(issues[1]))
+    assert (copied, copied.code, copied.severity, copied.share) == (issues[1], "outside-steps", "note", 0.009)

@@ -17,7 +17,7 @@ from nvprof_kit._report.text.table.grid import WIDE, Column, Grid
 from nvprof_kit._report.text.table.units import counted
 from nvprof_kit._result.plain import plain, title
 from nvprof_kit._trace.schema import CaptureInfo
-from nvprof_kit.issues import in_order
+from nvprof_kit.issues import printed
 
 __all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table", "text_of", "warning_lines"]
 
@@ -101,9 +101,9 @@ def capture_facts(info: CaptureInfo, steps: int, shown: int | None = None) -> li
     return [fact for fact in facts if fact]
 
 
-def warning_lines(warnings: Iterable[str]) -> list[Text]:
-    """The warnings, one line each, the most severe first."""
-    return [Text(f"! {warning}", "yellow") for warning in in_order(warnings)]
+def warning_lines(issues: Iterable[str]) -> list[Text]:
+    """The issues that are printed, one line each, the most severe first."""
+    return [Text(f"! {issue}", "yellow") for issue in printed(issues)]
 
 
 def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
