@@ -69,6 +69,8 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
         mine = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
         ops = _Ops(start[mine], end[mine], instance[mine], kernel[mine])
         parts.append(_tile(runs, lane.pid, attribution.ranges, ops, number))
+    if not parts:  # nothing ran
+        return Windows(devices, of_op, *(np.zeros(0, dtype=np.int64) for _ in range(5)))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Windows(devices, of_op, *columns)
 
