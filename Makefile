@@ -13,7 +13,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check install -qq
 # each file's tests in one worker, all that run a real nsys in one: releases that run at once lose each other's events
 pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
-.PHONY: demo test test-fast test-full test-gpu lint bench site serve notebooks fuzz clean
+.PHONY: demo test test-fast test-full test-gpu lint bench site serve fuzz clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -51,10 +51,6 @@ site: $(VENV)/.installed-test  ## build the documentation into site/, strictly: 
 
 serve: $(VENV)/.installed-test  ## show the documentation while it is written, at http://127.0.0.1:8000
 	$(bin)/mkdocs serve
-
-notebooks: $(VENV)/.installed-test  ## run the notebooks of docs/ anew and keep their outputs
-	cd docs/notebooks && KINETO_LOG_LEVEL=6 $(abspath $(bin))/jupyter nbconvert --to notebook --inplace --execute \
-	  --ExecutePreprocessor.timeout=120 --ExecutePreprocessor.record_timing=False *.ipynb
 
 clean:
 	rm -rf $(VENV) $(DEMO)

@@ -1,15 +1,18 @@
 """What MkDocs does beyond its plugins.
 
-Generated texts are filled in; notebooks become pages, with their outputs; links out of docs/ lead to the repository;
+Generated texts are filled in; notebooks are run and become pages; links out of docs/ lead to the repository;
 nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import os
 import posixpath
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ WORKER = "https://unpkg.com/iframe-worker/shim"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each notebook, and its pictures."""
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
-        page, pictures = page_of(Path(file.abs_src_path or ""))
+        path = Path(file.abs_src_path or "")
+        page, pictures = page_of(path, path.stat().st_mtime_ns)
         folder, name = posixpath.split(file.src_uri.removesuffix(".ipynb"))
         files.append(File.generated(config, f"{folder}/{name}.md", content=page))
         for picture, content in pictures.items():
@@ -58,11 +62,14 @@ def on_post_template(output: str, *, template_name: str, **_: Any) -> str:
     return output.replace(WORKER, "assets/iframe-worker.js")
 
 
-def page_of(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown, and the pictures in it by their file's name."""
+@functools.lru_cache
+def page_of(path: Path, _changed: int) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown with what its cells print, and the pictures in it by their file's name; run once until it
+    changes.
+    """
     import nbformat
 
-    notebook = nbformat.read(path, as_version=4)
+    notebook = run(nbformat.read(path, as_version=4))
     pictures: dict[str, bytes] = {}
     parts = []
     for number, cell in enumerate(notebook.cells):
@@ -71,8 +78,25 @@ def page_of(path: Path) -> tuple[str, dict[str, bytes]]:
         elif cell.cell_type == "code":
             parts.append(f"```python\n{cell.source}\n```")
             parts += [_output(output, f"{path.stem}-{number}", pictures) for output in cell.outputs]
-    parts.insert(1, f"*The notebook itself: [{path.name}]({path.name}). Its outputs are those of its last run.*")
+    parts.insert(
+        1, f"*The notebook itself: [{path.name}]({path.name}). Its outputs are those of the run that made this page.*"
+    )
     return "\n\n".join(part for part in parts if part) + "\n", pictures
+
+
+def run(notebook: Any) -> Any:
+    """Run a notebook, in a folder that lies to the captures as its own does, and leave nothing behind."""
+    import nbclient
+
+    root = Path(__file__).parents[1]
+    os.environ["KINETO_LOG_LEVEL"] = "6"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "docs" / "notebooks"
+        place.mkdir(parents=True)
+        (Path(folder) / "tests").symlink_to(root / "tests")
+        resources = {"metadata": {"path": str(place)}}
+        return nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
 
 
 def _output(output: Any, name: str, pictures: dict[str, bytes]) -> str:
