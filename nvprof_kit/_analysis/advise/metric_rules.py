@@ -17,7 +17,7 @@ from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
 
 MEMORY_PCT, TENSOR_PCT, BUSY_SHARE = 60.0, 60.0, 0.02
-FALLEN, FALLEN_SHARE, SAMPLES = 0.93, 0.1, 20
+FALLEN, FALLEN_SHARE, LOST_SHARE, SAMPLES = 0.93, 0.2, 0.01, 20
 """A clock falls that is below this part of what the GPU reaches while it works, in this share of the samples."""
 
 SLOWER, COMMON_KERNELS = 1.04, 8
@@ -98,13 +98,16 @@ def _fallen(found: Evidence, device: int) -> Iterator[Finding]:
         return
     busy_ns = found.busy_ns(np.flatnonzero((found.trace.ops["device"] == device).to_numpy() & found.inside))
     saves = int(busy_ns * float(np.clip(1 - values / top, 0, 1).mean()))
+    if saves < LOST_SHARE * found.wall_ns:
+        return
+    mhz = 1e6 if top > 1e6 else 1.0
     others = {
         str(name): float(group["value"].mean())
         for name, group in rows[names.str.contains(_POWER) | names.str.contains(_REASON)].groupby(names)
     }
     evidence = (
-        f"the clock of GPU {device} is {values[low].mean():,.0f} on average in {share(low.sum(), len(low))} of the "
-        f"samples in which it works, and reaches {top:,.0f}"
+        f"the clock of GPU {device} is {values[low].mean() / mhz:,.0f} MHz on average in "
+        f"{share(low.sum(), len(low))} of the samples in which it works, and reaches {top / mhz:,.0f} MHz"
         f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in others.items())}"
     )
     worst = clock["time_ns"].to_numpy()[int(values.argmin())]

@@ -669,7 +669,7 @@ def test_a_clock_that_falls_while_the_gpu_works(tmp_path: Path, falls: bool) -> 
     ]
     assert [finding.title for finding in findings_] == (["The GPU's clock falls"] if falls else [])
     if falls:
-        assert "1,320 on average in 50.6 %" in findings_[0].evidence and "GPU Power: 700.0" in findings_[0].evidence
+        assert "1,320 MHz on average in 50.6 %" in findings_[0].evidence and "GPU Power: 700.0" in findings_[0].evidence
         assert findings_[0].saves_ns == pytest.approx(90_000 / 3 / 2, rel=0.03)
 
 
