@@ -101,8 +101,8 @@ def flops_beside(capture: str | Path) -> Path:
     Raises:
         CaptureError: There is no such file.
     """
-    found = find_flops(capture)
-    if found is None:
+    path = find_flops(capture)
+    if path is None:
         if not Path(capture).exists():
             raise CaptureError(f"{capture}: no such file")
         name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
@@ -111,7 +111,7 @@ def flops_beside(capture: str | Path) -> Path:
             "or name the file: --counts FILE; a PyTorch trace recorded with shapes (nvprof-kit record --shapes, or "
             "record_shapes=True) needs none"
         )
-    return found
+    return path
 
 
 def find_flops(capture: str | Path) -> Path | None:
@@ -123,8 +123,8 @@ def find_flops(capture: str | Path) -> Path | None:
     tried = [capture.with_name(f"{stem}.flops.json") for stem in dict.fromkeys((name, re.sub(r"\.\d+$", "", name)))]
     of_rank = re.search(r"rank(\d+)", name)
     if of_rank:
-        found = sorted(capture.parent.glob(f"*.rank{of_rank[1]}.flops.json"))
-        tried += found if len(found) == 1 else []
+        matches = sorted(capture.parent.glob(f"*.rank{of_rank[1]}.flops.json"))
+        tried += matches if len(matches) == 1 else []
     return next((path for path in tried if path.exists()), None)
 
 
@@ -182,17 +182,17 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
 
 
 def _rows(text: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = text[name]
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    rows = text[name]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{name} is not a list of objects")
-    return found
+    return rows
 
 
 def _text(row: dict[str, Any], name: str) -> str:
-    found = row[name]
-    if not isinstance(found, str):
-        raise ValueError(f"{name} = {found!r} is not a text")
-    return found
+    value = row[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} = {value!r} is not a text")
+    return value
 
 
 def _whole(row: dict[str, Any], name: str) -> int:
@@ -207,7 +207,7 @@ def _around(row: dict[str, Any]) -> int:
 
 
 def _place(row: dict[str, Any], ranges: list[Any]) -> int:
-    place = _whole(row, "range")
-    if place >= len(ranges):
-        raise ValueError(f"there is no range {place}")
-    return place
+    number = _whole(row, "range")
+    if number >= len(ranges):
+        raise ValueError(f"there is no range {number}")
+    return number

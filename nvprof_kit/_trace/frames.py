@@ -30,9 +30,9 @@ def make_frame(table: str, columns: Mapping[str, Any]) -> Any:
     import pandas as pd
 
     schema = TABLES[table]
-    wanted = [name for name, column in schema.items() if name in columns or not column.optional]
-    made = {name: _typed(columns[name], schema[name]) for name in wanted}
-    return pd.DataFrame(made | {name: _repeated(made[name]) for name in _OFTEN_ONE if name in made}, copy=False)
+    names = [name for name, column in schema.items() if name in columns or not column.optional]
+    typed = {name: _typed(columns[name], schema[name]) for name in names}
+    return pd.DataFrame(typed | {name: _repeated(typed[name]) for name in _OFTEN_ONE if name in typed}, copy=False)
 
 
 _OFTEN_ONE = ("pid", "device", "graph_node")
@@ -71,7 +71,9 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
         if len(names)
         else (np.array([], object), np.array([], int))
     )
-    narrow = next(one for one in (np.int8, np.int16, np.int32) if len(unique) <= np.iinfo(one).max)  # pandas' choice
+    narrow = next(
+        dtype for dtype in (np.int8, np.int16, np.int32) if len(unique) <= np.iinfo(dtype).max
+    )  # pandas' choice
     return pd.Categorical.from_codes(
         index.astype(narrow)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
     )
@@ -91,12 +93,12 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
 
         code, values = pd.factorize(ids, sort=True)
         return np.asarray(values, dtype=np.int64), code
-    there = np.zeros(high - low + 1, dtype=np.bool_)
-    there[ids - low] = True
-    known = np.flatnonzero(there)
-    place = np.zeros(len(there), dtype=np.int32)
-    place[known] = np.arange(len(known), dtype=np.int32)
-    return known + low, place[ids - low]
+    is_present = np.zeros(high - low + 1, dtype=np.bool_)
+    is_present[ids - low] = True
+    present_ids = np.flatnonzero(is_present)
+    rank_of_id = np.zeros(len(is_present), dtype=np.int32)
+    rank_of_id[present_ids] = np.arange(len(present_ids), dtype=np.int32)
+    return present_ids + low, rank_of_id[ids - low]
 
 
 def distinct_rows(
@@ -105,20 +107,20 @@ def distinct_rows(
     """The sorted distinct rows of some columns, and the index of each row into them, as from ``numpy.unique`` with
     ``axis=0``, which sorts whole rows and takes many times as long.
     """
-    which: npt.NDArray[np.integer[Any]] = np.zeros(len(columns[0]), dtype=np.int64)
+    group: npt.NDArray[np.integer[Any]] = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, code = distinct(column)
         if len(values) > 1:
-            which = distinct(which.astype(np.int64) * len(values) + code)[1]
-    row = np.empty(int(which.max(initial=-1)) + 1, dtype=np.int64)
-    row[which] = np.arange(len(which))
-    return [column[row] for column in columns], which
+            group = distinct(group.astype(np.int64) * len(values) + code)[1]
+    row = np.empty(int(group.max(initial=-1)) + 1, dtype=np.int64)
+    row[group] = np.arange(len(group))
+    return [column[row] for column in columns], group
 
 
 def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sorted distinct values of a long column with few of them in long runs, such as process ids."""
-    fresh = np.flatnonzero(values[1:] != values[:-1]) + 1
-    return np.unique(np.append(values[:1], values[fresh]))
+    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.unique(np.append(values[:1], values[changes]))
 
 
 def spared(parts: Sequence[npt.NDArray[np.int64]], spare: int) -> npt.NDArray[np.int64]:
@@ -128,14 +130,14 @@ def spared(parts: Sequence[npt.NDArray[np.int64]], spare: int) -> npt.NDArray[np
 
 def with_spare(column: npt.NDArray[np.int64], spare: int) -> npt.NDArray[np.int64]:
     """A column with one value appended, for the index -1; without a copy if the column is from `spared`."""
-    whole = column.base
+    base = column.base
     if (
-        isinstance(whole, np.ndarray)
-        and whole.shape == (len(column) + 1,)
-        and whole.dtype == column.dtype
-        and whole.ctypes.data == column.ctypes.data
-        and whole.strides == column.strides
-        and whole[-1] == spare
+        isinstance(base, np.ndarray)
+        and base.shape == (len(column) + 1,)
+        and base.dtype == column.dtype
+        and base.ctypes.data == column.ctypes.data
+        and base.strides == column.strides
+        and base[-1] == spare
     ):
-        return whole
+        return base
     return np.append(column, spare)

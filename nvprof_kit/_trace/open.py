@@ -81,14 +81,16 @@ def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
 
             with nsys_sqlite(path) as plain:
                 return read_more(plain, trace, domain, optional, path)
-        fresh = open_capture(path, domain=domain, optional=optional)
+        reopened = open_capture(path, domain=domain, optional=optional)
     except OSError as error:
         raise _for_user(error, path) from None
-    if len(fresh.ops) != len(trace.ops):
+    if len(reopened.ops) != len(trace.ops):
         raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
-    tables: dict[str, Any] = {name: getattr(fresh, name) for name in optional if name in TABLES and name != "operators"}
-    columns = {str(name): fresh.ops[name] for name in fresh.ops if name not in trace.ops}
-    return replace(trace, api=fresh.api, ops=trace.ops.assign(**columns), **tables)
+    tables: dict[str, Any] = {
+        name: getattr(reopened, name) for name in optional if name in TABLES and name != "operators"
+    }
+    columns = {str(name): reopened.ops[name] for name in reopened.ops if name not in trace.ops}
+    return replace(trace, api=reopened.api, ops=trace.ops.assign(**columns), **tables)
 
 
 @contextmanager
@@ -101,10 +103,10 @@ def nsys_sqlite(path: Path) -> Iterator[Path]:
     """
     try:
         with _unpacked(path) as plain:
-            head = _head(plain)
-            if head.startswith(_SQLITE):
+            header = _head(plain)
+            if header.startswith(_SQLITE):
                 yield plain
-            elif b"NVIDIA" in head and b"Report" in head:
+            elif b"NVIDIA" in header and b"Report" in header:
                 from nvprof_kit._trace.nsys.export import exported
 
                 yield exported(plain, beside=path)
@@ -129,8 +131,8 @@ def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
 @contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
     """The path itself or, for an xz-compressed capture, a temporary decompressed copy that is deleted afterwards."""
-    head = _head(path)
-    if not head.startswith(_XZ):
+    header = _head(path)
+    if not header.startswith(_XZ):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
@@ -142,20 +144,20 @@ def _unpacked(path: Path) -> Iterator[Path]:
 def _head(path: Path) -> bytes:
     check_file(path)
     with path.open("rb") as file:
-        head = file.read(64)
-    if not head:
+        header = file.read(64)
+    if not header:
         raise CaptureError(f"{path}: the file is empty (0 bytes); needed {_KINDS}")
-    return head
+    return header
 
 
 def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Collection[str]], Any]:
     """The reader for this file, by its first bytes."""
-    head = _head(plain)
-    if head.startswith(_SQLITE):
+    header = _head(plain)
+    if header.startswith(_SQLITE):
         from nvprof_kit._trace.nsys.read import read_nsys
 
         return lambda path, domain, optional: read_nsys(path, domain, optional, named, cpu_only=cpu_only)
-    if b"NVIDIA" in head and b"Report" in head:
+    if b"NVIDIA" in header and b"Report" in header:
         from nvprof_kit._trace.nsys.export import exported
         from nvprof_kit._trace.nsys.read import read_nsys
 
@@ -163,20 +165,20 @@ def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Co
         return lambda path, domain, optional: read_nsys(
             exported(path, beside=named), domain, optional, named, cpu_only=cpu_only
         )
-    if not head.startswith(b"[RANK ") and _starts_json(plain, head):
+    if not header.startswith(b"[RANK ") and _starts_json(plain, header):
         from nvprof_kit._trace.kineto.read import read_kineto
 
         return lambda path, domain, optional: read_kineto(path, domain, optional, named)
-    if known := description_of(head):
-        raise CaptureError(f"{named}: {known}; needed {_KINDS}")
-    raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")
+    if description := description_of(header):
+        raise CaptureError(f"{named}: {description}; needed {_KINDS}")
+    raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {header[:12]!r}); needed {_KINDS}")
 
 
-def _starts_json(plain: Path, head: bytes) -> bool:
-    if head.startswith(_GZIP):
+def _starts_json(plain: Path, header: bytes) -> bool:
+    if header.startswith(_GZIP):
         try:
             with gzip.open(plain) as file:
-                head = file.read(64)
+                header = file.read(64)
         except UNREADABLE:
             return True  # the Kineto reader reports the damage
-    return head.lstrip()[:1] in (b"{", b"[")
+    return header.lstrip()[:1] in (b"{", b"[")

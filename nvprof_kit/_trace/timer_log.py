@@ -74,28 +74,28 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     log_of: dict[int, Path] = {}
     for file in (file for path in named for file in _files(path)):
         text = _text(file)
-        found = _LINE.findall(text)
-        backwards = [line for line in found if (int(line[4]), line[5]) < (int(line[2]), line[3])]
+        matches = _LINE.findall(text)
+        backwards = [line for line in matches if (int(line[4]), line[5]) < (int(line[2]), line[3])]
         if backwards:
             warnings.append(f"{file}: {len(backwards)} of its lines have an end before their start, and are left out")
-        unread = sum(1 for line in text.splitlines() if line.strip()) - len(found)
+        unread = sum(1 for line in text.splitlines() if line.strip()) - len(matches)
         if unread:
             warnings.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
-        found = [line for line in found if line not in backwards] if backwards else found
-        once = list(dict.fromkeys(found))
-        if again := len(found) - len(once):
-            warnings.append(f"{file}: {again} of its lines stand in it twice, and count once")
-        found = once
-        if odd := sum(map(_contradicts, found)):
+        matches = [line for line in matches if line not in backwards] if backwards else matches
+        once = list(dict.fromkeys(matches))
+        if repeats := len(matches) - len(once):
+            warnings.append(f"{file}: {repeats} of its lines stand in it twice, and count once")
+        matches = once
+        if bad := sum(map(_contradicts, matches)):
             warnings.append(
-                f"{file}: cpu_dur is not the time from start to end in {odd} of its lines; the clock was set while the "
+                f"{file}: cpu_dur is not the time from start to end in {bad} of its lines; the clock was set while the "
                 "stage ran, or the log is damaged: do not trust its CPU times"
             )
-        if found:
-            tables.append(_table(found))
+        if matches:
+            tables.append(_table(matches))
         warnings += [
             f"{file}: rank {rank} wrote {log_of[rank].name} too, and both count as one; have the launcher set RANK"
-            for rank in sorted({int(line[0]) for line in found})
+            for rank in sorted({int(line[0]) for line in matches})
             if log_of.setdefault(rank, file) != file
         ]
     where = ", ".join(map(str, named))
@@ -132,11 +132,11 @@ def _text(file: Path) -> str:
         raise CaptureError(f"{file}: {error.strerror}") from None
 
 
-def _table(found: list[tuple[str, ...]]) -> pd.DataFrame:
+def _table(matches: list[tuple[str, ...]]) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    rank, stage, start_s, start_us, end_s, end_us, cpu_s, cuda_ms = zip(*found, strict=True)
+    rank, stage, start_s, start_us, end_s, end_us, cpu_s, cuda_ms = zip(*matches, strict=True)
     cuda_ns = np.round(np.array([text or "nan" for text in cuda_ms], dtype="float64") * 1e6)
     table: pd.DataFrame = pd.DataFrame(
         {
@@ -155,6 +155,6 @@ def _nanoseconds(seconds: tuple[str, ...], microseconds: tuple[str, ...]) -> npt
     """Convert to ns with integers, because a float of seconds since 1970 is not exact."""
     import numpy as np
 
-    whole: npt.NDArray[np.int64] = np.array(seconds, dtype="int64") * 1_000_000_000
-    whole += np.array(microseconds, dtype="int64") * 1000
-    return whole
+    nanoseconds: npt.NDArray[np.int64] = np.array(seconds, dtype="int64") * 1_000_000_000
+    nanoseconds += np.array(microseconds, dtype="int64") * 1000
+    return nanoseconds

@@ -33,12 +33,12 @@ _SAMPLE, _FEW = 10_000, 20
 AGAIN = "the file is damaged: copy it again, export it again or record it again"
 
 
-def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array) -> None:
+def check_spans(named: str | Path, noun: str, start: Int64Array, end: Int64Array) -> None:
     """Reject spans that end before they begin.
 
     Args:
         named: The file.
-        what: What the spans are in the file: ``rows of PROFILER_OVERHEAD``.
+        noun: What the spans are in the file: ``rows of PROFILER_OVERHEAD``.
         start: Start times in ns, shape ``(n,)``.
         end: End times in ns, shape ``(n,)``.
 
@@ -47,10 +47,10 @@ def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array
     """
     backwards = int(np.count_nonzero(end < start))
     if backwards:
-        raise CaptureError(f"{named}: {backwards} {what} end before they begin; {AGAIN}")
+        raise CaptureError(f"{named}: {backwards} {noun} end before they begin; {AGAIN}")
 
 
-def check_total(named: str | Path, what: str, start: Int64Array, end: Int64Array) -> None:
+def check_total(named: str | Path, noun: str, start: Int64Array, end: Int64Array) -> None:
     """Reject spans whose durations together are too long to be added up exactly as floating-point numbers.
 
     Raises:
@@ -59,18 +59,18 @@ def check_total(named: str | Path, what: str, start: Int64Array, end: Int64Array
     total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
     if total > _EXACT_NS:
         raise CaptureError(
-            f"{named}: start and end of {len(start)} {what}: together they last {total / DAY_NS:,.0f} days, more than "
+            f"{named}: start and end of {len(start)} {noun}: together they last {total / DAY_NS:,.0f} days, more than "
             f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
         )
 
 
-def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
+def check_moments(named: str | Path, columns: Iterable[Int64Array]) -> None:
     """Reject a file if its timestamps are too far apart for exact sums.
 
     Raises:
         CaptureError: They are more than 100 days apart.
     """
-    edges = [(int(some.min()), int(some.max())) for some in moments if len(some)]
+    edges = [(int(times.min()), int(times.max())) for times in columns if len(times)]
     if not edges:
         return
     first, last = min(low for low, _ in edges), max(high for _, high in edges)
@@ -85,13 +85,13 @@ def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
     Args:
         starts: Start times in ns by the name of the events in the file.
     """
-    sampled = [found[:: max(len(found) // _SAMPLE, 1)] for found in starts.values()]
-    some = np.concatenate([np.empty(0, dtype=np.int64), *sampled])
-    if len(some) < _FEW:
+    sampled = [times[:: max(len(times) // _SAMPLE, 1)] for times in starts.values()]
+    sample = np.concatenate([np.empty(0, dtype=np.int64), *sampled])
+    if len(sample) < _FEW:
         return ()
-    first, middle, last = np.quantile(some, (0.02, 0.5, 0.98), method="nearest")
-    most = max(100 * int(last - first), 3600 * 10**9)
-    counts = {name: int(np.count_nonzero(np.abs(found - int(middle)) > most)) for name, found in starts.items()}
+    first, median, last = np.quantile(sample, (0.02, 0.5, 0.98), method="nearest")
+    limit = max(100 * int(last - first), 3600 * 10**9)
+    counts = {name: int(np.count_nonzero(np.abs(times - int(median)) > limit)) for name, times in starts.items()}
     return tuple(
         f"ts of {name} lies hours away from the rest of the trace in {count} events; what they tell is wrong"
         for name, count in counts.items()
@@ -110,7 +110,7 @@ def check_after_zero(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]
     )
 
 
-def check_flags(named: str | Path, what: str, values: Int64Array) -> None:
+def check_flags(named: str | Path, noun: str, values: Int64Array) -> None:
     """Reject values other than 0 and 1.
 
     Raises:
@@ -118,15 +118,15 @@ def check_flags(named: str | Path, what: str, values: Int64Array) -> None:
     """
     wrong = values[(values != 0) & (values != 1)]
     if len(wrong):
-        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows, needed 0 or 1; {AGAIN}")
+        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} rows, needed 0 or 1; {AGAIN}")
 
 
-def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
+def check_sizes(named: str | Path, noun: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
     """Reject sizes, counts and shares that are negative, NaN or implausibly large.
 
     Args:
         named: The file.
-        what: Their name in the file: ``CUPTI_ACTIVITY_KIND_MEMCPY.bytes``.
+        noun: Their name in the file: ``CUPTI_ACTIVITY_KIND_MEMCPY.bytes``.
         sizes: The values without missing ones, shape ``(n,)``.
 
     Raises:
@@ -134,10 +134,10 @@ def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt
     """
     wrong = sizes[~((sizes >= 0) & (sizes <= _MOST_BYTES))]
     if len(wrong):
-        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
+        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
 
 
-def check_devices(named: str | Path, what: str, devices: Int64Array) -> None:
+def check_devices(named: str | Path, noun: str, devices: Int64Array) -> None:
     """Reject device ordinals that no machine has.
 
     Raises:
@@ -145,15 +145,15 @@ def check_devices(named: str | Path, what: str, devices: Int64Array) -> None:
     """
     wrong = devices[(devices < 0) | (devices > _LAST_DEVICE)]
     if len(wrong):
-        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
+        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
 
 
-def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64], origin_us: float = 0.0) -> Int64Array:
+def whole_ns(named: str | Path, noun: str, microseconds: npt.NDArray[np.float64], origin_us: float = 0.0) -> Int64Array:
     """Convert microseconds to integer nanoseconds.
 
     Args:
         named: The file.
-        what: Their name in the file: ``dur of kernel``.
+        noun: Their name in the file: ``dur of kernel``.
         microseconds: The values, shape ``(n,)``.
         origin_us: The origin to subtract.
 
@@ -163,7 +163,7 @@ def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64]
     nanoseconds = np.rint((microseconds - origin_us) * 1000)
     wrong = microseconds[~(np.abs(nanoseconds) < 2**62)]
     if len(wrong):
-        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} events; {AGAIN}")
+        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} events; {AGAIN}")
     return nanoseconds.astype(np.int64)
 
 
@@ -174,11 +174,11 @@ def repeated(*keys: Int64Array) -> int:
         return 0
     order = np.argsort(times, kind="stable")
     tied = times[order[1:]] == times[order[:-1]]
-    some = order[np.append(tied, False) | np.append(False, tied)]
-    some = some[np.lexsort([key[some] for key in keys])]
-    same = np.ones(max(len(some) - 1, 0), dtype=bool)
+    ties = order[np.append(tied, False) | np.append(False, tied)]
+    ties = ties[np.lexsort([key[ties] for key in keys])]
+    same = np.ones(max(len(ties) - 1, 0), dtype=bool)
     for key in keys:
-        same &= key[some[1:]] == key[some[:-1]]
+        same &= key[ties[1:]] == key[ties[:-1]]
     return int(np.count_nonzero(same))
 
 
@@ -201,12 +201,12 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
     check_devices(named, "the device of operations", ops["device"])
     if "bytes" in ops:
         check_sizes(named, "the size of copies and memsets", ops["bytes"][ops["bytes"] != -1])
-    twice = repeated(*(ops[key] for key in ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")))
+    doubles = repeated(*(ops[key] for key in ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")))
     before = early(ops, api)
     count, issues = max(len(ops["start_ns"]), 1), []
-    if twice:
-        text = f"{twice} operations stand in the file twice, and count twice; export or record it again"
-        issues.append(Issue("repeated", "error", twice / count, text))
+    if doubles:
+        text = f"{doubles} operations stand in the file twice, and count twice; export or record it again"
+        issues.append(Issue("repeated", "error", doubles / count, text))
     if before:
         text = (
             f"{before} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
@@ -222,22 +222,22 @@ def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:
     """
     count = 0
     for process in few(api["pid"]).tolist():
-        calls, mine = api["pid"] == process, (ops["pid"] == process) & (ops["correlation"] >= 0)
+        calls, is_of_process = api["pid"] == process, (ops["pid"] == process) & (ops["correlation"] >= 0)
         ids, start = api["correlation"][calls], api["start_ns"][calls]
-        known, first = ids, start
+        call_ids, first = ids, start
         if not (ids[1:] > ids[:-1]).all():
             order = np.argsort(ids, kind="stable")  # correlation ids come from a counter, so they are nearly sorted
             ids = ids[order]
-            fresh = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-            known, first = ids[fresh], np.minimum.reduceat(start[order], fresh)
+            changes = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+            call_ids, first = ids[changes], np.minimum.reduceat(start[order], changes)
             del order
         del ids, start
-        wanted, begun = ops["correlation"][mine], ops["start_ns"][mine]
-        for block in range(0, len(wanted), _BLOCK):
-            some = wanted[block : block + _BLOCK]
-            found = np.minimum(np.searchsorted(known, some), len(known) - 1)
-            late = begun[block : block + _BLOCK] < first[found] - _CLOCKS_NS
-            count += int(np.count_nonzero(late & (known[found] == some)))
+        correlations, begun = ops["correlation"][is_of_process], ops["start_ns"][is_of_process]
+        for block in range(0, len(correlations), _BLOCK):
+            ids_of_block = correlations[block : block + _BLOCK]
+            position = np.minimum(np.searchsorted(call_ids, ids_of_block), len(call_ids) - 1)
+            is_early = begun[block : block + _BLOCK] < first[position] - _CLOCKS_NS
+            count += int(np.count_nonzero(is_early & (call_ids[position] == ids_of_block)))
     return count
 
 
@@ -251,9 +251,9 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         DoubleKey: A key appears twice.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
-        double = next(key for key in found if keys.count(key) > 1)
+        double = next(key for key in mapping if keys.count(key) > 1)
         raise DoubleKey(f"the key {double[:80]!r} appears twice in an object")
-    return found
+    return mapping

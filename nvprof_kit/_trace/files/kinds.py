@@ -73,26 +73,26 @@ _INSIDE = (
 )
 
 
-def kind_of(head: bytes) -> Kind | None:
+def kind_of(header: bytes) -> Kind | None:
     """Kind of a file with these first bytes; None if unknown."""
-    if b"NVIDIA" in head[:64] and b"Report" in head[:64]:
+    if b"NVIDIA" in header[:64] and b"Report" in header[:64]:
         return NSYS_REPORT
-    for begin, kind in _BEGINS:
-        if head.startswith(begin):
+    for magic, kind in _BEGINS:
+        if header.startswith(magic):
             return kind
-    if head.startswith(b"\x80"):
-        return FLIGHT if b"pg_config" in head else PICKLE
-    if head.startswith(b"==") and b'"ID",' in head:
+    if header.startswith(b"\x80"):
+        return FLIGHT if b"pg_config" in header else PICKLE
+    if header.startswith(b"==") and b'"ID",' in header:
         return NCU_PAGE
-    if head.lstrip()[:1] in (b"{", b"["):
-        return next((kind for word, kind in _INSIDE if word in head), JSON)
-    first = head.split(b"\n", 1)[0]
+    if header.lstrip()[:1] in (b"{", b"["):
+        return next((kind for word, kind in _INSIDE if word in header), JSON)
+    first = header.split(b"\n", 1)[0]
     return CSV if b"," in first and b"_ns" in first else None
 
 
-def description_of(head: bytes) -> str:
+def description_of(header: bytes) -> str:
     """Description of a file with these first bytes and the verb that reads it; '' if unknown."""
-    kind = TRACE if head.startswith(_GZIP) else kind_of(head)
+    kind = TRACE if header.startswith(_GZIP) else kind_of(header)
     return kind.sentence if kind else ""
 
 
@@ -102,37 +102,37 @@ def recognised(path: Path) -> Kind | None:
         return None
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD)
-        return kind_of(_unpacked_head(path, head))
+            header = file.read(_HEAD)
+        return kind_of(_unpacked_head(path, header))
     except UNREADABLE:
         return None
 
 
-def _unpacked_head(path: Path, head: bytes) -> bytes:
-    if head.startswith(_XZ):
+def _unpacked_head(path: Path, header: bytes) -> bytes:
+    if header.startswith(_XZ):
         with lzma.open(path) as file:
             return _unpacked_gzip(file.read(_HEAD))
-    if head.startswith(_GZIP):
+    if header.startswith(_GZIP):
         with gzip.open(path) as file:
             return file.read(_HEAD)
-    return head
+    return header
 
 
-def _unpacked_gzip(head: bytes) -> bytes:
-    return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(_GZIP) else head
+def _unpacked_gzip(header: bytes) -> bytes:
+    return zlib.decompressobj(31).decompress(header, _HEAD) if header.startswith(_GZIP) else header
 
 
-def expect(path: str | Path, kinds: tuple[Kind, ...], needed: str) -> None:
+def expect(path: str | Path, kinds: tuple[Kind, ...], need: str) -> None:
     """Reject a file that is known to be of a kind that the verb does not read.
 
     Args:
         path: The file; a missing, damaged or unknown file is left to its reader.
         kinds: The accepted kinds.
-        needed: The accepted kinds in words.
+        need: The accepted kinds in words.
 
     Raises:
         CaptureError: The file is of another kind.
     """
     kind = recognised(Path(path))
     if kind is not None and kind not in kinds:
-        raise CaptureError(f"{path}: {kind.sentence}; needed {needed}")
+        raise CaptureError(f"{path}: {kind.sentence}; needed {need}")

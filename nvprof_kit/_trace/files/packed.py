@@ -42,9 +42,9 @@ def free_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-    for most, used in _CGROUPS:
+    for limit, used in _CGROUPS:
         try:
-            left = int(Path(most).read_text()) - int(Path(used).read_text())
+            left = int(Path(limit).read_text()) - int(Path(used).read_text())
         except (OSError, ValueError):  # no such group, or no limit ("max")
             continue
         free = min(free, max(left, 0))
@@ -69,9 +69,9 @@ def check_file(path: Path) -> None:
         mode = os.stat(path).st_mode
     except OSError:
         return
-    what = next((name for is_one, name in _OTHERS if is_one(mode)), None)
-    if what:
-        raise CaptureError(f"{path}: {what}; needed a file: write it to one first")
+    sort = next((name for is_one, name in _OTHERS if is_one(mode)), None)
+    if sort:
+        raise CaptureError(f"{path}: {sort}; needed a file: write it to one first")
 
 
 class Bounded(io.RawIOBase):

@@ -27,25 +27,25 @@ class _Handed(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it would load {module}.{name}")
 
 
-def load_plain(path: Path, what: str) -> Any:
+def load_plain(path: Path, noun: str) -> Any:
     """The plain data in a pickle.
 
     Args:
         path: The file.
-        what: The expected content, for messages: ``snapshot``.
+        noun: The expected content, for messages: ``snapshot``.
 
     Raises:
         CaptureError: The file cannot be read, is not a pickle, or contains more than plain data.
     """
-    return handed_over(path, what)["plain"]
+    return handed_over(path, noun)["plain"]
 
 
-def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
+def handed_over(path: Path, noun: str, *arguments: str) -> dict[str, Any]:
     """Run the loader on a file and return its output.
 
     Args:
         path: The file.
-        what: The expected content, for messages.
+        noun: The expected content, for messages.
         arguments: Further arguments of the loader.
 
     Raises:
@@ -57,7 +57,7 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     # -I: import nothing from the current folder or the environment
-    command = [sys.executable, "-I", str(LOADER.resolve()), str(path.resolve()), what, *arguments]
+    command = [sys.executable, "-I", str(LOADER.resolve()), str(path.resolve()), noun, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdout is not None
         try:
@@ -65,7 +65,7 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
 
             answer: dict[str, Any] = _Handed(child.stdout).load()
         except (EOFError, pickle.UnpicklingError):
-            answer = {"error": f"refused as a {what}: loading it takes more time or memory than its size accounts for"}
+            answer = {"error": f"refused as a {noun}: loading it takes more time or memory than its size accounts for"}
         finally:
             child.kill()
     if "error" in answer:

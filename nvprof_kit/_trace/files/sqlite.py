@@ -58,11 +58,11 @@ class Database:
             raise self.broken(error) from None
         self._small.text_factory = _text  # NVTX texts may have any encoding
         try:
-            listed = self._small.execute(
+            entries = self._small.execute(
                 "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"
             ).fetchall()
-            tables = [name for name, kind in listed if kind == "table"]
-            self.views = frozenset(name for name, kind in listed if kind == "view")
+            tables = [name for name, kind in entries if kind == "table"]
+            self.views = frozenset(name for name, kind in entries if kind == "view")
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
         except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own messages can fail to decode
             self.close()
@@ -73,23 +73,23 @@ class Database:
 
     def broken(self, error: Exception | str) -> CaptureError:
         """The error for a damaged file."""
-        what = str(error).partition("\n")[0]  # the driver appends the query
+        message = str(error).partition("\n")[0]  # the driver appends the query
         return CaptureError(
-            f"{self.named}: not a whole SQLite file ({what}); copy it again, or export the .nsys-rep again"
+            f"{self.named}: not a whole SQLite file ({message}); copy it again, or export the .nsys-rep again"
         )
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether the file has the table with all of these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)
 
-    def refuse(self, found: str) -> CaptureError:
+    def refuse(self, fault: str) -> CaptureError:
         """The error for an invalid value in a table and column."""
-        return CaptureError(f"{self.named}: {found}; the file is damaged or of an unknown schema: export it again")
+        return CaptureError(f"{self.named}: {fault}; the file is damaged or of an unknown schema: export it again")
 
-    def warn(self, found: str, share: float = 1.0) -> None:
+    def warn(self, fault: str, share: float = 1.0) -> None:
         """Add an issue to `CaptureInfo.warnings`, once; `share` is that of the rows that it concerns."""
-        if found not in self.warnings:
-            self.warnings.append(Issue("rows", "warning", share, found))
+        if fault not in self.warnings:
+            self.warnings.append(Issue("rows", "warning", share, fault))
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query.
@@ -108,7 +108,7 @@ class Database:
         *,
         missing: int = -1,
         texts: Collection[str] = (),
-        needed: Collection[str] = (),
+        required: Collection[str] = (),
         diagnose: Callable[[], None] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """The columns of a large query: integers as int64 arrays, text as object arrays. Thread-safe.
@@ -117,7 +117,7 @@ class Database:
             sql: The query, with a name for every column.
             missing: The value for NULL in integer columns.
             texts: Text columns, with NULL as ''; all others are integers.
-            needed: Columns that should not contain NULL, if they are in the query.
+            required: Columns that should not contain NULL, if they are in the query.
             diagnose: Called if a column has values of the wrong type or a needed column contains NULL. It raises an
                 error with table and column, or returns if the query can continue.
 
@@ -134,10 +134,10 @@ class Database:
             if diagnose is not None:
                 diagnose()
             raise self.broken(error) from None
-        if diagnose is not None and any(table[name].nulls for name in table if name in needed):
+        if diagnose is not None and any(table[name].nulls for name in table if name in required):
             diagnose()
         for name, column in table.items():
-            if wrong := _wrong(column, needed=name in needed and diagnose is None):
+            if wrong := _wrong(column, required=name in required and diagnose is None):
                 if diagnose is not None:
                     diagnose()
                 raise self.broken(f"{wrong} for {name}")
@@ -172,7 +172,7 @@ class _Column:
             return
         if self.text:
             raw = chunk.cast(pyarrow.binary()).to_pylist()
-            self._texts += ["" if one is None else _text(one) for one in raw]
+            self._texts += ["" if value is None else _text(value) for value in raw]
             return
         if self.count > len(self._values):  # in place: realloc can move the memory without a copy
             self._values.resize(max(self.count, len(self._values) * 5 // 4), refcheck=False)
@@ -197,8 +197,8 @@ class _Column:
 def _nulls(chunk: Any) -> npt.NDArray[np.bool_]:
     """Mask of the NULL rows of a batch."""
     bits = np.unpackbits(np.frombuffer(chunk.buffers()[0], dtype=np.uint8), bitorder="little")
-    found: npt.NDArray[np.bool_] = bits[chunk.offset : chunk.offset + len(chunk)] == 0
-    return found
+    is_null: npt.NDArray[np.bool_] = bits[chunk.offset : chunk.offset + len(chunk)] == 0
+    return is_null
 
 
 def _fetch(connection: Any, sql: str, texts: Collection[str]) -> dict[str, _Column]:
@@ -208,16 +208,16 @@ def _fetch(connection: Any, sql: str, texts: Collection[str]) -> dict[str, _Colu
         statement.set_sql_query(sql)
         stream, _ = statement.execute_query()
         reader = pyarrow.RecordBatchReader._import_from_c(stream.address)
-        found = {field.name: _Column(field.type, field.name in texts) for field in reader.schema}
+        columns = {field.name: _Column(field.type, field.name in texts) for field in reader.schema}
         for batch in reader:
-            for column, chunk in zip(found.values(), batch.columns, strict=True):
+            for column, chunk in zip(columns.values(), batch.columns, strict=True):
                 column.add(chunk)
-        return found
+        return columns
 
 
-def _wrong(column: _Column, *, needed: bool) -> str:
+def _wrong(column: _Column, *, required: bool) -> str:
     """What is wrong with a column; '' if nothing."""
-    if needed and column.nulls:
+    if required and column.nulls:
         return f"{column.nulls} rows without a value"
     if column.fits or column.nulls == column.count:
         return ""

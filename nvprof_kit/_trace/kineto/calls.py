@@ -30,7 +30,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
     parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
         ("operator", events.operators), ("operator", events.collections)
     ]  # fmt: skip
-    rows = joined([found for _, found in parts], ["correlation"])
+    rows = joined([part_rows for _, part_rows in parts], ["correlation"])
     kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
     return {
         "start_ns": rows.start_ns,
@@ -38,7 +38,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
         "tid": rows.tid,
         "pid": np.full(len(rows), process, dtype=np.int64),
         "correlation": rows.number("correlation"),
-        "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(found) for _, found in parts]),
+        "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(part_rows) for _, part_rows in parts]),
         "name": rows.label(),
     }
 
@@ -47,9 +47,11 @@ def read_loads(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``loads``: calls that load code, and torch.compile's events."""
     loads = events.calls
     loads = loads.take(loads.by_name(lambda name: LOADS_CODE.match(name) is not None, bool))
-    others = joined([events.operators, events.annotations])
-    found = joined([loads, others.take(others.by_name(lambda name: name.endswith(_COMPILES), bool))])
-    return {"start_ns": found.start_ns, "end_ns": found.end_ns}
+    cpu_events = joined([events.operators, events.annotations])
+    loads_and_compiles = joined(
+        [loads, cpu_events.take(cpu_events.by_name(lambda name: name.endswith(_COMPILES), bool))]
+    )
+    return {"start_ns": loads_and_compiles.start_ns, "end_ns": loads_and_compiles.end_ns}
 
 
 def read_frames(events: Events, process: int) -> dict[str, Any]:
@@ -66,23 +68,23 @@ def read_frames(events: Events, process: int) -> dict[str, Any]:
 
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``shapes``: all operators, if any has its arguments recorded."""
-    rows, which = events.operators, events.operators.shapes
-    if which is None or not any(one is not None for shape in events.shapes for one in shape):
-        rows, which = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
+    rows, shape_of_row = events.operators, events.operators.shapes
+    if shape_of_row is None or not any(size is not None for shape in events.shapes for size in shape):
+        rows, shape_of_row = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
         "pid": np.full(len(rows), process, dtype=np.int64),
         "tid": rows.tid,
         "name": rows.label(),
-        "arguments": labels(which, [json.dumps(shape) for shape in events.shapes]),
+        "arguments": labels(shape_of_row, [json.dumps(shape) for shape in events.shapes]),
     }
 
 
 def host_memory(name: str) -> str:
     """The host memory kind of a copy, from its name: ``Memcpy HtoD (Pageable -> Device)`` gives ``pageable``."""
-    found = _HOST_END.search(name)
-    return found.group(1).lower() if found else ""
+    match = _HOST_END.search(name)
+    return match.group(1).lower() if match else ""
 
 
 _WIDTHS = {
@@ -112,38 +114,38 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
     coalesced = events.annotations
     coalesced = coalesced.take(coalesced.by_name(lambda name: name == _COALESCED, bool))
     if len(coalesced) and operators.collective_arguments:
-        passing = np.array(list(operators.collective_arguments), dtype=np.int64)
-        passing = passing[~_launches_one(operators.take(passing), rows[0], events.calls)]
-        arguments += [operators.collective_arguments[one] for one in passing.tolist()]
-        rows += [operators.take(passing), coalesced]
+        operator_rows = np.array(list(operators.collective_arguments), dtype=np.int64)
+        operator_rows = operator_rows[~_launches_one(operators.take(operator_rows), rows[0], events.calls)]
+        arguments += [operators.collective_arguments[argument] for argument in operator_rows.tolist()]
+        rows += [operators.take(operator_rows), coalesced]
         arguments += [_GROUP_END] * len(coalesced)
-    found = joined(rows, ["correlation"])
-    of_kernel = np.arange(len(found)) < len(rows[0])
+    collectives = joined(rows, ["correlation"])
+    of_kernel = np.arange(len(collectives)) < len(rows[0])
     return {
-        "start_ns": found.start_ns,
-        "end_ns": found.end_ns,
+        "start_ns": collectives.start_ns,
+        "end_ns": collectives.end_ns,
         "pid": np.full(len(arguments), process, dtype=np.int64),
-        "tid": np.where(of_kernel, 0, found.tid),
-        "correlation": np.where(of_kernel, found.number("correlation"), -1),
-        "call": [_text(one.collective) for one in arguments],
-        "bytes": np.array([_bytes(one) for one in arguments], dtype=np.int64),
-        "ranks": np.array([_number(one.group_size) for one in arguments], dtype=np.int64),
-        "communicator": [_communicator(one) for one in arguments],
-        "description": [_text(one.group_description) for one in arguments],
-        "sequence": np.array([_number(one.collective_sequence) for one in arguments], dtype=np.int64),
-        "peers": [_peers(one) for one in arguments],
+        "tid": np.where(of_kernel, 0, collectives.tid),
+        "correlation": np.where(of_kernel, collectives.number("correlation"), -1),
+        "call": [_text(argument.collective) for argument in arguments],
+        "bytes": np.array([_bytes(argument) for argument in arguments], dtype=np.int64),
+        "ranks": np.array([_number(argument.group_size) for argument in arguments], dtype=np.int64),
+        "communicator": [_communicator(argument) for argument in arguments],
+        "description": [_text(argument.group_description) for argument in arguments],
+        "sequence": np.array([_number(argument.collective_sequence) for argument in arguments], dtype=np.int64),
+        "peers": [_peers(argument) for argument in arguments],
     }
 
 
 def _launches_one(operators: Rows, kernels: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
     """Which operators launch one of the kernels themselves."""
-    found = np.zeros(len(operators), dtype=np.bool_)
+    is_launching = np.zeros(len(operators), dtype=np.bool_)
     launched = calls.take(np.isin(calls.number("correlation"), kernels.number("correlation")))
     for thread in np.unique(launched.tid).tolist():
-        moments = np.sort(launched.start_ns[launched.tid == thread])
-        begin, end = (np.searchsorted(moments, edge) for edge in (operators.start_ns, operators.end_ns))
-        found |= (operators.tid == thread) & (end > begin)
-    return found
+        launch_times = np.sort(launched.start_ns[launched.tid == thread])
+        first, end = (np.searchsorted(launch_times, edge) for edge in (operators.start_ns, operators.end_ns))
+        is_launching |= (operators.tid == thread) & (end > first)
+    return is_launching
 
 
 _GROUP_END = Args(collective="ncclGroupEnd")
@@ -151,8 +153,8 @@ _GROUP_END = Args(collective="ncclGroupEnd")
 
 def _peers(arguments: Args) -> str:
     """The peer of a send or receive, else the ranks of the group."""
-    given = arguments.destination if arguments.destination is not None else arguments.source
-    peer = number(given)
+    rank = arguments.destination if arguments.destination is not None else arguments.source
+    peer = number(rank)
     return str(peer) if peer is not None and peer >= 0 else _text(arguments.group_ranks)
 
 
@@ -161,8 +163,8 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    known = number(value)
-    return -1 if known is None else known
+    parsed = number(value)
+    return -1 if parsed is None else parsed
 
 
 def _communicator(arguments: Args) -> str:

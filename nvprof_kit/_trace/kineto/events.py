@@ -95,10 +95,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.code)
 
-    def take(self, which: Any) -> Rows:
+    def take(self, index: Any) -> Rows:
         """A subset, without collective metadata and shapes."""
-        numbers = {name: values[which] for name, values in self.numbers.items()}
-        return Rows(self.names, self.code[which], self.start_ns[which], self.end_ns[which], self.tid[which], numbers)
+        numbers = {name: values[index] for name, values in self.numbers.items()}
+        return Rows(self.names, self.code[index], self.start_ns[index], self.end_ns[index], self.tid[index], numbers)
 
     def number(self, name: str, missing: int = -1) -> Int64Array:
         """One of the arguments, with another value for missing ones."""
@@ -109,30 +109,30 @@ class Rows:
 
     def by_name(self, value: Callable[[str], Any], dtype: Any = object) -> npt.NDArray[Any]:
         """A value per event, computed once per distinct name."""
-        known = self._known()
-        found = np.zeros(len(self.names), dtype=dtype)
-        for code in known.tolist():
-            found[code] = value(self.names[code])
-        made: npt.NDArray[Any] = found[self.code]
-        return made
+        present = self._known()
+        of_code = np.zeros(len(self.names), dtype=dtype)
+        for code in present.tolist():
+            of_code[code] = value(self.names[code])
+        of_row: npt.NDArray[Any] = of_code[self.code]
+        return of_row
 
     def label(self, value: Callable[[str], str] = str) -> Any:
         """The names, optionally transformed, as a categorical column."""
-        known = self._known()
-        place = np.zeros(len(self.names), dtype=np.int32)
-        place[known] = np.arange(len(known), dtype=np.int32)
-        return labels(place[self.code], [value(self.names[code]) for code in known.tolist()])
+        present = self._known()
+        new_code = np.zeros(len(self.names), dtype=np.int32)
+        new_code[present] = np.arange(len(present), dtype=np.int32)
+        return labels(new_code[self.code], [value(self.names[code]) for code in present.tolist()])
 
     def _known(self) -> Int64Array:
         """The distinct codes. There are few, so counting is faster than sorting and takes less memory."""
         return np.flatnonzero(np.bincount(self.code, minlength=1)) if len(self.code) else np.zeros(0, dtype=np.int64)
 
 
-def joined(parts: Sequence[Rows], wanted: Sequence[str] = ()) -> Rows:
+def joined(parts: Sequence[Rows], columns: Sequence[str] = ()) -> Rows:
     """Concatenate events of several categories with the wanted arguments; `MISSING` where a category lacks one."""
-    numbers = {name: np.concatenate([one.number(name, MISSING) for one in parts]) for name in wanted}
+    numbers = {name: np.concatenate([rows.number(name, MISSING) for rows in parts]) for name in columns}
     code, start, end, tid = (
-        np.concatenate([getattr(one, name) for one in parts]) for name in ("code", "start_ns", "end_ns", "tid")
+        np.concatenate([getattr(rows, name) for rows in parts]) for name in ("code", "start_ns", "end_ns", "tid")
     )
     return Rows(parts[0].names, code, start, end, tid, numbers)
 
@@ -185,16 +185,16 @@ class Events:
         pids = self._read(batches, arrows)
         self._check(named)
         names = [_HALF_LETTER.sub("\ufffd", name) for name in self._names]
-        self._rows = {category: found.rows(names, named) for category, found in self._columns.items()}
+        self._rows = {category: columns.rows(names, named) for category, columns in self._columns.items()}
         self._columns.clear()
         self._none = _Columns("", {}).rows(names, named)
-        edges = {name: found.start_ns for name, found in self._rows.items()}
-        check_moments(named, (*edges.values(), *(found.end_ns for found in self._rows.values())))
+        edges = {name: columns.start_ns for name, columns in self._rows.items()}
+        check_moments(named, (*edges.values(), *(columns.end_ns for columns in self._rows.values())))
         self.warnings += as_issues("strays", strays(edges))
         self.shapes = list(self._shapes or ())
         self.arrows = arrows.made(named)
-        known = [pids[one] for one in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if one in pids]
-        self.process = (number(known[0]) or 0) if known else None
+        cpu_pids = [pids[kind] for kind in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if kind in pids]
+        self.process = (number(cpu_pids[0]) or 0) if cpu_pids else None
 
     def _read(self, batches: Iterable[Sequence[Row]], arrows: _ArrowColumns) -> dict[str, Any]:
         """Sort the events into columns; returns the process of the first event of each category."""
@@ -246,30 +246,30 @@ class Events:
                 or (isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000)
             ]
         ours = [row for row in rows if row.name.startswith(_OURS)]
-        for where, some in (
+        for where, events in (
             (_ANNOTATION, ours),
             (category, [row for row in rows if not row.name.startswith(_OURS)] if ours else rows),
         ):
-            if some:
+            if events:
                 columns = self._columns.setdefault(where, _Columns(where, self._names, self._shapes))
-                columns.add(category, some, self._missing)
+                columns.add(category, events, self._missing)
 
     def _check(self, named: Path) -> None:
         """Reject a trace without required fields, and add warnings about fields missing in some events."""
-        for category, found in self._columns.items():
+        for category, columns in self._columns.items():
             for key in KINETO_SOURCES[category]:
                 _, _, tail = key.partition(".")
                 if tail:
-                    lacking = found.numbers[tail].count(MISSING)
-                    self._lacking(named, category, key, lacking, len(found.code))
+                    lacking = columns.numbers[tail].count(MISSING)
+                    self._lacking(named, category, key, lacking, len(columns.code))
         for (category, key), lacking in self._missing.items():
             if not lacking:
                 continue
             if key in ("args", "ph", "cat"):
-                what = f"{lacking} {category or 'complete'} events have no {key} that can be read"
+                sentence = f"{lacking} {category or 'complete'} events have no {key} that can be read"
                 if key == "ph" or (key == "cat" and not self._columns):
-                    raise CaptureError(f"{named}: {what}; the trace is damaged: record it again")
-                text = f"{what}: they are left out, or what it says is"
+                    raise CaptureError(f"{named}: {sentence}; the trace is damaged: record it again")
+                text = f"{sentence}: they are left out, or what it says is"
                 self.warnings.append(Issue("unreadable-events", "warning", 1.0, text))
                 continue
             raise CaptureError(
@@ -311,20 +311,22 @@ class Events:
     @property
     def modules(self) -> Rows:
         """Module calls, in a trace with stacks."""
-        found = self.of(_PYTHON)
-        return found.take(found.by_name(lambda name: not name or name.startswith(_MODULE), bool))
+        functions = self.of(_PYTHON)
+        return functions.take(functions.by_name(lambda name: not name or name.startswith(_MODULE), bool))
 
     @property
     def functions(self) -> Rows:
         """Calls of Python functions of `LONG_FRAME_NS` or more, in a trace with stacks."""
-        found = self.of(_PYTHON)
-        return found.take(found.by_name(lambda name: bool(name) and not name.startswith((_MODULE, _COLLECTION)), bool))
+        functions = self.of(_PYTHON)
+        return functions.take(
+            functions.by_name(lambda name: bool(name) and not name.startswith((_MODULE, _COLLECTION)), bool)
+        )
 
     @property
     def collections(self) -> Rows:
         """Garbage collections, if recorded with ``record_python_gc_info``."""
-        found = self.of(_PYTHON)
-        return found.take(found.by_name(lambda name: name.startswith(_COLLECTION), bool))
+        functions = self.of(_PYTHON)
+        return functions.take(functions.by_name(lambda name: name.startswith(_COLLECTION), bool))
 
 
 class _Columns:
@@ -341,17 +343,17 @@ class _Columns:
     def add(self, category: str, rows: Sequence[Row], missing: Counter[tuple[str, str]]) -> None:
         """Append events, and count missing fields by the category name in the file."""
         args = [row.args or _NO_ARGS for row in rows]
-        place = len(self.code)
+        row_count = len(self.code)
         names = self._names
         self.code.extend([names.setdefault(row.name, len(names)) for row in rows])
         if self._may_tell and (category != _OPERATOR or _PARAMETERS in names):
             passes_on = category == _OPERATOR  # only of sends and receives can the kernels lack the arguments
-            for offset, one in enumerate(args):
-                if passes_on and one.source is None and one.destination is None:
+            for offset, argument in enumerate(args):
+                if passes_on and argument.source is None and argument.destination is None:
                     continue
-                if one.in_elements is not None or one.out_elements is not None:
-                    self.collective_arguments[place + offset] = one
-        needed = KINETO_SOURCES[category]
+                if argument.in_elements is not None or argument.out_elements is not None:
+                    self.collective_arguments[row_count + offset] = argument
+        required = KINETO_SOURCES[category]
         for key, column, values in (
             ("ts", self.ts, [row.ts for row in rows]),
             ("dur", self.dur, [row.dur for row in rows]),
@@ -359,21 +361,21 @@ class _Columns:
             try:
                 column.extend(_floats(values))
             except (TypeError, OverflowError):
-                found = [_float(value) for value in values]
-                missing[category, key] += found.count(None)
-                column.extend([0.0 if value is None else value for value in found])
+                numbers = [_float(value) for value in values]
+                missing[category, key] += numbers.count(None)
+                column.extend([0.0 if value is None else value for value in numbers])
         lacking = _extend(self.tid, [row.tid for row in rows], 0)[0]
-        if "tid" in needed:
+        if "tid" in required:
             missing[category, "tid"] += lacking
         for name, values_of in self.numbers.items():
-            _, unreadable = _extend(values_of, [getattr(one, name) for one in args], MISSING)
+            _, unreadable = _extend(values_of, [getattr(argument, name) for argument in args], MISSING)
             if name in ("sequence", "forward_thread") and unreadable:
                 missing[category, f"args.{_IN_FILE[name]}"] += unreadable
         if self._shapes is not None:
-            known = self._shapes
+            codes = self._shapes
             self.shape.extend([
-                known.setdefault(tuple(_plain(getattr(one, name, None)) for name in _SHAPES), len(known))
-                for one in args
+                codes.setdefault(tuple(_plain(getattr(argument, name, None)) for name in _SHAPES), len(codes))
+                for argument in args
             ])  # fmt: skip
 
     def rows(self, names: Sequence[str], named: Path) -> Rows:

@@ -34,20 +34,21 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``ranges``: ranges of this package; without them, PyTorch's own annotations: modules
     (recorded with stacks), steps, optimizer, data loading, and user annotations.
     """
-    found = events.annotations
-    ours = found.by_name(parse_kineto_name)
-    loop = found.by_name(loop_annotation)
+    annotations = events.annotations
+    ours = annotations.by_name(parse_kineto_name)
+    loop = annotations.by_name(loop_annotation)
     if has_ours(events):
         have = {category for _, category in filter(None, ours.tolist())}
         parsed = [
-            own or (other if other and other[1] not in have else None) for own, other in zip(ours, loop, strict=True)
+            our_name or (other if other and other[1] not in have else None)
+            for our_name, other in zip(ours, loop, strict=True)
         ]
-        for place in _inside_our_phase(found, ours, loop):
-            parsed[place] = ours[place]  # our phase says the same, and a phase inside itself counts once
+        for row in _inside_our_phase(annotations, ours, loop):
+            parsed[row] = ours[row]  # our phase says the same, and a phase inside itself counts once
     else:
-        parsed = found.by_name(_plain_annotation).tolist()
-    kept = np.flatnonzero([one is not None for one in parsed])
-    rows, named = found.take(kept), [one for one in parsed if one is not None]
+        parsed = annotations.by_name(_plain_annotation).tolist()
+    ranged = np.flatnonzero([name is not None for name in parsed])
+    rows, named = annotations.take(ranged), [name for name in parsed if name is not None]
     if not has_ours(events):
         calls, paths = _modules(events.modules)
         if paths:
@@ -71,31 +72,33 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     }
 
 
-def _inside_our_phase(found: Rows, ours: npt.NDArray[Any], loop: npt.NDArray[Any]) -> list[int]:
+def _inside_our_phase(rows: Rows, ours: npt.NDArray[Any], loop: npt.NDArray[Any]) -> list[int]:
     """PyTorch's annotations of the loop that are inside a phase of ours with the same name, on the same thread."""
     inside: list[int] = []
-    texts = {one[0] for one in _distinct(loop)} & {one[0] for one in _distinct(ours) if one[1] == Category.PHASE.value}
+    texts = {name[0] for name in _distinct(loop)} & {
+        name[0] for name in _distinct(ours) if name[1] == Category.PHASE.value
+    }
     for text in texts:
-        phases = np.flatnonzero([one is not None and one == (text, Category.PHASE.value) for one in ours])
-        others = np.flatnonzero([one is not None and one[0] == text for one in loop])
-        for thread in np.unique(found.tid[phases]):
-            mine = phases[found.tid[phases] == thread]
-            mine = mine[np.argsort(found.start_ns[mine], kind="stable")]
-            theirs = others[found.tid[others] == thread]
-            before = np.searchsorted(found.start_ns[mine], found.start_ns[theirs], side="right") - 1
-            held = (before >= 0) & (found.end_ns[theirs] <= found.end_ns[mine[before]])
-            inside += theirs[held].tolist()
+        phases = np.flatnonzero([name is not None and name == (text, Category.PHASE.value) for name in ours])
+        loop_rows = np.flatnonzero([name is not None and name[0] == text for name in loop])
+        for thread in np.unique(rows.tid[phases]):
+            phase_rows = phases[rows.tid[phases] == thread]
+            phase_rows = phase_rows[np.argsort(rows.start_ns[phase_rows], kind="stable")]
+            theirs = loop_rows[rows.tid[loop_rows] == thread]
+            before = np.searchsorted(rows.start_ns[phase_rows], rows.start_ns[theirs], side="right") - 1
+            is_inside = (before >= 0) & (rows.end_ns[theirs] <= rows.end_ns[phase_rows[before]])
+            inside += theirs[is_inside].tolist()
     return inside
 
 
 def _distinct(names: npt.NDArray[Any]) -> set[tuple[str, str]]:
     """The distinct texts and categories."""
-    return {one for one in names.tolist() if one is not None}
+    return {name for name in names.tolist() if name is not None}
 
 
 def has_ours(events: Events) -> bool:
     """Whether the trace has ranges of this package."""
-    return any(found is not None for found in events.annotations.by_name(parse_kineto_name))
+    return any(name is not None for name in events.annotations.by_name(parse_kineto_name))
 
 
 def _plain_annotation(name: str) -> tuple[str, str] | None:
@@ -118,23 +121,23 @@ def _modules(calls: Rows) -> tuple[Rows, list[str]]:
     calls = calls.take(np.lexsort((-calls.end_ns, calls.start_ns, calls.tid)))
     names = calls.by_name(lambda name: name[len(_MODULE) :]).tolist()
     start, end, thread = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.tid.tolist()
-    around = np.full(len(names), -1, dtype=np.int64)
+    parent_call = np.full(len(names), -1, dtype=np.int64)
     open_calls: list[int] = []
     for call in range(len(names)):
         while open_calls and (thread[open_calls[-1]] != thread[call] or end[open_calls[-1]] <= start[call]):
             open_calls.pop()
-        around[call] = open_calls[-1] if open_calls else -1
+        parent_call[call] = open_calls[-1] if open_calls else -1
         open_calls.append(call)
-    return calls, _paths(names, around.tolist())
+    return calls, _paths(names, parent_call.tolist())
 
 
-def _paths(names: list[str], around: list[int]) -> list[str]:
+def _paths(names: list[str], parents: list[int]) -> list[str]:
     """The path of each call from its name and the call around it, which comes before it."""
     scopes: list[int] = []
     scope_of: dict[tuple[int, str], int] = {}
     siblings: dict[tuple[int, str], dict[str, int]] = {}
     within: dict[str, int] = {}
-    for name, parent in zip(names, around, strict=True):
+    for name, parent in zip(names, parents, strict=True):
         if parent < 0 and name in within:  # a recompute calls a module outside the modules that hold it
             scopes.append(within[name])
             continue
@@ -150,8 +153,8 @@ def _paths(names: list[str], around: list[int]) -> list[str]:
     for above, name in scope_of:
         kind = _NUMBER.sub("", name)
         numbers = siblings[above, kind]
-        own = f"{kind}.{numbers[name]}" if len(numbers) > 1 else kind
-        paths.append(f"{paths[above]}.{own}" if above >= 0 else own)
+        path_name = f"{kind}.{numbers[name]}" if len(numbers) > 1 else kind
+        paths.append(f"{paths[above]}.{path_name}" if above >= 0 else path_name)
     return [paths[scope] for scope in scopes]
 
 
@@ -163,7 +166,7 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     cover the backward pass.
     """
     parsed = events.annotations.by_name(parse_kineto_name)
-    if any(found is not None and found[1] == Category.BACKWARD.value for found in parsed):
+    if any(parsed_name is not None and parsed_name[1] == Category.BACKWARD.value for parsed_name in parsed):
         return None
     operators = events.operators
     engine = operators.by_name(lambda name: name.startswith(_BACKWARD_OP), bool)
@@ -171,24 +174,24 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     is_node = (operators.number("forward_thread", 0) != 0) | operators.by_name(
         lambda name: _NODE.fullmatch(name) is not None, bool
     )
-    groups = [np.flatnonzero(one) for one in (engine, numbered & is_node, numbered & ~is_node)]
+    groups = [np.flatnonzero(group) for group in (engine, numbered & is_node, numbered & ~is_node)]
     if len(groups[0]) and not len(groups[1]):
         text = "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
         events.warnings.append(Issue("sequence-numbers", "warning", 1.0, text))
     rows = operators.take(np.concatenate(groups))
-    place = np.arange(len(rows))
-    known = _forward_threads(events, np.unique(operators.tid[groups[2]]))
-    numbers, which = np.unique(rows.number("forward_thread", 0), return_inverse=True)
-    threads = np.array([known.get(one, -1) for one in numbers.tolist()], dtype=np.int64)
+    position = np.arange(len(rows))
+    tid_of_thread = _forward_threads(events, np.unique(operators.tid[groups[2]]))
+    numbers, thread_code = np.unique(rows.number("forward_thread", 0), return_inverse=True)
+    threads = np.array([tid_of_thread.get(group, -1) for group in numbers.tolist()], dtype=np.int64)
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
         "pid": np.full(len(rows), process, dtype=np.int64),
         "tid": rows.tid,
-        "backward": place < len(groups[0]) + len(groups[1]),
-        "engine": place < len(groups[0]),
+        "backward": position < len(groups[0]) + len(groups[1]),
+        "engine": position < len(groups[0]),
         "sequence": rows.number("sequence"),
-        "forward_tid": threads[which],
+        "forward_tid": threads[thread_code],
         "name": rows.label(lambda name: name.removeprefix(_BACKWARD_OP)),
     }
 
@@ -206,8 +209,10 @@ def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int
     key = ["tid", "start_ns"]
     nodes = pd.DataFrame({"tid": events.operators.tid, "start_ns": events.operators.start_ns, "number": made_on})
     ends = pd.DataFrame({"tid": arrows.tid, "start_ns": arrows.start_ns, "id": arrows.id})[~arrows.begins]
-    begins = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.begins].drop_duplicates("id", keep="last")
+    arrow_starts = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.begins].drop_duplicates(
+        "id", keep="last"
+    )
     # of operators with the same start, the last one is the innermost
-    found = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(begins, on="id")
-    numbered = found[found["number"] != 0].drop_duplicates("number")
+    links = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(arrow_starts, on="id")
+    numbered = links[links["number"] != 0].drop_duplicates("number")
     return dict(zip(numbered["number"].tolist(), numbered["thread"].tolist(), strict=True))

@@ -62,7 +62,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         )
     file = TraceFile(path, named, shapes="shapes" in optional)
     events = Events(file.batches(), named, shapes="shapes" in optional)
-    on_gpu = any(len(found) for _, found in events.gpu)
+    on_gpu = any(len(device_rows) for _, device_rows in events.gpu)
     process = events.process
     if process is None:
         raise CaptureError(
@@ -79,7 +79,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     ranges = read_ranges(events, process)
     ours = has_ours(events)
     operators = read_operators(events, process)
-    odd = as_issues("events", (*check_operations(named, ops, api), *events.warnings))
+    event_warnings = as_issues("events", (*check_operations(named, ops, api), *events.warnings))
     return Trace(
         info=CaptureInfo(
             path=str(named),
@@ -90,7 +90,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             ordinals=tuple(np.unique(ops["device"]).tolist()) if on_gpu else (),
             on_gpu=on_gpu,
             evidence="" if ours or not on_gpu else SOUGHT,
-            warnings=odd if on_gpu else (_NO_GPU, *odd),
+            warnings=event_warnings if on_gpu else (_NO_GPU, *event_warnings),
         ),
         ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),
         api=make_frame("api", api),
@@ -110,7 +110,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
 
 def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
     parts = events.gpu
-    rows = joined([found for _, found in parts], ["device", "stream", "correlation", "bytes", "graph_node"])
+    rows = joined([part_rows for _, part_rows in parts], ["device", "stream", "correlation", "bytes", "graph_node"])
     kinds = np.array([OP_KINDS.index(kind) for kind, _ in parts], dtype=np.int8)
     nodes = rows.number("graph_node")
     ops: dict[str, Any] = {
@@ -120,21 +120,21 @@ def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[st
         "pid": np.full(len(rows), process, dtype=np.int64),
         "correlation": rows.number("correlation"),
         "graph_node": np.where(nodes > 0, nodes, -1),
-        "kind": np.repeat(kinds, [len(found) for _, found in parts]),
+        "kind": np.repeat(kinds, [len(part_rows) for _, part_rows in parts]),
     }
     return ops | _optional(rows, optional)
 
 
 def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if "name" in optional:
-        made["name"] = rows.label()
+        columns["name"] = rows.label()
     for column in ("stream", "bytes"):
         if column in optional:
-            made[column] = rows.number(column)
+            columns[column] = rows.number(column)
     if "host_memory" in optional:
-        made["host_memory"] = rows.label(host_memory)
-    return made
+        columns["host_memory"] = rows.label(host_memory)
+    return columns
 
 
 def _launches(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
@@ -154,11 +154,11 @@ def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[
 
     ``aten::addmm`` calls ``aten::expand``: its self time excludes that call, so all time counts exactly once.
     """
-    operator, begin, finish = _own_stretches(rows.start_ns, rows.end_ns, rows.tid)
+    operator, since, finish = _own_stretches(rows.start_ns, rows.end_ns, rows.tid)
     ids = np.arange(len(operator), dtype=np.int64)
     process_of = np.full(len(operator), process, dtype=np.int64)
     ops = {
-        "start_ns": begin,
+        "start_ns": since,
         "end_ns": finish,
         "operator_call": operator,
         "device": np.zeros(len(operator), dtype=np.int64),
@@ -167,7 +167,7 @@ def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[
         "graph_node": np.full(len(operator), -1, dtype=np.int64),
         "kind": np.full(len(operator), OP_KINDS.index("operator"), dtype=np.int8),
     }
-    api = {"start_ns": begin, "tid": rows.tid[operator], "pid": process_of, "correlation": ids}
+    api = {"start_ns": since, "tid": rows.tid[operator], "pid": process_of, "correlation": ids}
     return ops | _optional(rows.take(operator), optional), api
 
 
@@ -175,14 +175,14 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
     """The intervals in which each operator is the innermost on its thread: operator, begin and end, shape ``(n,)``
     each. An operator that is never innermost gets an empty interval at its start, so that it is counted.
     """
-    found = _nested_stretches(start, end, tid)
-    operator, begin, finish = _crossing_stretches(start, end, tid) if found is None else found
+    nested = _nested_stretches(start, end, tid)
+    operator, since, finish = _crossing_stretches(start, end, tid) if nested is None else nested
     never = np.ones(len(start), dtype=bool)
     never[operator] = False
     without = np.flatnonzero(never)
     return (
         np.concatenate([operator, without]),
-        np.concatenate([begin, start[without]]),
+        np.concatenate([since, start[without]]),
         np.concatenate([finish, start[without]]),
     )
 
@@ -199,43 +199,43 @@ def _nested_stretches(
     lasting = np.lexsort((-end, start, tid))
     lasting = lasting[(end > start)[lasting]]
     count = len(lasting)
-    moment, rank = np.concatenate([start[lasting], end[lasting]]), np.arange(count)
+    event_time, rank = np.concatenate([start[lasting], end[lasting]]), np.arange(count)
     # at equal times: ends first, innermost first; then begins, outermost first
     tie = np.concatenate([rank + count, -rank])
-    events = np.lexsort((tie, moment, np.tile(tid[lasting], 2)))
-    begins = events < count
-    depth = np.cumsum(np.where(begins, 1, -1))
+    events = np.lexsort((tie, event_time, np.tile(tid[lasting], 2)))
+    is_start = events < count
+    depth = np.cumsum(np.where(is_start, 1, -1))
     by_depth = np.argsort(depth, kind="stable")
     latest = np.empty(2 * count, dtype=np.int64)
     shift = depth[by_depth] * 2 * count  # the first event of each depth is a begin
-    latest[by_depth] = np.maximum.accumulate(np.where(begins, np.arange(2 * count), -1)[by_depth] + shift) - shift
-    ends = np.flatnonzero(~begins)
+    latest[by_depth] = np.maximum.accumulate(np.where(is_start, np.arange(2 * count), -1)[by_depth] + shift) - shift
+    ends = np.flatnonzero(~is_start)
     before = latest[ends - 1]
     if (events[before] != events[ends] - count).any():
         return None
     open_after = depth[:-1] > 0
-    owner, moments = lasting[events[latest[:-1]] % count], moment[events]
-    kept = open_after & (moments[1:] > moments[:-1])
-    return owner[kept], moments[:-1][kept], moments[1:][kept]
+    owner, edges = lasting[events[latest[:-1]] % count], event_time[events]
+    is_stretch = open_after & (edges[1:] > edges[:-1])
+    return owner[is_stretch], edges[:-1][is_stretch], edges[1:][is_stretch]
 
 
 def _crossing_stretches(
     start: Int64Array, end: Int64Array, tid: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The intervals one by one, if an operator outlasts its parent."""
-    found = array("q")
+    flat = array("q")
     open_operators: list[int] = []
     now = 0
 
-    def run_until(moment: float) -> None:
+    def run_until(limit: float) -> None:
         nonlocal now
-        while open_operators and now < moment:
+        while open_operators and now < limit:
             innermost = open_operators[-1]
-            until = int(min(end[innermost], moment))
+            until = int(min(end[innermost], limit))
             if until > now:
-                found.extend((innermost, now, until))
+                flat.extend((innermost, now, until))
                 now = until
-            if end[innermost] <= moment:
+            if end[innermost] <= limit:
                 open_operators.pop()
 
     thread: int | None = None
@@ -244,11 +244,17 @@ def _crossing_stretches(
         thread, now = tid[operator], int(start[operator])
         open_operators.append(operator)
     run_until(math.inf)
-    columns = np.frombuffer(found, dtype=np.int64).reshape(-1, 3)
+    columns = np.frombuffer(flat, dtype=np.int64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    listed = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
-    known = {number(one.get("id")): str(one.get("name", "")) for one in listed}
-    return tuple(known.get(int(device), "GPU of unknown name") for device in devices)
+    gpus = (
+        [properties_of_gpu for properties_of_gpu in properties if isinstance(properties_of_gpu, dict)]
+        if isinstance(properties, list)
+        else []
+    )
+    name_of_device = {
+        number(properties_of_gpu.get("id")): str(properties_of_gpu.get("name", "")) for properties_of_gpu in gpus
+    }
+    return tuple(name_of_device.get(int(device), "GPU of unknown name") for device in devices)

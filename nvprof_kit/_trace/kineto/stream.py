@@ -107,10 +107,10 @@ UNREADABLE = ShapeArgs()
 
 def row_of(event: dict[str, Any]) -> Row:
     """Convert an event decoded by the standard library, with values of any type."""
-    given = event.get("args")
-    args = None if given is None else UNREADABLE
-    if isinstance(given, dict):
-        args = ShapeArgs(**{name: given.get(_NAMES.get(name, name)) for name in ShapeArgs.__struct_fields__})
+    arguments = event.get("args")
+    args = None if arguments is None else UNREADABLE
+    if isinstance(arguments, dict):
+        args = ShapeArgs(**{name: arguments.get(_NAMES.get(name, name)) for name in ShapeArgs.__struct_fields__})
     texts = {key: event[key] for key in ("ph", "cat") if isinstance(event.get(key), str)}
     return Row(**texts, **{key: event.get(key) for key in ("name", "pid", "tid", "ts", "dur", "id")}, args=args)
 
@@ -196,9 +196,9 @@ class TraceFile:
     def _check_end(self) -> None:
         """Check that nothing follows: of two traces in one file only the first would be read."""
         if more := self._peek():
-            what = "a second trace" if more in "{[" else "other text"
+            noun = "a second trace" if more in "{[" else "other text"
             raise CaptureError(
-                f"{self._named}: {what} begins at character {self._before + self._at}, after the end of the trace; "
+                f"{self._named}: {noun} begins at character {self._before + self._at}, after the end of the trace; "
                 "needed one trace in a file: cut it there"
             )
 
@@ -243,9 +243,9 @@ class TraceFile:
     def _last_event(self, before: int) -> int:
         """Position after the last event that is probably followed by another; -1 if none."""
         while (opens := self._text.rfind("{", self._at, before)) > self._at:
-            head = self._text[max(opens - 64, self._at) : opens].rstrip()
-            if head.endswith(",") and (head := head[:-1].rstrip()).endswith("}"):
-                return max(opens - 64, self._at) + len(head)
+            tail = self._text[max(opens - 64, self._at) : opens].rstrip()
+            if tail.endswith(",") and (tail := tail[:-1].rstrip()).endswith("}"):
+                return max(opens - 64, self._at) + len(tail)
             before = opens
         return -1
 

@@ -96,8 +96,10 @@ class _Page:
     def column(self, name: str) -> int | None:
         """Index of a column; an NVTX column is found by prefix. None if absent."""
         if name not in self._places:
-            found = (place for place, title in enumerate(self.header) if title == name or title.startswith(f"{name}:"))
-            self._places[name] = next(found, None)
+            matches = (
+                index for index, title in enumerate(self.header) if title == name or title.startswith(f"{name}:")
+            )
+            self._places[name] = next(matches, None)
         return self._places[name]
 
 
@@ -121,9 +123,9 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         )
     if not page.rows:
         raise CaptureError(_nothing(page.messages, named, page=True))
-    if again := sorted({name for name in page.header if page.header.count(name) > 1}):
+    if repeats := sorted({name for name in page.header if page.header.count(name) > 1}):
         raise CaptureError(
-            f"{named}: the column {again[0]} stands there twice, and either could be meant; print it again"
+            f"{named}: the column {repeats[0]} stands there twice, and either could be meant; print it again"
         )
     results, cells, units = _details(page) if details else _raw(page)
     style = number_style(cell for cell in {cell for row in cells.values() for cell in row})
@@ -142,17 +144,17 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
 
 
 def _read_page(lines: Sequence[str], named: str) -> _Page:
-    begin = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
+    header_line = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
     messages: dict[str, list[str]] = {}
     for line in lines:
-        if found := _NOISE.match(line):
-            messages.setdefault(found["kind"], []).append(found["text"])
-    if begin is None:
+        if noise := _NOISE.match(line):
+            messages.setdefault(noise["kind"], []).append(noise["text"])
+    if header_line is None:
         raise CaptureError(_nothing(messages, named))
-    launch_line = next(filter(None, map(_LAUNCHES.fullmatch, lines[:begin])), None)
+    launch_line = next(filter(None, map(_LAUNCHES.fullmatch, lines[:header_line])), None)
     launches = tuple(int(number[:9]) for number in launch_line[1].split("|")) if launch_line else ()
-    page = _Page(next(csv.reader([lines[begin]])), messages=messages, launches=launches)
-    for number, line in enumerate(lines[begin + 1 :], begin + 2):
+    page = _Page(next(csv.reader([lines[header_line]])), messages=messages, launches=launches)
+    for number, line in enumerate(lines[header_line + 1 :], header_line + 2):
         if not _ROW.match(line):  # output of the program or ncu, or the continuation of a rule's text
             continue
         fields = _fields(line, page)
@@ -195,26 +197,26 @@ def _fields(line: str, page: _Page) -> list[str] | None:
     quotes all fields, the line is split at ``","``, and surplus parts belong to the NVTX cell.
     """
     plain = next(csv.reader([line]))
-    wanted, short = len(page.header), page.column("Section Name") is not None
+    width, short = len(page.header), page.column("Section Name") is not None
     push = page.column(_PUSH_POP)
-    if (len(plain) == wanted or (short and wanted > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
-        return plain + [""] * (wanted - len(plain))
+    if (len(plain) == width or (short and width > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
+        return plain + [""] * (width - len(plain))
     if push is None or not line.startswith('"'):
-        return plain if len(plain) == wanted else None
+        return plain if len(plain) == width else None
     quoted = line.rstrip(",").removeprefix('"').removesuffix('"').split('","')
-    found, block = _block_place(quoted, push), page.column("Block Size")
-    extra = found - block if found is not None and block is not None else len(quoted) - wanted
-    if extra < 0 or len(quoted) - extra > wanted or (not short and len(quoted) - extra != wanted):
+    range_column, block = _block_place(quoted, push), page.column("Block Size")
+    extra = range_column - block if range_column is not None and block is not None else len(quoted) - width
+    if extra < 0 or len(quoted) - extra > width or (not short and len(quoted) - extra != width):
         return None
     last = push + extra
     joined = [*quoted[:push], '","'.join(quoted[push : last + 1]), *quoted[last + 1 :]]
-    return [one.replace('""', '"') for one in joined] + [""] * (wanted - len(joined))
+    return [cell.replace('""', '"') for cell in joined] + [""] * (width - len(joined))
 
 
 def _block_place(fields: Sequence[str], behind: int) -> int | None:
     """Index of the first field after the NVTX cells that is a block size and is followed by a grid size."""
-    sizes = [_SIZE.fullmatch(one) is not None for one in fields]
-    return next((place for place in range(behind, len(fields) - 1) if sizes[place] and sizes[place + 1]), None)
+    sizes = [_SIZE.fullmatch(cell) is not None for cell in fields]
+    return next((index for index in range(behind, len(fields) - 1) if sizes[index] and sizes[index + 1]), None)
 
 
 # ---------------------------------------------------------------- the two pages
@@ -229,11 +231,11 @@ def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
     units = page.units or [""] * len(page.header)
     cells: Cells = {}
     base: Units = {}
-    for place, name in enumerate(page.header):
+    for index, name in enumerate(page.header):
         if name in _IDENTITY or name.startswith((_PUSH_POP, _START_STOP)):
             continue
-        cells[name] = [row[place] for row in page.rows]
-        unit, factor = base_unit(units[place])
+        cells[name] = [row[index] for row in page.rows]
+        unit, factor = base_unit(units[index])
         base[name] = unit, [factor]
     return page.rows, cells, base
 
@@ -241,25 +243,25 @@ def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
 def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
     """The same from a page with one row per metric, each with its own unit; rows of rules have no metric."""
     name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
-    place: dict[tuple[str, ...], int] = {}
+    index_of_key: dict[tuple[str, ...], int] = {}
     results: list[list[str]] = []
     cells: Cells = {}
     base: Units = {}
     process = page.column("Process ID")
     for row in page.rows:
         key = (row[0], row[process] if process is not None else "")
-        if key not in place:
-            place[key] = len(results)
+        if key not in index_of_key:
+            index_of_key[key] = len(results)
             results.append(row)
         if not row[name_at]:
             continue
         unit, factor = base_unit(row[unit_at])
         name = metric_name(row[name_at], unit)
         column, factors = cells.setdefault(name, []), base.setdefault(name, (unit, []))[1]
-        column += [""] * (place[key] + 1 - len(column))
-        factors += [1.0] * (place[key] + 1 - len(factors))
-        if column[place[key]] == "":  # a metric can appear in several sections
-            column[place[key]], factors[place[key]] = row[value_at], factor
+        column += [""] * (index_of_key[key] + 1 - len(column))
+        factors += [1.0] * (index_of_key[key] + 1 - len(factors))
+        if column[index_of_key[key]] == "":  # a metric can appear in several sections
+            column[index_of_key[key]], factors[index_of_key[key]] = row[value_at], factor
     for name, column in cells.items():
         missing = len(results) - len(column)
         column.extend([""] * missing)
@@ -272,18 +274,20 @@ def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, A
     metrics: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     warnings: list[str] = []
-    known: dict[str, float | None] = {}
+    number_of_cell: dict[str, float | None] = {}
     for name, column in cells.items():
-        for cell in set(column) - known.keys():
-            known[cell] = parse_number(cell, style)
-        words = [cell for cell in column if known[cell] is None]
-        values = np.array([known[cell] for cell in column], dtype=np.float64)
-        if len(words) > np.count_nonzero(~np.isnan(values)):
+        for cell in set(column) - number_of_cell.keys():
+            number_of_cell[cell] = parse_number(cell, style)
+        unreadable = [cell for cell in column if number_of_cell[cell] is None]
+        values = np.array([number_of_cell[cell] for cell in column], dtype=np.float64)
+        if len(unreadable) > np.count_nonzero(~np.isnan(values)):
             texts[name] = column
             continue
         metrics[name] = values * np.array(units[name][1])
-        if words:
-            warnings.append(f"{len(words)} of {len(column)} values of {name} are no numbers, as {words[0]!r}: left out")
+        if unreadable:
+            warnings.append(
+                f"{len(unreadable)} of {len(column)} values of {name} are no numbers, as {unreadable[0]!r}: left out"
+            )
     return metrics, texts, tuple(warnings)
 
 
@@ -294,8 +298,8 @@ def _kernels(page: _Page, results: Sequence[Sequence[str]], domain: str) -> Any:
     import pandas as pd
 
     def text(name: str) -> list[str]:
-        place = page.column(name)
-        return [row[place] if place is not None else "" for row in results]
+        index = page.column(name)
+        return [row[index] if index is not None else "" for row in results]
 
     states = [parse_cell(cell) for cell in text(_PUSH_POP)]
     return pd.DataFrame(
@@ -330,14 +334,14 @@ def _without_prefix(kernel: str, state: NvtxState) -> str:
 
 def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Warnings about results with unknown ranges: no column, or cells without an NVTX state."""
-    place = page.column(_PUSH_POP)
-    if place is None:
+    index = page.column(_PUSH_POP)
+    if index is None:
         return (f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx",)
-    cells = [row[place].strip() for row in results]
+    cells = [row[index].strip() for row in results]
     broken = sum(1 for cell in cells if cell and parse_cell(cell).tid < 0)
     if broken or not any(cells):
-        what = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
-        return (f"the column {_PUSH_POP} {what} of {len(cells)} results: their ranges are not known",)
+        state = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
+        return (f"the column {_PUSH_POP} {state} of {len(cells)} results: their ranges are not known",)
     return ()
 
 

@@ -86,8 +86,8 @@ def _decimal_of(text: str) -> str | None:
         return marks[-1]
     if len(marks) > 1:
         return other[marks[0]]
-    whole, fraction = re.split(r"[.,]", text.lstrip("+-").split("e")[0].split("E")[0])
-    if len(fraction) != 3 or len(whole) > 3 or whole == "0":
+    integer, fraction = re.split(r"[.,]", text.lstrip("+-").split("e")[0].split("E")[0])
+    if len(fraction) != 3 or len(integer) > 3 or integer == "0":
         return marks[0]
     return None
 

@@ -39,9 +39,9 @@ class NvtxState(NamedTuple):
 
 def parse_cell(cell: str) -> NvtxState:
     """The thread and the ranges of a push/pop cell, with CSV quotes already unescaped."""
-    found = _THREAD.match(cell)
-    body = cell[found.end() if found else 0 :].strip()
-    tid = int(found[1]) if found and found[1] else -1
+    thread = _THREAD.match(cell)
+    body = cell[thread.end() if thread else 0 :].strip()
+    tid = int(thread[1]) if thread and thread[1] else -1
     if len(body) < 2:
         return NvtxState(tid, ())
     entries = _BETWEEN.split(body.removeprefix('"').removesuffix('"'))
@@ -58,12 +58,12 @@ def _parse_range(entry: str) -> tuple[str, str]:
     return _by_position(entry)
 
 
-def _before(head: str, name: str) -> str | None:
+def _before(text: str, name: str) -> str | None:
     """The domain before a name that is followed by payload and color; None if no such name is found."""
     sought = f":{name}:"
-    for found in re.finditer(f"(?={re.escape(sought)})", head):  # lookahead, because matches can overlap
-        if _PAYLOAD_AND_COLOUR.fullmatch(head[found.start() + len(sought) :]):
-            return head[: found.start()]
+    for match in re.finditer(f"(?={re.escape(sought)})", text):  # lookahead, because matches can overlap
+        if _PAYLOAD_AND_COLOUR.fullmatch(text[match.start() + len(sought) :]):
+            return text[: match.start()]
     return None
 
 

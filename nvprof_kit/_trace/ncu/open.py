@@ -73,9 +73,13 @@ def _checked(report: NcuReport) -> NcuReport:
 
 
 def _repeated(report: NcuReport) -> tuple[Issue, ...]:
-    again = int(report.kernels.duplicated(["id", "pid", "kernel"]).sum())
-    what = f"{again} of {len(report.kernels)} results stand there twice (ID and Process ID), and count twice"
-    return (Issue("repeated", "error", again / len(report.kernels), f"{what}; name each report once"),) if again else ()
+    repeats = int(report.kernels.duplicated(["id", "pid", "kernel"]).sum())
+    sentence = f"{repeats} of {len(report.kernels)} results stand there twice (ID and Process ID), and count twice"
+    return (
+        (Issue("repeated", "error", repeats / len(report.kernels), f"{sentence}; name each report once"),)
+        if repeats
+        else ()
+    )
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:
@@ -93,7 +97,7 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
         for name, unit in report.units.items():
             if units.setdefault(name, unit) != unit:
                 raise CaptureError(f"{report.path}: {name} is in {unit or 'no unit'}, elsewhere in {units[name]}")
-    whole = NcuReport(
+    merged = NcuReport(
         path=", ".join(report.path for report in reports),
         kernels=pd.concat([report.kernels for report in reports], ignore_index=True),
         metrics=pd.concat([report.metrics for report in reports], ignore_index=True),
@@ -102,4 +106,4 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
         warnings=tuple(warning for report in reports for warning in report.warnings),
     )
     repeats = any(report.kernels.duplicated(["id", "pid", "kernel"]).any() for report in reports)
-    return whole if repeats else replace(whole, warnings=(*whole.warnings, *_repeated(whole)))
+    return merged if repeats else replace(merged, warnings=(*merged.warnings, *_repeated(merged)))

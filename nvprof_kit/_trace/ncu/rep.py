@@ -38,13 +38,13 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
     # -I: the child ignores the current folder and PYTHONPATH for imports
     script = Path(__file__).with_name("dump.py").resolve()
     command = [sys.executable, "-I", str(script), str(path), str(Path(library.origin).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
-    if done.returncode:
-        message = done.stderr.strip().splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if process.returncode:
+        message = process.stderr.strip().splitlines()
         raise CaptureError(
             f"{named}: not a whole ncu report, or newer than ncu-report: {message[-1] if message else 'crash'}"
         )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    results = [json.loads(line) for line in process.stdout.splitlines()]
     if not results:
         raise CaptureError(f"{named}: no result in it: the report is damaged, or ncu measured no kernel")
     return _report(results, domain, named)
@@ -60,34 +60,34 @@ def _printed(path: Path, domain: str, named: str) -> NcuReport:
         )
     command = [ncu, "--import", str(path), "--page", "raw", "--csv", "--print-units", "base"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, errors="replace"
         )
     except OSError as error:
         raise ToolError(f"{ncu}: cannot run it: {error.strerror}") from None
-    if done.returncode:
-        message = " ".join((done.stderr or done.stdout).split())
+    if process.returncode:
+        message = " ".join((process.stderr or process.stdout).split())
         raise ToolError(f"{named}: {ncu} cannot print it: {message[:300]}")
-    return read_csv(done.stdout, domain, named)
+    return read_csv(process.stdout, domain, named)
 
 
 def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport:
     import pandas as pd
 
     numbers: list[dict[str, float]] = []
-    words: list[dict[str, str]] = []
+    texts: list[dict[str, str]] = []
     units: dict[str, str] = {}
     for result in results:
         measured, text = _metrics(result["metrics"], units)
         numbers.append(measured)
-        words.append(text)
+        texts.append(text)
     kernels = [_kernel(number, result, numbers[number], domain) for number, result in enumerate(results)]
     metrics = pd.DataFrame(numbers, index=range(len(results)), dtype="float64")
     return NcuReport(
         path=named,
         kernels=pd.DataFrame(kernels),
         metrics=metrics,
-        texts=pd.DataFrame(words, index=range(len(results))),
+        texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: units[name] for name in metrics},
     )
 
@@ -95,19 +95,21 @@ def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport
 def _metrics(metrics: dict[str, Any], units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
     """The numeric and text metrics of one result; adds their units to `units`."""
     numbers: dict[str, float] = {}
-    words: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, (value, unit) in metrics.items():
         if isinstance(value, (int, float)):
             base, factor = base_unit(unit)
             numbers[name] = value * factor
             units.setdefault(name, base)
         elif value is not None:
-            words[name] = str(value)
-    return numbers, words
+            texts[name] = str(value)
+    return numbers, texts
 
 
 def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], domain: str) -> dict[str, object]:
-    major, minor = (metrics.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
+    major, minor = (
+        metrics.get(f"device__attribute_compute_capability_{version_part}") for version_part in ("major", "minor")
+    )
     ranges: dict[str, list[str]] = result["ranges"]
     return {
         "id": number,
@@ -122,6 +124,6 @@ def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], doma
     }
 
 
-def _size(metrics: dict[str, float], what: str) -> str:
-    values = [metrics.get(f"launch__{what}_dim_{dimension}") for dimension in _DIMENSIONS]
+def _size(metrics: dict[str, float], axis: str) -> str:
+    values = [metrics.get(f"launch__{axis}_dim_{dimension}") for dimension in _DIMENSIONS]
     return "" if None in values else f"({', '.join(f'{value:.0f}' for value in values)})"

@@ -36,7 +36,7 @@ Fetched = dict[str, dict[str, Any]]
 def busy_calls(db: Database) -> str:
     """An SQL condition for CUDA calls that launch, wait, allocate or free."""
     likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _BUSY)
-    ids = [one for (one,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
+    ids = [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
     return f"nameId IN ({integer_list(ids)}) OR nameId IS NULL OR nameId >= ''"
 
 
@@ -47,17 +47,17 @@ def fetch_calls(db: Database, only: str = "") -> Fetched:
         db: The file.
         only: An SQL condition for the CUDA calls; '' for all.
     """
-    found = {}
+    columns = {}
     for kind, (table, correlation) in _TABLES.items():
         if table in db.tables:
             where = f" WHERE {only}" if only and kind == "api" else ""
-            found[kind] = db.columns(
+            columns[kind] = db.columns(
                 f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, {correlation} AS correlation, '
                 f"nameId AS name FROM {table}{where}",
-                needed=("start_ns", "end_ns", "tid", "correlation", "name"),
+                required=("start_ns", "end_ns", "tid", "correlation", "name"),
                 diagnose=partial(check_rows, db, (table,)),
             )
-    return found
+    return columns
 
 
 def launches_of(db: Database, fetched: Fetched, timed: bool) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool 
     """
     fetched = fetch_calls(db) if fetched is None else fetched
     parts = [_named(db, kind, fetched.pop(kind)) for kind in list(fetched)] + (_operators(db) if operators else [])
-    names = [text for part in parts for text in part["texts"]]
+    names = [text for column_part in parts for text in column_part["texts"]]
     # pop: the columns as they were read are free before the next is made
     columns = {"name": labels(np.concatenate([np.empty(0, dtype=np.int32), *_shifted(parts)]), names)}
     columns |= {
-        name: np.concatenate([part.pop(name) for part in parts] or [np.empty(0, dtype=np.int64)])
+        name: np.concatenate([column_part.pop(name) for column_part in parts] or [np.empty(0, dtype=np.int64)])
         for name in ("correlation", "kind")
     }
-    columns |= {name: spared([part.pop(name) for part in parts], spare) for name, spare in _SPARE.items()}
+    columns |= {name: spared([column_part.pop(name) for column_part in parts], spare) for name, spare in _SPARE.items()}
     return {**columns, "pid": columns["tid"] & _PID_MASK}
 
 
@@ -98,10 +98,10 @@ def read_loads(db: Database) -> dict[str, Any]:
     if not db.has("CUPTI_ACTIVITY_KIND_RUNTIME", "start", "end", "nameId"):
         return {"start_ns": empty, "end_ns": empty}
     named = db.rows("SELECT id, value FROM StringIds WHERE value LIKE 'cu%Load%' OR value LIKE 'cuLink%'")
-    ids = integer_list(np.array([one for one, text in named if LOADS_CODE.match(str(text))], dtype=np.int64))
+    ids = integer_list(np.array([id_ for id_, text in named if LOADS_CODE.match(str(text))], dtype=np.int64))
     sql = f'SELECT start AS start_ns, "end" AS end_ns FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId IN ({ids})'
     read = db.columns(
-        sql, needed=("start_ns", "end_ns"), diagnose=lambda: check_rows(db, ("CUPTI_ACTIVITY_KIND_RUNTIME",))
+        sql, required=("start_ns", "end_ns"), diagnose=lambda: check_rows(db, ("CUPTI_ACTIVITY_KIND_RUNTIME",))
     )
     check_spans(db.named, "rows of CUPTI_ACTIVITY_KIND_RUNTIME", read["start_ns"], read["end_ns"])
     return read
@@ -109,15 +109,18 @@ def read_loads(db: Database) -> dict[str, Any]:
 
 def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
     """Shift the name codes of each part to index the concatenated names of all parts."""
-    before = np.cumsum([0, *(len(part["texts"]) for part in parts)])
-    return [part.pop("code").astype(np.int32) + np.int32(first) for part, first in zip(parts, before, strict=False)]
+    before = np.cumsum([0, *(len(column_part["texts"]) for column_part in parts)])
+    return [
+        column_part.pop("code").astype(np.int32) + np.int32(first)
+        for column_part, first in zip(parts, before, strict=False)
+    ]
 
 
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
     check_spans(db.named, f"rows of {_TABLES[kind][0]}", read["start_ns"], read["end_ns"])
-    known, code = distinct(read.pop("name"))
-    strings = strings_of(db, known)
-    texts = [_plain(strings.get(one) or "(unnamed call)") for one in known.tolist()]
+    distinct_ids, code = distinct(read.pop("name"))
+    strings = strings_of(db, distinct_ids)
+    texts = [_plain(strings.get(id_) or "(unnamed call)") for id_ in distinct_ids.tolist()]
     return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}
 
 
@@ -134,19 +137,19 @@ def _operators(db: Database) -> list[dict[str, Any]]:
     if not rows:
         return []
     start, end, tid, texts = zip(*rows, strict=True)
-    known, code = np.unique([text.partition(",")[0] for text in texts], return_inverse=True)
-    begins, ends = np.array(start, dtype=np.int64), np.array(end, dtype=np.int64)
-    check_spans(db.named, "ranges of NVTX_EVENTS", begins, ends)
+    names, code = np.unique([text.partition(",")[0] for text in texts], return_inverse=True)
+    starts, ends = np.array(start, dtype=np.int64), np.array(end, dtype=np.int64)
+    check_spans(db.named, "ranges of NVTX_EVENTS", starts, ends)
     return [{
-        "start_ns": begins, "end_ns": ends,
+        "start_ns": starts, "end_ns": ends,
         "tid": np.array(tid, dtype=np.int64), "correlation": np.full(len(rows), -1, dtype=np.int64),
-        "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": known.tolist(),
+        "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": names.tolist(),
     }]  # fmt: skip
 
 
 def _plain(name: str) -> str:
-    head, mark, version = name.rpartition("_v")
-    return head if mark and version.isdecimal() else name
+    stem, mark, version = name.rpartition("_v")
+    return stem if mark and version.isdecimal() else name
 
 
 def host_memory_item(db: Database, table: str) -> str:
@@ -162,5 +165,5 @@ def host_memory_item(db: Database, table: str) -> str:
 
 def host_memory_names(codes: Int64Array) -> Any:
     """The column ``host_memory`` from its codes."""
-    known, which = np.unique(codes, return_inverse=True)
-    return labels(which, [_HOST_MEMORY.get(one, "") for one in known.tolist()])
+    distinct_kinds, place_of_row = np.unique(codes, return_inverse=True)
+    return labels(place_of_row, [_HOST_MEMORY.get(kind, "") for kind in distinct_kinds.tolist()])

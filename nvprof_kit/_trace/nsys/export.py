@@ -39,9 +39,9 @@ def exported(report: Path, *, beside: Path) -> Path:
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
-            fresh = Path(folder) / target.name
-            _export(nsys, report, fresh, beside)
-            os.replace(fresh, target)
+            new_file = Path(folder) / target.name
+            _export(nsys, report, new_file, beside)
+            os.replace(new_file, target)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -60,7 +60,9 @@ def _check_is_its_export(target: Path, report: str, named: Path) -> None:
     """
     try:
         with closing(Database(target)) as db:
-            meta = next((one for one in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(one, "name", "value")), None)
+            meta = next(
+                (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value")), None
+            )
             query = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
             made_from = [str(value) for (value,) in db.rows(query)] if meta else []
     except CaptureError:
@@ -72,9 +74,9 @@ def _check_is_its_export(target: Path, report: str, named: Path) -> None:
         )
 
 
-def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
-    done = subprocess.run(
-        [nsys, "export", "--type", "sqlite", "--output", str(fresh), str(report)],
+def _export(nsys: str, report: Path, new_file: Path, named: Path) -> None:
+    process = subprocess.run(
+        [nsys, "export", "--type", "sqlite", "--output", str(new_file), str(report)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -82,7 +84,7 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
         errors="replace",
         check=False,
     )
-    if done.returncode == 0 and fresh.exists():
+    if process.returncode == 0 and new_file.exists():
         return
     written_by, installed = _report_version(report), _version(nsys)
     if written_by > installed:
@@ -91,7 +93,7 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
             f"{_dotted(installed)} on PATH; "
             "export it to SQLite with the nsys that recorded it, or put a newer nsys on PATH"
         )
-    message = next((line for line in reversed(done.stdout.split("\n")) if "error" in line.lower()), "").strip()
+    message = next((line for line in reversed(process.stdout.split("\n")) if "error" in line.lower()), "").strip()
     raise CaptureError(
         f"{named}: nsys could not export the report ({message[-200:] or 'it gave no reason'}); record or copy it again"
     )
@@ -100,14 +102,14 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
 def _report_version(report: Path) -> tuple[int, ...]:
     """The nsys version in a report's first line; empty if absent (2022.4 and older)."""
     with report.open("rb") as file:
-        found = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
-    return tuple(int(part) for part in found.groups()) if found else ()
+        match = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
+    return tuple(int(digits) for digits in match.groups()) if match else ()
 
 
 def _version(nsys: str) -> tuple[int, ...]:
-    done = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
-    return tuple(int(part) for part in found.groups()) if found else ()
+    process = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"(\d+)\.(\d+)\.(\d+)", process.stdout)
+    return tuple(int(digits) for digits in match.groups()) if match else ()
 
 
 def _dotted(version: tuple[int, ...]) -> str:

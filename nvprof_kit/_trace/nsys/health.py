@@ -77,14 +77,14 @@ def read_health(path: Path) -> CaptureHealth:
         _warn_of_nameless(db)
         domains, registered = _domains(db)
         window, overhead = _window(db)
-        launches, lost = lost_launches(db)
+        launches, lost_count = lost_launches(db)
         return CaptureHealth(
             path=str(path),
             schema=_schema(db),
             rows={table: _count(db, table) for table in _COUNTED},
             complaints=_complaints(db),
             launches=launches,
-            lost=lost,
+            lost=lost_count,
             domains=domains,
             registered=registered,
             open_ranges=_count(db, "NVTX_EVENTS", f'{_RANGES} AND "end" IS NULL'),
@@ -112,9 +112,9 @@ def _count(db: Database, table: str, where: str = "1") -> int:
 def _schema(db: Database) -> str:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if db.has(table, "name", "value"):
-            found = db.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_SCHEMA_VERSION'")
-            if found:
-                return str(found[0][0])
+            versions = db.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_SCHEMA_VERSION'")
+            if versions:
+                return str(versions[0][0])
     return ""
 
 
@@ -122,13 +122,13 @@ def _complaints(db: Database) -> tuple[tuple[str, int, bool], ...]:
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return ()
     pid = f"min((globalPid >> {_PID_SHIFT}) & {_PID_MASK})" if db.has("DIAGNOSTIC_EVENT", "globalPid") else "NULL"
-    found = db.rows(
+    rows = db.rows(
         f"SELECT text, count(*), max(severity) = 3, {pid} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) "
         "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
     )
     return tuple(
         (" ".join(str(text).split()) + _of_process(str(text), count, process), int(count), bool(is_error))
-        for text, count, is_error, process in found
+        for text, count, is_error, process in rows
     )
 
 
@@ -142,14 +142,14 @@ def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
     """Number of ranges by domain name, and the names of all registered domains."""
     if not db.has("NVTX_EVENTS", "eventType", "domainId", "globalTid", "text", "textId"):
         return {}, ()
-    made = db.rows(
+    registrations = db.rows(
         "SELECT event.globalTid >> 24, event.domainId, coalesce(event.text, string.value) FROM NVTX_EVENTS event "
         "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 75"
     )
-    names = {(pid, number): str(name) for pid, number, name in made}
-    counted = db.rows(f"SELECT globalTid >> 24, domainId, count(*) FROM NVTX_EVENTS WHERE {_RANGES} GROUP BY 1, 2")
+    names = {(pid, number): str(name) for pid, number, name in registrations}
+    range_counts = db.rows(f"SELECT globalTid >> 24, domainId, count(*) FROM NVTX_EVENTS WHERE {_RANGES} GROUP BY 1, 2")
     ranges: dict[str, int] = {}
-    for pid, number, count in counted:
+    for pid, number, count in range_counts:
         name = names.get((pid, number), f"domain {number}") if number else ""
         ranges[name] = ranges.get(name, 0) + int(count)
     return ranges, tuple(sorted(set(names.values())))
@@ -157,18 +157,18 @@ def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
 
 def _processes(db: Database) -> dict[int, int]:
     """Number of operations of each process that called CUDA or opened an NVTX range."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for table, where in (("CUPTI_ACTIVITY_KIND_RUNTIME", "1"), ("NVTX_EVENTS", _RANGES)):
         if db.has(table, "globalTid"):
             for (pid,) in db.rows(f"SELECT DISTINCT globalTid >> {_PID_SHIFT} FROM {table} WHERE {where}"):
-                found.setdefault(int(pid) & _PID_MASK, 0)
+                counts.setdefault(int(pid) & _PID_MASK, 0)
     for table in _OPS:
         if db.has(table, "globalPid"):
             for pid, count in db.rows(
                 f"SELECT globalPid >> {_PID_SHIFT}, count(*) FROM {table} WHERE globalPid IS NOT NULL GROUP BY 1"
             ):
-                found[int(pid) & _PID_MASK] = found.get(int(pid) & _PID_MASK, 0) + int(count)
-    return found
+                counts[int(pid) & _PID_MASK] = counts.get(int(pid) & _PID_MASK, 0) + int(count)
+    return counts
 
 
 def _window(db: Database) -> tuple[int, int]:
@@ -176,17 +176,17 @@ def _window(db: Database) -> tuple[int, int]:
     ends = [
         db.rows(f'SELECT min(start), max("end") FROM {table}')[0] for table in _OPS if db.has(table, "start", "end")
     ]
-    ends = [found for found in ends if found[0] is not None]
+    ends = [edge for edge in ends if edge[0] is not None]
     if not ends:
         return 0, 0
     first, last = min(start for start, _ in ends), max(end for _, end in ends)
-    spent = 0
+    overhead_ns = 0
     if db.has("PROFILER_OVERHEAD", "start", "end"):
-        spent = db.rows(
+        overhead_ns = db.rows(
             f'SELECT coalesce(sum(min("end", {last}) - max(start, {first})), 0) FROM PROFILER_OVERHEAD '
             f'WHERE start < {last} AND "end" > {first}'
         )[0][0]
-    return int(last - first), int(spent)
+    return int(last - first), int(overhead_ns)
 
 
 def _whole_graphs(db: Database) -> int:

@@ -43,7 +43,7 @@ def read_allocations(db: Database) -> Columns:
     ]
     read = db.columns(
         f"SELECT {', '.join(items)} FROM {_EVENTS}",
-        needed=("time", "bytes", "freed", "pid", "device", "kind"),
+        required=("time", "bytes", "freed", "pid", "device", "kind"),
         diagnose=lambda: check_rows(db, (_EVENTS,)),
     )
     check_sizes(db.named, f"{_EVENTS}.bytes", read["bytes"])
@@ -74,11 +74,11 @@ def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int6
     )
     if not len(calls["start"]):
         return none, none
-    known = (process_of(calls["tid"]), calls["correlation"])
-    _, code = distinct_rows(*(np.concatenate(both) for both in zip(known, (pid, correlation), strict=True)))
+    call_keys = (process_of(calls["tid"]), calls["correlation"])
+    _, code = distinct_rows(*(np.concatenate(both) for both in zip(call_keys, (pid, correlation), strict=True)))
     of_known, of_asked = np.split(code, [len(calls["start"])])
     order = np.argsort(of_known, kind="stable")
-    place = np.minimum(np.searchsorted(of_known[order], of_asked), len(order) - 1)
-    found = order[place]
-    matched = of_known[found] == of_asked
-    return np.where(matched, calls["tid"][found], -1), np.where(matched, calls["start"][found], -1)
+    position = np.minimum(np.searchsorted(of_known[order], of_asked), len(order) - 1)
+    rows = order[position]
+    matched = of_known[rows] == of_asked
+    return np.where(matched, calls["tid"][rows], -1), np.where(matched, calls["start"][rows], -1)

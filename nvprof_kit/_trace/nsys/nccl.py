@@ -79,9 +79,9 @@ def _calls(db: Database) -> list[tuple[Any, ...]]:
 def _texts(db: Database, names: Sequence[Any]) -> list[str]:
     """The texts of names, of which some are ids."""
     distinct = set(names)
-    texts = strings_of(db, np.array([one for one in distinct if isinstance(one, int)], dtype=np.int64))
-    text = {one: texts.get(one, "") if isinstance(one, int) else str(one) for one in distinct}
-    return [text[one] for one in names]
+    texts = strings_of(db, np.array([name for name in distinct if isinstance(name, int)], dtype=np.int64))
+    text = {name: texts.get(name, "") if isinstance(name, int) else str(name) for name in distinct}
+    return [text[name] for name in names]
 
 
 def _has_layouts(db: Database) -> bool:
@@ -97,14 +97,14 @@ def _payloads(db: Database, calls: _Calls) -> Int64Array:
     blobs = [blob if isinstance(blob, bytes) else b"" for blob in calls.blobs]
     length = np.array([len(blob) for blob in blobs], dtype=np.int64)
     for size in np.unique(length[length >= _HEADER]).tolist():
-        mine = np.flatnonzero(length == size)
-        block = np.frombuffer(b"".join(blobs[one] for one in mine.tolist()), dtype=np.uint8).reshape(len(mine), size)
+        rows = np.flatnonzero(length == size)
+        block = np.frombuffer(b"".join(blobs[row] for row in rows.tolist()), dtype=np.uint8).reshape(len(rows), size)
         schema = _number(block, 8, 8)
         for id_ in np.unique(schema).tolist():
             chosen = schema == id_
-            for place, (offset, width) in layouts.get(id_, {}).items():
+            for field, (offset, width) in layouts.get(id_, {}).items():
                 if _HEADER + offset + width <= size:
-                    values[mine[chosen], place] = _number(block[chosen], _HEADER + offset, width)
+                    values[rows[chosen], field] = _number(block[chosen], _HEADER + offset, width)
     return values
 
 
@@ -112,16 +112,16 @@ def _layouts(db: Database, domains: Collection[int]) -> Mapping[int, Mapping[int
     """By schema: offset and width in bytes of size, communicator and ranks."""
     if not _has_layouts(db):
         return {}
-    wanted = {_SIZE: (0, 8), _COMMUNICATOR: (1, 8), _RANKS: (2, 4)}
-    found: dict[int, dict[int, tuple[int, int]]] = {}
+    fields = {_SIZE: (0, 8), _COMMUNICATOR: (1, 8), _RANKS: (2, 4)}
+    layouts: dict[int, dict[int, tuple[int, int]]] = {}
     for schema, name, offset in db.rows(
         'SELECT schemaId, name, coalesce("offset", 0) FROM NVTX_PAYLOAD_SCHEMA_ENTRIES '
         f"WHERE domainId IN ({integer_list(domains)})"
     ):
-        if name in wanted:
-            place, width = wanted[name]
-            found.setdefault(schema, {})[place] = (offset, width)
-    return found
+        if name in fields:
+            field, width = fields[name]
+            layouts.setdefault(schema, {})[field] = (offset, width)
+    return layouts
 
 
 def _number(block: npt.NDArray[np.uint8], offset: int, width: int) -> Int64Array:
@@ -135,9 +135,9 @@ def _number(block: npt.NDArray[np.uint8], offset: int, width: int) -> Int64Array
 def _columns(calls: _Calls, payloads: Int64Array) -> Columns:
     pid = calls.tid & _PID_MASK
     names = sorted(set(calls.names))
-    place = {name: code for code, name in enumerate(names)}
-    which = np.array([place[name] for name in calls.names], dtype=np.int64)
-    per_rank = np.isin(np.array([name.removeprefix("nccl") for name in names]), _OF_ALL_RANKS)[which]
+    code_of_name = {name: code for code, name in enumerate(names)}
+    code_of_call = np.array([code_of_name[name] for name in calls.names], dtype=np.int64)
+    per_rank = np.isin(np.array([name.removeprefix("nccl") for name in names]), _OF_ALL_RANKS)[code_of_call]
     ranks = _ranks(pid, payloads)
     size = np.where(per_rank, np.where((ranks > 0) & (payloads[:, 0] >= 0), payloads[:, 0] * ranks, -1), payloads[:, 0])
     return {
@@ -146,7 +146,7 @@ def _columns(calls: _Calls, payloads: Int64Array) -> Columns:
         "pid": pid,
         "tid": calls.tid,
         "correlation": np.full(len(pid), -1, dtype=np.int64),
-        "call": labels(which, names),
+        "call": labels(code_of_call, names),
         "bytes": size,
         "ranks": ranks,
         "communicator": _communicators(payloads[:, 1]),
@@ -158,9 +158,10 @@ def _columns(calls: _Calls, payloads: Int64Array) -> Columns:
 
 def _communicators(id_: Int64Array) -> Any:
     """Communicator ids as text; '' for -1."""
-    distinct, which = np.unique(id_, return_inverse=True)
+    distinct, id_of_row = np.unique(id_, return_inverse=True)
     return labels(
-        which.ravel().astype(np.int64), ["" if one == -1 else f"{one & (1 << 64) - 1:#x}" for one in distinct.tolist()]
+        id_of_row.ravel().astype(np.int64),
+        ["" if id_value == -1 else f"{id_value & (1 << 64) - 1:#x}" for id_value in distinct.tolist()],
     )
 
 
@@ -171,7 +172,7 @@ def _ranks(pid: Int64Array, payloads: Int64Array) -> Int64Array:
     makes = payloads[:, 2] > 0
     if not makes.any():
         return np.full(len(pid), -1, dtype=np.int64)
-    made = dict(zip(zip(pid[makes], payloads[makes, 1], strict=True), payloads[makes, 2].tolist(), strict=True))
-    keys, which = np.unique(np.stack([pid, payloads[:, 1]], axis=1), axis=0, return_inverse=True)
-    of_key = np.array([made.get(tuple(key), -1) for key in keys.tolist()], dtype=np.int64)
-    return of_key[which.ravel()] if len(keys) else np.empty(0, dtype=np.int64)
+    rank_of_key = dict(zip(zip(pid[makes], payloads[makes, 1], strict=True), payloads[makes, 2].tolist(), strict=True))
+    keys, key_of_row = np.unique(np.stack([pid, payloads[:, 1]], axis=1), axis=0, return_inverse=True)
+    of_key = np.array([rank_of_key.get(tuple(key), -1) for key in keys.tolist()], dtype=np.int64)
+    return of_key[key_of_row.ravel()] if len(keys) else np.empty(0, dtype=np.int64)

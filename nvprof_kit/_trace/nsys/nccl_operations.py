@@ -51,27 +51,27 @@ def read_operations(db: Database) -> dict[str, Any]:
         "JOIN StringIds AS s ON s.id = k.shortName WHERE s.value LIKE '%nccl%' ORDER BY k.start"
     )
     owner = _owners(rows, kernels)
-    found = [(row, kernels[place]) for row, place in zip(rows, owner, strict=True) if place >= 0]
-    names = [f"nccl{str(row[2]).removeprefix('nccl')}" for row, _ in found]
-    whole = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    hashes = ["" if row[4] is None else f"{int(row[4]) & (1 << 64) - 1:#x}" for row, _ in found]
-    comms = {name: place for place, name in enumerate(dict.fromkeys(hashes))}
-    pid = np.array([kernel[3] for _, kernel in found], dtype=np.int64)
-    none = np.zeros(len(found), dtype=np.int64)
+    pairs = [(row, kernels[position]) for row, position in zip(rows, owner, strict=True) if position >= 0]
+    names = [f"nccl{str(row[2]).removeprefix('nccl')}" for row, _ in pairs]
+    code_of_name = {name: position for position, name in enumerate(dict.fromkeys(names))}
+    hashes = ["" if row[4] is None else f"{int(row[4]) & (1 << 64) - 1:#x}" for row, _ in pairs]
+    comms = {name: position for position, name in enumerate(dict.fromkeys(hashes))}
+    pid = np.array([kernel[3] for _, kernel in pairs], dtype=np.int64)
+    none = np.zeros(len(pairs), dtype=np.int64)
     return {
-        "start_ns": np.array([row[0] for row, _ in found], dtype=np.int64),
-        "end_ns": np.array([row[1] for row, _ in found], dtype=np.int64),
+        "start_ns": np.array([row[0] for row, _ in pairs], dtype=np.int64),
+        "end_ns": np.array([row[1] for row, _ in pairs], dtype=np.int64),
         "pid": pid,
         "tid": pid,
-        "correlation": np.array([kernel[2] for _, kernel in found], dtype=np.int64),
-        "call": labels(np.array([whole[name] for name in names], dtype=np.int64), list(whole) or [""]),
-        "bytes": np.array([_bytes(row[2], row[5], row[6]) for row, _ in found], dtype=np.int64),
+        "correlation": np.array([kernel[2] for _, kernel in pairs], dtype=np.int64),
+        "call": labels(np.array([code_of_name[name] for name in names], dtype=np.int64), list(code_of_name) or [""]),
+        "bytes": np.array([_bytes(row[2], row[5], row[6]) for row, _ in pairs], dtype=np.int64),
         "ranks": none - 1,
         "communicator": labels(np.array([comms[name] for name in hashes], dtype=np.int64), list(comms) or [""]),
         "description": labels(none, [""]),
         "sequence": none - 1,
         "peers": labels(none, [""]),
-        "operation": np.array([int(row[3]) & _POSITIVE for row, _ in found], dtype=np.int64),
+        "operation": np.array([int(row[3]) & _POSITIVE for row, _ in pairs], dtype=np.int64),
     }
 
 
@@ -79,15 +79,15 @@ def _owners(rows: list[tuple[Any, ...]], kernels: list[tuple[Any, ...]]) -> list
     """The kernel of each operation: the one of its kind with the most overlap; -1 if there is none."""
     of_kind: dict[str, Int64Array] = {}
     for kind in {_kind(row[2]) for row in rows}:
-        of_kind[kind] = np.array([i for i, one in enumerate(kernels) if kind in _plain(one[4])], dtype=np.int64)
-    start = np.array([one[0] for one in kernels], dtype=np.int64)
-    end = np.array([one[1] for one in kernels], dtype=np.int64)
+        of_kind[kind] = np.array([i for i, kernel in enumerate(kernels) if kind in _plain(kernel[4])], dtype=np.int64)
+    start = np.array([kernel[0] for kernel in kernels], dtype=np.int64)
+    end = np.array([kernel[1] for kernel in kernels], dtype=np.int64)
     owner = []
-    for begin, until, text, *_ in rows:
-        mine = of_kind[_kind(text)]
-        place = int(np.searchsorted(start[mine], (begin + until) // 2, side="right"))
-        near = mine[max(place - _BACK, 0) : place]
-        together = np.minimum(end[near], until) - np.maximum(start[near], begin)
+    for since, until, text, *_ in rows:
+        candidates = of_kind[_kind(text)]
+        until_row = int(np.searchsorted(start[candidates], (since + until) // 2, side="right"))
+        near = candidates[max(until_row - _BACK, 0) : until_row]
+        together = np.minimum(end[near], until) - np.maximum(start[near], since)
         owner.append(int(near[together.argmax()]) if len(near) and together.max() > 0 else -1)
     return owner
 

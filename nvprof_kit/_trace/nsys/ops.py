@@ -59,12 +59,14 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
 
     A query for each table, because in a union of them SQLite copies every value once more.
     """
-    there = op_tables(db)
-    parts = [_read_table(db, table, optional, lambda: check_rows(db, there)) for table in there]
-    kinds = [OP_KINDS.index(_OP_TABLES[table]) for table in there]
-    kind = np.repeat(np.array(kinds, dtype=np.int8), [len(part["start_ns"]) for part in parts])
+    tables = op_tables(db)
+    parts = [_read_table(db, table, optional, lambda: check_rows(db, tables)) for table in tables]
+    kinds = [OP_KINDS.index(_OP_TABLES[table]) for table in tables]
+    kind = np.repeat(np.array(kinds, dtype=np.int8), [len(table_columns["start_ns"]) for table_columns in parts])
     # pop: a part's column is free before the next is joined
-    return {name: _joined([part.pop(name) for part in parts]) for name in [*parts[0]]} | {"kind": kind}
+    return {name: _joined([table_columns.pop(name) for table_columns in parts]) for name in [*parts[0]]} | {
+        "kind": kind
+    }
 
 
 def _read_table(db: Database, table: str, optional: Collection[str], diagnose: Callable[[], None]) -> Columns:
@@ -74,7 +76,7 @@ def _read_table(db: Database, table: str, optional: Collection[str], diagnose: C
     same = _same_in_all(db, table)
     read: Columns = db.columns(
         f"SELECT {', '.join(_op_items(db, table, optional, same))} FROM {table}",
-        needed=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES),
+        required=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES),
         diagnose=diagnose,
     )
     return read | {name: np.broadcast_to(np.int64(value), len(read["start_ns"])) for name, value in same.items()}
@@ -98,7 +100,7 @@ def _same_in_all(db: Database, table: str) -> dict[str, int]:
 
 def _joined(parts: list[Int64Array]) -> Int64Array:
     """The concatenated parts; if all of them have the same single value, without memory for each row."""
-    if all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+    if all(array.strides == (0,) and array[0] == parts[0][0] for array in parts):
         return np.broadcast_to(parts[0][:1], sum(map(len, parts)))
     return np.concatenate(parts)
 
@@ -171,7 +173,7 @@ def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
     strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
     named = []
     for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
-        kernel, copy, _, graph, _ = (code == place for place in range(len(OP_KINDS)))
+        kernel, copy, _, graph, _ = (code == kind_code for kind_code in range(len(OP_KINDS)))
         named.append(
             strings.get(id_, "(unnamed kernel)") if kernel else f"memcpy {_COPY_KINDS.get(id_, '')}".strip() if copy
             else "whole CUDA graph" if graph else OP_KINDS[code]

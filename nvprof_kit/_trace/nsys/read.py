@@ -68,9 +68,9 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         check_rows(db, ("StringIds",))
         check_enums(db)
         warn_of_descriptions(db)
-        lacks = _lacking_operations(db)
-        if lacks and not cpu_only:
-            raise CaptureError(f"{named}: {lacks}")
+        reason = _lacking_operations(db)
+        if reason and not cpu_only:
+            raise CaptureError(f"{named}: {reason}")
         domains = tables.nvtx_domains(db)
         others_ranges = domain == DOMAIN and not tables.has_ranges(db, domains, domain)
         if others_ranges:  # nothing of ours: what other programs name, or nothing
@@ -80,10 +80,10 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             _check_has_domain(db, domains, domain, named)
         only, lengths = busy_calls(db) if BUSY_CALLS in optional else "", "duration_ns" in optional
         with ThreadPoolExecutor(max_workers=2) as pool:
-            ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
+            ops_job = pool.submit(read_no_ops if reason else read_ops, db, optional)
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # the calls include the launches: read them only once
-            launching = [] if lacks else launch_names(db)
+            launching = [] if reason else launch_names(db)
             api_job = None if calls_job else pool.submit(tables.read_and_count_launches, db, lengths, launching)
             # import while the threads read; not in the threads, as an interrupted import may keep its lock
             import pandas  # noqa: F401
@@ -98,22 +98,31 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
                 api, launches = launches_of(db, fetched, lengths), count_among(fetched, launching)
             calls = read_calls(db, fetched, operators=not only) if calls_job else None
             checks_job = pool.submit(check_operations, named, ops, api)
-            known, api = api, tables.with_missed_launches(db, api, ops)
+            read_api, api = api, tables.with_missed_launches(db, api, ops)
             if not others_ranges:
                 _check_has_ranges(ranges, domain, named)
             tables.close_open_ranges(db, ranges, api, ops)
             timed = [ranges, api, ops, *([calls] if calls else [])]
-            moments = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
-            check_moments(named, moments)
+            edges = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
+            check_moments(named, edges)
             _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
             _warn_of_other_devices(db, ops)
             early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
-            checked = checks_job.result() if api is known else check_operations(named, ops, api)
-            odd = as_issues("early", (*checked, *early))
-        more = _optional_tables(db, domain, {*optional} - {"calls"}, moments)
-        others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
+            checked = checks_job.result() if api is read_api else check_operations(named, ops, api)
+            early_warnings = as_issues("early", (*checked, *early))
+        more = _optional_tables(db, domain, {*optional} - {"calls"}, edges)
+        other_domains = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
-        info = _info(db, domain, ranges, ops, launches, more_warnings=(*odd, *handed_over), others=others, lacks=lacks)
+        info = _info(
+            db,
+            domain,
+            ranges,
+            ops,
+            launches,
+            more_warnings=(*early_warnings, *handed_over),
+            other_domains=other_domains,
+            reason=reason,
+        )
         return Trace(
             info=replace(info, evidence=SOUGHT) if others_ranges else info,
             ranges=make_frame("ranges", ranges),
@@ -140,25 +149,25 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
     """
     with closing(Database(path, named)) as db:
         check_columns(db, tables_for(optional))
-        moments = [trace.ops["start_ns"].to_numpy(), trace.ranges["start_ns"].to_numpy()]
-        found = _optional_tables(db, domain, optional, moments)
-        wanted = [name for name, column in OPS.items() if column.optional and name in optional]
-        if wanted:
+        edges = [trace.ops["start_ns"].to_numpy(), trace.ranges["start_ns"].to_numpy()]
+        new_tables = _optional_tables(db, domain, optional, edges)
+        columns = [name for name, column in OPS.items() if column.optional and name in optional]
+        if columns:
             read = read_no_ops if trace.info.lacks else read_ops
-            ops = make_frame("ops", named_ops(db, read(db, wanted), wanted))
+            ops = make_frame("ops", named_ops(db, read(db, columns), columns))
             if len(ops) != len(trace.ops):
                 raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
-            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted if name in ops})
+            new_tables["ops"] = trace.ops.assign(**{name: ops[name] for name in columns if name in ops})
         if "duration_ns" in optional:
             joined = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation")}
             api = tables.with_missed_launches(db, tables.read_launches(db, timed=True), joined)
-            found["api"] = make_frame("api", api)
+            new_tables["api"] = make_frame("api", api)
         more = [warning for warning in db.warnings if warning not in trace.info.warnings]
-    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **new_tables)
 
 
 def _optional_tables(
-    db: Database, domain: str, optional: Collection[str], moments: Collection[Int64Array]
+    db: Database, domain: str, optional: Collection[str], edge_columns: Collection[Int64Array]
 ) -> dict[str, Any]:
     """The requested optional tables, by name; their times must be near these moments."""
     readers: dict[str, Callable[[], dict[str, Any]]] = {
@@ -173,13 +182,13 @@ def _optional_tables(
         "shapes": lambda: dict.fromkeys(SHAPES, ()),
         "frames": lambda: dict.fromkeys(FRAMES, ()),
     }
-    found = {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
-    for name, frame in found.items():
+    frames = {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
+    for name, frame in frames.items():
         if {"start_ns", "end_ns"} <= {*frame}:
             check_spans(db.named, f"rows of {name}", frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-    edges = [frame[edge].to_numpy() for frame in found.values() for edge in _MOMENTS if edge in frame]
-    check_moments(db.named, (*moments, *edges))
-    return found
+    edges = [frame[edge].to_numpy() for frame in frames.values() for edge in _MOMENTS if edge in frame]
+    check_moments(db.named, (*edge_columns, *edges))
+    return frames
 
 
 def _check_is_nsys(db: Database, named: Path) -> None:
@@ -215,9 +224,9 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
     if not domains.by_name:
         check_rows(db, ("NVTX_EVENTS",))
     if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
-        others = ", ".join(sorted(domains.by_name)) or "only the default domain"
+        named_ones = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
-            f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
+            f"{named}: no ranges of the NVTX domain {domain!r} (found: {named_ones}); "
             "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain, or --rules"
         )
 
@@ -241,21 +250,21 @@ def _check_joins(
     db: Database, ranges: dict[str, Any], ops: dict[str, Any], nodes: dict[str, Any], *, registered: bool
 ) -> None:
     """Add warnings about columns without values that the rest of the file implies."""
-    count, left_open = len(ranges["start_ns"]), int(ranges["left_open"].sum())
-    if left_open * 2 > count:
-        db.warn(f"NVTX_EVENTS.end is missing in {left_open} of {count} ranges: they are taken to last until the "
+    count, open_count = len(ranges["start_ns"]), int(ranges["left_open"].sum())
+    if open_count * 2 > count:
+        db.warn(f"NVTX_EVENTS.end is missing in {open_count} of {count} ranges: they are taken to last until the "
                 "capture's end")  # fmt: skip
     if nameless := int(np.count_nonzero(ranges["text"] == "")):
         db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {count} ranges")
     if registered and set(ranges["category"].categories) == {""}:
         db.warn("NVTX_EVENTS.category is missing in every range, though the program registered categories")
     if len(nodes["node"]):
-        of_graph, known = ops["graph_node"] >= 0, ops["correlation"] >= 0
+        of_graph, is_correlated = ops["graph_node"] >= 0, ops["correlation"] >= 0
         if of_graph.any() and (
-            lost := int(np.isin(ops["correlation"][known & ~of_graph], ops["correlation"][of_graph]).sum())
+            lost_rows := int(np.isin(ops["correlation"][is_correlated & ~of_graph], ops["correlation"][of_graph]).sum())
         ):
-            db.warn(f"graphNodeId of kernels, copies or memsets is NULL in {lost} rows of replayed graphs")
-        if not of_graph.any() and repeated(ops["correlation"][known], ops["pid"][known]):
+            db.warn(f"graphNodeId of kernels, copies or memsets is NULL in {lost_rows} rows of replayed graphs")
+        if not of_graph.any() and repeated(ops["correlation"][is_correlated], ops["pid"][is_correlated]):
             db.warn("CUPTI_ACTIVITY_KIND_KERNEL.graphNodeId is NULL in every row, though graphs were replayed")
         if of_graph.any() and (nodes["original"] < 0).all():
             db.warn(f"{node_table(db)}.originalGraphNodeId is NULL in every row: replayed kernels are counted for the "
@@ -263,8 +272,8 @@ def _check_joins(
 
 
 def _warn_of_other_devices(db: Database, ops: dict[str, Any]) -> None:
-    known = tables.known_devices(db)
-    strange = [one for one in few(ops["device"]).tolist() if known and one not in known]
+    listed_devices = tables.known_devices(db)
+    strange = [device for device in few(ops["device"]).tolist() if listed_devices and device not in listed_devices]
     if strange:
         count = int(np.isin(ops["device"], strange).sum())
         db.warn(f"deviceId of {count} operations is {strange[0]}, a GPU that TARGET_INFO_GPU does not list")
@@ -278,8 +287,8 @@ def _info(
     launches: int,
     *,
     more_warnings: tuple[Issue, ...],
-    others: tuple[str, ...],
-    lacks: str,
+    other_domains: tuple[str, ...],
+    reason: str,
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     entries = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
@@ -296,10 +305,10 @@ def _info(
         processes=len(np.unique(np.concatenate([few(ranges["pid"]), few(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
-        other_domains=others,
-        lacks=lacks,
+        other_domains=other_domains,
+        lacks=reason,
         warnings=(
-            *(as_issues("no-gpu", [lacks]) if lacks else capture_warnings(db, ops, launches)),
+            *(as_issues("no-gpu", [reason]) if reason else capture_warnings(db, ops, launches)),
             *more_warnings,
             *db.warnings,
         ),

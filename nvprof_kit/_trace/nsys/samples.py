@@ -26,8 +26,8 @@ def read_samples(db: Database) -> Columns:
     """Columns of the schema's ``samples``; empty if the capture has none."""
     read = _table(db) if "GPU_METRICS" in db.tables else _events(db)
     devices = _ordinals(db)
-    gpus, which = np.unique(read["device"] & _GPU, return_inverse=True)
-    read["device"] = np.array([devices.get(gpu, gpu) for gpu in gpus.tolist()], dtype=np.int64)[which]
+    gpus, gpu_of_row = np.unique(read["device"] & _GPU, return_inverse=True)
+    read["device"] = np.array([devices.get(gpu, gpu) for gpu in gpus.tolist()], dtype=np.int64)[gpu_of_row]
     return read
 
 
@@ -41,12 +41,14 @@ def _table(db: Database) -> Columns:
     read = db.columns(
         "SELECT timestamp AS time, typeId AS type, metricId AS metric, value FROM GPU_METRICS",
         missing=_NO_TIME,
-        needed=("time", "type", "metric", "value"),
+        required=("time", "type", "metric", "value"),
         diagnose=lambda: check_rows(db, ("GPU_METRICS",)),
     )
     if (timeless := read["time"] == _NO_TIME).any():
         read = {name: values[~timeless] for name, values in read.items()}
-    (types, type_at), (metrics, metric_at) = (np.unique(read[one], return_inverse=True) for one in ("type", "metric"))
+    (types, type_at), (metrics, metric_at) = (
+        np.unique(read[column_name], return_inverse=True) for column_name in ("type", "metric")
+    )
     names = [named.get((type_, metric), "") for type_ in types.tolist() for metric in metrics.tolist()]
     index = type_at * len(metrics) + metric_at
     keep = np.array([bool(name) for name in names], dtype=bool)[index]
@@ -75,11 +77,11 @@ def _events(db: Database) -> Columns:
                 metrics.append(_UNIT.sub("", name))
                 values.append(float(value))
     names = sorted(set(metrics))
-    place = {name: number for number, name in enumerate(names)}
+    code_of_name = {name: number for number, name in enumerate(names)}
     return {
         "time_ns": np.array(times, dtype=np.int64),
         "device": np.array(types, dtype=np.int64),
-        "metric": labels(np.array([place[name] for name in metrics], dtype=np.int64), names),
+        "metric": labels(np.array([code_of_name[name] for name in metrics], dtype=np.int64), names),
         "value": np.array(values, dtype=np.float64),
     }
 

@@ -24,21 +24,21 @@ def read_scheduled(db: Database) -> dict[str, Any]:
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "pid", "tid")}
     read = db.columns(
         f"SELECT start, isSchedIn AS put_on, globalTid AS tid FROM {_TABLE}",
-        needed=("start", "put_on", "tid"),
+        required=("start", "put_on", "tid"),
         diagnose=lambda: check_rows(db, (_TABLE,)),
     )
     check_flags(db.named, f"{_TABLE}.isSchedIn", read["put_on"])
     read = {name: values[read["tid"] != -1] for name, values in read.items()}
     order = np.lexsort((read["start"], read["tid"]))  # the sort is stable: at equal times the file's order holds
-    moment, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))
-    first, last = int(moment.min(initial=0)), int(moment.max(initial=0))
+    time, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))
+    first, last = int(time.min(initial=0)), int(time.max(initial=0))
     same = np.append(tid[1:] == tid[:-1], False)
-    ends = np.where(same, np.append(moment[1:], last), last)
+    ends = np.where(same, np.append(time[1:], last), last)
     begun = put_on == 1
     came_off = ~begun & ~np.concatenate(([False], same[:-1]))
     return {
-        "start_ns": np.concatenate([moment[begun], np.full(int(came_off.sum()), first)]),
-        "end_ns": np.concatenate([ends[begun], moment[came_off]]),
+        "start_ns": np.concatenate([time[begun], np.full(int(came_off.sum()), first)]),
+        "end_ns": np.concatenate([ends[begun], time[came_off]]),
         "pid": process_of(np.concatenate([tid[begun], tid[came_off]])),
         "tid": np.concatenate([tid[begun], tid[came_off]]),
     }

@@ -56,7 +56,7 @@ _SPOOL_COLUMNS = (
 _HOME = re.compile(r"(\\?/|\\{1,4})(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
 """Separators also as json and nested json escape them."""
 _HOME_LIKE = " OR ".join(
-    f"[{{0}}] LIKE '%{one}%'" for name in ("home", "Users") for one in (f"/{name}/", f"/{name}\\/", f"\\{name}\\")
+    f"[{{0}}] LIKE '%{path}%'" for name in ("home", "Users") for path in (f"/{name}/", f"/{name}\\/", f"\\{name}\\")
 )
 _HOME_VARIABLE = re.compile(r"(?:^|[;\0\n])(?:HOME|USERPROFILE)=\"?([^;\0\n\"]+)")
 _TEXT_COLUMNS = (
@@ -68,27 +68,27 @@ _NAMED = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CA
 
 def environment_names(db: Database) -> list[str]:
     """Names of the environment variables in an export, never their values."""
-    found: set[str] = set()
+    names: set[str] = set()
     for table in _CAPTURE_TABLES:
         if db.has(table, "name", "value"):
             values = db.rows(f"SELECT value FROM {table} WHERE {_VARIABLES}")
-            found.update(str(value).partition("=")[0] for (value,) in values)
+            names.update(str(value).partition("=")[0] for (value,) in values)
     if db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
         for (text,) in db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'"):
-            found.update(part.partition("=")[0] for part in re.split("[;\0\n]", str(text or "")) if "=" in part)
+            names.update(entry.partition("=")[0] for entry in re.split("[;\0\n]", str(text or "")) if "=" in entry)
     if db.has("StringIds", "value"):
         for (text,) in db.rows("SELECT value FROM StringIds WHERE instr(value, char(0)) > 0"):
-            found.update(part.partition("=")[0] for part in str(text).split("\0") if "=" in part)
-    return sorted(name for name in found if re.fullmatch(r"[A-Za-z_]\w*", name))
+            names.update(entry.partition("=")[0] for entry in str(text).split("\0") if "=" in entry)
+    return sorted(name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name))
 
 
 def home_folders(db: Database) -> list[str]:
     """The home folders in an export's strings and metadata, sorted."""
-    found: set[str] = set()
+    folders: set[str] = set()
     for table, column in _text_columns(db.rows, db.tables):
         values = db.rows(f'SELECT DISTINCT "{column}" FROM "{table}" WHERE {_HOME_LIKE.format(column)}')
-        found.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
-    return sorted(found)
+        folders.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
+    return sorted(folders)
 
 
 def _text_columns(rows: Callable[[str], Iterable[tuple[Any, ...]]], tables: Iterable[str]) -> list[tuple[str, str]]:
@@ -187,22 +187,26 @@ def _partial(source: Path, target: Path) -> Iterator[Path]:
     partial = Path(name)
     with suppress(OSError):  # the file system may lack locks
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    before = {one: signal.getsignal(one) for one in _ENDINGS} if current_thread() is main_thread() else {}
+    before = (
+        {signal_number: signal.getsignal(signal_number) for signal_number in _ENDINGS}
+        if current_thread() is main_thread()
+        else {}
+    )
 
-    def end(which: int, _: object) -> None:
+    def end(number: int, _: object) -> None:
         partial.unlink(missing_ok=True)
-        signal.signal(which, signal.SIG_DFL)
-        os.kill(os.getpid(), which)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     try:
-        for one in before:
-            signal.signal(one, end)
+        for signal_number in before:
+            signal.signal(signal_number, end)
         os.fchmod(number, stat.S_IMODE(source.stat().st_mode) & 0o666)
         yield partial
     finally:
         os.close(number)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
         partial.unlink(missing_ok=True)
 
 
@@ -307,17 +311,17 @@ def _outer_homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> list[s
         if table in columns
         for (value,) in db.execute(f"SELECT value FROM {table} WHERE value LIKE '%HOME=%' OR value LIKE '%PROFILE=%'")
     ]
-    found = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
-    return sorted(one for one in found if len(re.split(r"[/\\]", one)) > 2 and not _HOME.search(one))
+    homes = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
+    return sorted(path for path in homes if len(re.split(r"[/\\]", path)) > 2 and not _HOME.search(path))
 
 
 def _homes(db: sqlite3.Connection, columns: dict[str, set[str]], outer: Collection[str]) -> int:
     """Remove the names of home folders from all paths in the export."""
     count = 0
     named = []
-    for one in outer:
-        nameless = re.sub(r"[^/\\]+$", GONE, one).replace("\\", r"\\")
-        named.append((re.compile(rf"{re.escape(one)}(?![\w.-])"), nameless))
+    for home in outer:
+        nameless = re.sub(r"[^/\\]+$", GONE, home).replace("\\", r"\\")
+        named.append((re.compile(rf"{re.escape(home)}(?![\w.-])"), nameless))
 
     def homeless(text: Any) -> Any:
         if not isinstance(text, str):
@@ -339,7 +343,7 @@ def _truncate_messages(db: sqlite3.Connection, columns: set[str]) -> int:
         return 0
     texts = [text for (text,) in db.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE typeof(text) = 'text'")]
     cut = [(_PATH.sub(GONE, text), text) for text in texts if _PATH.search(text)]
-    return sum(db.execute("UPDATE DIAGNOSTIC_EVENT SET text = ? WHERE text = ?", one).rowcount for one in cut)
+    return sum(db.execute("UPDATE DIAGNOSTIC_EVENT SET text = ? WHERE text = ?", path).rowcount for path in cut)
 
 
 def _logs(db: sqlite3.Connection, columns: set[str]) -> int:
@@ -375,13 +379,13 @@ def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> in
 
 def _forget(db: sqlite3.Connection, columns: dict[str, set[str]], strings: Collection[int]) -> None:
     """Remove the given strings if nothing refers to them."""
-    listed = integer_list(strings)
+    id_list = integer_list(strings)
     used: set[int] = set()
     for table, names in columns.items():
         for name in names if table != "StringIds" else ():
             if name.endswith(("Id", "Name")) or name in ("symbol", "module"):
-                found = db.execute(f'SELECT DISTINCT "{name}" FROM "{table}" WHERE "{name}" IN ({listed})')
-                used.update(row[0] for row in found)
+                referenced = db.execute(f'SELECT DISTINCT "{name}" FROM "{table}" WHERE "{name}" IN ({id_list})')
+                used.update(row[0] for row in referenced)
     db.execute(f"UPDATE StringIds SET value = '{GONE}' WHERE id IN ({integer_list(set(strings) - used)})")
 
 

@@ -68,12 +68,12 @@ def _refuse_lookalikes(db: Database) -> None:
     Raises:
         CaptureError: There is one.
     """
-    known = {name.casefold(): name for name in NSYS_SOURCES}
+    table_of_folded = {name.casefold(): name for name in NSYS_SOURCES}
     for name in sorted({*db.tables, *db.views}):
-        wanted = known.get(name.casefold())
-        if wanted is not None and wanted not in db.tables:
+        table = table_of_folded.get(name.casefold())
+        if table is not None and table not in db.tables:
             raise db.refuse(
-                f"{name} is {'a view' if name in db.views else 'in other letters'}, needed the table {wanted}"
+                f"{name} is {'a view' if name in db.views else 'in other letters'}, needed the table {table}"
             )
 
 
@@ -114,10 +114,12 @@ def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
                 db.warn(f"the table {table} has no column {column}: what it describes is unknown")
                 continue
             wrong = f"typeof({column}) <> '{kind}'" if kind else f"{column} IS NULL"
-            rows, odd = db.rows(f"SELECT count(*), total({wrong}) FROM {table}")[0]
-            if odd and (kind or odd == rows):
-                what = "a text" if kind == "text" else "a whole number" if kind else "given"
-                db.warn(f"{table}.{column} is not {what} in {int(odd)} of {rows} rows: what they describe is unknown")
+            rows, bad_count = db.rows(f"SELECT count(*), total({wrong}) FROM {table}")[0]
+            if bad_count and (kind or bad_count == rows):
+                sort = "a text" if kind == "text" else "a whole number" if kind else "given"
+                db.warn(
+                    f"{table}.{column} is not {sort} in {int(bad_count)} of {rows} rows: what they describe is unknown"
+                )
 
 
 def _refuse_double_ids(db: Database) -> None:
@@ -126,27 +128,29 @@ def _refuse_double_ids(db: Database) -> None:
         "SELECT 1 FROM pragma_table_info('StringIds') WHERE name = 'id' AND pk = 1 AND lower(type) = 'integer'"
     ):
         return
-    twice = db.rows("SELECT count(*) FROM (SELECT id FROM StringIds GROUP BY id HAVING min(value) IS NOT max(value))")
-    if twice[0][0]:
-        raise db.refuse(f"StringIds.id has several values for {twice[0][0]} ids")
+    double_ids = db.rows(
+        "SELECT count(*) FROM (SELECT id FROM StringIds GROUP BY id HAVING min(value) IS NOT max(value))"
+    )
+    if double_ids[0][0]:
+        raise db.refuse(f"StringIds.id has several values for {double_ids[0][0]} ids")
 
 
 def _check_table(db: Database, table: str) -> None:
     if table == "StringIds":
         _refuse_double_ids(db)
     source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
-    wanted = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
-    columns = [one for one in wanted if db.has(table, one)]
+    names = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
+    columns = [column_name for column_name in names if db.has(table, column_name)]
     counts = ", ".join(
-        f'count(*) - count("{one}"), total(typeof("{one}") NOT IN '
-        f"('null', '{'text' if one in source.texts else 'integer'}'))"
-        for one in columns
+        f'count(*) - count("{column_name}"), total(typeof("{column_name}") NOT IN '
+        f"('null', '{'text' if column_name in source.texts else 'integer'}'))"
+        for column_name in columns
     )
-    rows, *found = db.rows(f"SELECT count(*), {counts} FROM {table}")[0]
-    for column, nulls, others in zip(columns, found[::2], found[1::2], strict=True):
+    rows, *column_counts = db.rows(f"SELECT count(*), {counts} FROM {table}")[0]
+    for column, nulls, wrong_count in zip(columns, column_counts[::2], column_counts[1::2], strict=True):
         kind = "text" if column in source.texts else "a whole number"
-        if others:
-            raise db.refuse(f"{table}.{column} is not {kind} in {int(others)} of {rows} rows")
+        if wrong_count:
+            raise db.refuse(f"{table}.{column} is not {kind} in {int(wrong_count)} of {rows} rows")
         if nulls and (column in source.needed or (column in source.given and nulls == rows)):
             raise db.refuse(f"{table}.{column} is NULL in {nulls} of {rows} rows")
         if nulls and column in source.given:
@@ -160,14 +164,12 @@ def null_safe(db: Database, table: str, column: str, name: str, default: str = "
 
 def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
     """The strings of the file by id; unknown ids are omitted."""
-    wanted = [int(id_) for id_ in ids if id_ not in (-1, MISSING_PAYLOAD)]
-    sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(wanted)}) AND value IS NOT NULL"
-    found = dict(db.rows(sql)) if wanted else {}
-    if len(found) < len(set(wanted)):
-        db.warn(
-            f"StringIds lacks the text of {len(set(wanted)) - len(found)} of {len(set(wanted))} ids that events have"
-        )
-    return found
+    asked = [int(id_) for id_ in ids if id_ not in (-1, MISSING_PAYLOAD)]
+    sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(asked)}) AND value IS NOT NULL"
+    texts = dict(db.rows(sql)) if asked else {}
+    if len(texts) < len(set(asked)):
+        db.warn(f"StringIds lacks the text of {len(set(asked)) - len(texts)} of {len(set(asked))} ids that events have")
+    return texts
 
 
 def zero_is_missing(ids: Int64Array) -> Int64Array:

@@ -51,13 +51,13 @@ def nvtx_domains(db: Database) -> Domains:
     if "NVTX_EVENTS" not in db.tables:
         return Domains({}, {})
     label = "coalesce(s.value, n.text, '')"
-    found = db.rows(
+    rows = db.rows(
         f"SELECT n.eventType, n.globalTid, n.domainId, n.category, {label} FROM NVTX_EVENTS AS n "
         f"LEFT JOIN StringIds AS s ON s.id = n.textId WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
     )
     names: dict[str, set[tuple[int, int]]] = {}
     categories: dict[tuple[int, int, int], str] = {}
-    for kind, tid, domain, category, text in found:
+    for kind, tid, domain, category, text in rows:
         _check_registration(db, kind, domain, category, text)
         if not isinstance(tid, int):
             check_rows(db, ("NVTX_EVENTS",))
@@ -72,15 +72,15 @@ def nvtx_domains(db: Database) -> Domains:
 
 def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: Any) -> None:
     """Reject a domain or category without id or name, because its ranges would be assigned to another one."""
-    what = "domain" if kind == _DOMAIN_CREATE else "category"
+    noun = "domain" if kind == _DOMAIN_CREATE else "category"
     if not isinstance(domain, int):
-        raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {what} is registered")
+        raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {noun} is registered")
     if kind == _CATEGORY and not isinstance(category, int):
         raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
     if not isinstance(text, str):
-        raise db.refuse(f"NVTX_EVENTS.text is not text where a {what} is registered")
+        raise db.refuse(f"NVTX_EVENTS.text is not text where a {noun} is registered")
     if not text:
-        raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {what} is registered")
+        raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {noun} is registered")
 
 
 def has_categories(domains: Domains, domain: str) -> bool:
@@ -111,14 +111,14 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
         CaptureError: A range ends before it begins.
     """
     read = read_nvtx(db, domains, domain, _NESTED + _START_END)
-    left_open = read["end"] < read["start"]  # true for `MISSING_PAYLOAD` too
-    ended = left_open & ~np.isin(read["end"], (*_OPEN, MISSING_PAYLOAD))
+    is_open = read["end"] < read["start"]  # true for `MISSING_PAYLOAD` too
+    ended = is_open & ~np.isin(read["end"], (*_OPEN, MISSING_PAYLOAD))
     check_spans(db.named, "ranges of NVTX_EVENTS", read["start"][ended], read["end"][ended])
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
         "nested": np.isin(read["kind"], _NESTED),
-        "left_open": left_open,
+        "left_open": is_open,
         **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
     }
 
@@ -133,9 +133,9 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         numbers = dict.fromkeys(("start", "end", "kind", "tid", "payload", "pid"), empty)
         return {**numbers, "category": labels(empty, [""]), "text": labels(empty, [""])}
     pairs, types = _pairs_of(domains, domain), defined(db, EVENT_TYPES)
-    registered = {pair for some in domains.by_name.values() for pair in some}
-    others = {_DEFAULT_DOMAIN, *(id_ for _, id_ in registered)} - _domain_ids(domains, domain)
-    wanted = f"(domainId NOT IN ({integer_list(others)}) OR {_no_number('domainId')})"
+    registered = {pair for domain_ids in domains.by_name.values() for pair in domain_ids}
+    other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in registered)} - _domain_ids(domains, domain)
+    of_domains = f"(domainId NOT IN ({integer_list(other_ids)}) OR {_no_number('domainId')})"
     unwanted = integer_list(sorted(types - {*kinds}))
     read = db.columns(
         'SELECT start, [end] AS "end", eventType AS kind, globalTid AS tid, '
@@ -148,10 +148,10 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
                 "coalesce(uint64Value, int64Value, uint32Value, int32Value) AS payload",
             ]
         )
-        + f" FROM NVTX_EVENTS WHERE (eventType NOT IN ({unwanted}) OR {_no_number('eventType')}) AND {wanted}",
+        + f" FROM NVTX_EVENTS WHERE (eventType NOT IN ({unwanted}) OR {_no_number('eventType')}) AND {of_domains}",
         missing=MISSING_PAYLOAD,
         texts=("text",),
-        needed=("start", "kind", "tid", "domain"),
+        required=("start", "kind", "tid", "domain"),
         diagnose=lambda: check_rows(db, ("NVTX_EVENTS",)),
     )
     read["domain"] = np.where(read["domain"] == MISSING_PAYLOAD, _DEFAULT_DOMAIN, read["domain"])
@@ -176,9 +176,11 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
 def _warn_of_unregistered(db: Database, pid: Int64Array, domain: Int64Array, registered: set[tuple[int, int]]) -> None:
     """Warn about events whose domain their process never registered."""
     pairs, counts = np.unique(np.stack([pid, domain], axis=1), axis=0, return_counts=True)
-    lost = [count for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True) if tuple(pair) not in registered]
-    if lost:
-        db.warn(f"NVTX_EVENTS.domainId or globalTid of {sum(lost)} events names a domain that their process has not "
+    events = [
+        count for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True) if tuple(pair) not in registered
+    ]
+    if events:
+        db.warn(f"NVTX_EVENTS.domainId or globalTid of {sum(events)} events names a domain that their process has not "
                 "registered: they are not read")  # fmt: skip
 
 
@@ -199,11 +201,11 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
     if "NVTX_EVENTS" not in db.tables:
         return 0
     ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
-    found = db.rows(
+    rows = db.rows(
         f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
         f"AND endGlobalTid <> globalTid AND coalesce(domainId, 0) IN ({integer_list(ids)})"
     )
-    return sum(id_ == _DEFAULT_DOMAIN or (tid & _PID_MASK, id_) in pairs for tid, id_ in found)
+    return sum(id_ == _DEFAULT_DOMAIN or (tid & _PID_MASK, id_) in pairs for tid, id_ in rows)
 
 
 def _no_number(column: str) -> str:
@@ -263,22 +265,22 @@ def read_launches(db: Database, timed: bool = False) -> Columns:
     return read_and_count_launches(db, timed, ())[0]
 
 
-def read_and_count_launches(db: Database, timed: bool, counted: Collection[int]) -> tuple[Columns, int]:
-    """The same, and how many of these calls have one of the names `counted`: a query of its own takes longer."""
+def read_and_count_launches(db: Database, timed: bool, name_ids: Collection[int]) -> tuple[Columns, int]:
+    """The same, and how many of these calls have one of the names `name_ids`: a query of its own takes longer."""
     where = f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}"
-    api = _read_api(db, timed, where, ", nameId AS name" if counted else "")
-    return api, int(np.isin(api.pop("name"), [*counted]).sum()) if "name" in api else 0
+    api = _read_api(db, timed, where, ", nameId AS name" if name_ids else "")
+    return api, int(np.isin(api.pop("name"), [*name_ids]).sum()) if "name" in api else 0
 
 
 def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns:
     """The same from calls that are already read, with start_ns, end_ns, tid, correlation and name."""
     name = calls["name"]
-    known, which = distinct(name)
-    launching = np.isin(known, np.array([*_launching_names(db), _NAMELESS], dtype=np.int64))
-    rows = np.flatnonzero(launching[which])
+    distinct_names, code = distinct(name)
+    launching = np.isin(distinct_names, np.array([*_launching_names(db), _NAMELESS], dtype=np.int64))
+    rows = np.flatnonzero(launching[code])
     start, tid = calls["start_ns"][rows], calls["tid"][rows]
-    took = {"duration_ns": _lengths(db, calls["end_ns"][rows] - start)} if timed else {}
-    return {"start_ns": start, "tid": tid, "pid": process_of(tid), "correlation": calls["correlation"][rows], **took}
+    lengths = {"duration_ns": _lengths(db, calls["end_ns"][rows] - start)} if timed else {}
+    return {"start_ns": start, "tid": tid, "pid": process_of(tid), "correlation": calls["correlation"][rows], **lengths}
 
 
 def _launching_names(db: Database) -> list[int]:
@@ -290,12 +292,12 @@ def _read_api(db: Database, timed: bool, where: str, more: str = "") -> Columns:
     if RUNTIME not in db.tables:
         names = ("start_ns", "tid", "pid", "correlation", *(["duration_ns"] if timed else []))
         return {name: np.empty(0, dtype=np.int64) for name in names}
-    took = ', "end" - start AS duration_ns' if timed else ""
+    duration = ', "end" - start AS duration_ns' if timed else ""
     # a call without a name is found by its id: to read the names too takes a tenth of the time
     ids = f"CASE WHEN {_no_number('nameId')} THEN NULL ELSE correlationId END AS correlation"
     read = db.columns(
-        f"SELECT start, globalTid AS tid, {ids}{took}{more} FROM {RUNTIME} WHERE {where}",
-        needed=("start", "tid", "correlation"),
+        f"SELECT start, globalTid AS tid, {ids}{duration}{more} FROM {RUNTIME} WHERE {where}",
+        required=("start", "tid", "correlation"),
         diagnose=lambda: check_rows(db, (RUNTIME,)),
     )
     return {
@@ -319,25 +321,25 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     orphans = {process: _orphans(process, ops, api) for process in few(ops["pid"]).tolist()}
     if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
-    others = _read_api(
+    other_calls = _read_api(
         db, "duration_ns" in api, f"NOT {_no_number('nameId')} AND nameId NOT IN ({integer_list(_launching_names(db))})"
     )
-    keep = np.zeros(len(others["pid"]), dtype=bool)
+    keep = np.zeros(len(other_calls["pid"]), dtype=bool)
     for process, ids in orphans.items():
-        keep |= (others["pid"] == process) & np.isin(others["correlation"], ids)
-    return {name: np.concatenate([api[name], others[name][keep]]) for name in api} if keep.any() else api
+        keep |= (other_calls["pid"] == process) & np.isin(other_calls["correlation"], ids)
+    return {name: np.concatenate([api[name], other_calls[name][keep]]) for name in api} if keep.any() else api
 
 
 def _orphans(process: int, ops: Columns, api: Columns) -> Int64Array:
     """The correlation ids of a process's operations without a call."""
-    mine = (ops["pid"] == process) & (ops["correlation"] >= 0)
-    return _not_in(ops["correlation"][mine], api["correlation"][api["pid"] == process])
+    is_of_process = (ops["pid"] == process) & (ops["correlation"] >= 0)
+    return _not_in(ops["correlation"][is_of_process], api["correlation"][api["pid"] == process])
 
 
-def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
-    """The ids that are not in `known`. Both are nearly sorted, because the ids come from a counter."""
-    known = known if (known[1:] >= known[:-1]).all() else np.sort(known)
-    order = np.append(known, np.iinfo(np.int64).max)
+def _not_in(ids: Int64Array, sorted_ids: Int64Array) -> Int64Array:
+    """The ids that are not in `sorted_ids`. Both are nearly sorted, because the ids come from a counter."""
+    sorted_ids = sorted_ids if (sorted_ids[1:] >= sorted_ids[:-1]).all() else np.sort(sorted_ids)
+    order = np.append(sorted_ids, np.iinfo(np.int64).max)
     blocks = (ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK))
     missing = [block[order[np.searchsorted(order, block)] != block] for block in blocks]
     return np.concatenate(missing) if missing else ids
@@ -354,7 +356,7 @@ def read_graph_nodes(db: Database) -> Columns:
         return {name: np.empty(0, dtype=np.int64) for name in names}
     read = db.columns(
         f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}",
-        needed=("node", "start", "tid"),
+        required=("node", "start", "tid"),
         diagnose=lambda: check_rows(db, (table,)),
     )
     return {
@@ -382,8 +384,11 @@ def known_devices(db: Database) -> dict[int, str]:
 
 def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
     """GPU names of the CUDA ordinals that ran operations."""
-    known = known_devices(db)
-    if not known:
+    name_of_device = known_devices(db)
+    if not name_of_device:
         return ()
-    every = sorted(set(known.values()))
-    return tuple(known.get(int(device), every[0] if len(every) == 1 else "GPU of unknown name") for device in devices)
+    distinct_names = sorted(set(name_of_device.values()))
+    return tuple(
+        name_of_device.get(int(device), distinct_names[0] if len(distinct_names) == 1 else "GPU of unknown name")
+        for device in devices
+    )

@@ -34,8 +34,8 @@ def capture_warnings(db: Database, ops: dict[str, Any], launches: int) -> tuple[
         launches: What `count_launches` found.
     """
     alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
-    lost = max(launches - int(np.count_nonzero(alone)), 0)
-    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
+    missing = max(launches - int(np.count_nonzero(alone)), 0)
+    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, missing), *_diagnostics(db, missing))
 
 
 def launch_names(db: Database) -> list[int]:
@@ -59,8 +59,8 @@ def count_launches(db: Database, names: list[int]) -> int:
     """Number of calls with these names. Thread-safe."""
     if not names:
         return 0
-    counted = db.columns(f"SELECT count(*) AS n FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})")
-    return int(counted["n"][0])
+    table = db.columns(f"SELECT count(*) AS n FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})")
+    return int(table["n"][0])
 
 
 def lost_launches(db: Database) -> tuple[int, int]:
@@ -73,14 +73,14 @@ def lost_launches(db: Database) -> tuple[int, int]:
     return launches, max(launches - kernels, 0)
 
 
-def _lost(launches: int, lost: int) -> list[Issue]:
-    if lost <= _LOST_SHARE * launches:
+def _lost(launches: int, missing: int) -> list[Issue]:
+    if missing <= _LOST_SHARE * launches:
         return []
     text = (
-        f"{lost:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end the "
+        f"{missing:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end the "
         "window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver"
     )
-    return [Issue("lost-kernels", "error", lost / launches, text)]
+    return [Issue("lost-kernels", "error", missing / launches, text)]
 
 
 def handed_over_warnings(count: int) -> tuple[Issue, ...]:
@@ -134,26 +134,26 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[Issue]:
         return []
     check_rows(db, ("PROFILER_OVERHEAD",))  # the comparisons below would leave out what is no number
     first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
-    backwards, spent = db.rows(
+    backwards, overhead_ns = db.rows(
         f'SELECT count(*) FILTER (WHERE "end" < start), coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD '
         f'WHERE start >= {first} AND "end" <= {last}'
     )[0]
     if backwards:
         raise db.refuse(f"{backwards} rows of PROFILER_OVERHEAD end before they begin")
-    if spent <= _OVERHEAD_SHARE * (last - first):
+    if overhead_ns <= _OVERHEAD_SHARE * (last - first):
         return []
     text = (
-        f"the profiler itself took {spent / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times "
+        f"the profiler itself took {overhead_ns / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times "
         "and gaps are too long, GPU times are not touched: record more steps, or skip the first"
     )
-    return [Issue("overhead", "warning", spent / max(last - first, 1), text)]
+    return [Issue("overhead", "warning", overhead_ns / max(last - first, 1), text)]
 
 
-def _diagnostics(db: Database, lost: int) -> list[Issue]:
+def _diagnostics(db: Database, missing: int) -> list[Issue]:
     """Warnings and errors written by nsys (2024.2 and newer); possible losses only if data is actually missing."""
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
-    found = db.rows(
+    messages = db.rows(
         f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) "
         "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
     )
@@ -164,6 +164,6 @@ def _diagnostics(db: Database, lost: int) -> list[Issue]:
             1.0,
             f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else ""),
         )
-        for text, count in found
-        if lost or not GUESS.search(str(text))
+        for text, count in messages
+        if missing or not GUESS.search(str(text))
     ]

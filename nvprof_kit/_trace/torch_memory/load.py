@@ -51,15 +51,15 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to objects outside of it")
 
 
-def main(path: str, what: str, stretches: str = "") -> None:
-    """Print the content of a file, or a one-line error: with the argument `stretches`, the columns of a snapshot;
+def main(path: str, noun: str, stretches_name: str = "") -> None:
+    """Print the content of a file, or a one-line error: with the argument `stretches_name`, the columns of a snapshot;
     without it, everything unchanged.
     """
     size = os.path.getsize(path)
     _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
     gc.disable()  # the collector would traverse a million live dicts again and again
-    outcome = _outcome(path, what, stretches)
+    outcome = _outcome(path, noun, stretches_name)
     try:
         pickle.dump(outcome, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
@@ -75,27 +75,27 @@ def _limit(of: int, to: int) -> None:
     resource.setrlimit(of, (to, to))
 
 
-def _outcome(path: str, what: str, stretches: str) -> dict[str, Any]:
+def _outcome(path: str, noun: str, stretches_name: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             plain = _PlainUnpickler(file).load()
-        return _columns(plain, stretches) if stretches else {"plain": plain}
+        return _columns(plain, stretches_name) if stretches_name else {"plain": plain}
     except pickle.UnpicklingError as error:
         more = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
-        return {"error": f"refused as a {what}: {more}{_one_line(error)}; nothing in it was run"}
+        return {"error": f"refused as a {noun}: {more}{_one_line(error)}; nothing in it was run"}
     except MemoryError:
-        return {"error": f"refused as a {what}: it asks for far more memory than its size accounts for"}
+        return {"error": f"refused as a {noun}: it asks for far more memory than its size accounts for"}
     except _Refused as error:
         return {"error": str(error)}
     except Exception as error:  # a damaged or crafted pickle can raise anything
-        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the {what} again"}
+        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the {noun} again"}
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _columns(plain: Any, stretches: str) -> dict[str, Any]:
+def _columns(plain: Any, stretches_name: str) -> dict[str, Any]:
     if not isinstance(plain, dict) or "segments" not in plain or "device_traces" not in plain:
         raise _Refused(
             "a pickle, but no snapshot of the CUDA allocator: needed segments and device_traces, as "
@@ -105,11 +105,11 @@ def _columns(plain: Any, stretches: str) -> dict[str, Any]:
     stacks = _Stacks()
     histories = _apart(_rows(plain["device_traces"], "device_traces", list), "device_traces")
     return {
-        "devices": [_history(one, stacks) for one in histories],
+        "devices": [_history(history, stacks) for history in histories],
         "frames": stacks.frames,
         "stacks": (stacks.codes.tobytes(), stacks.lengths.tobytes()),
         "segments": _segments(_rows(plain["segments"], "segments", dict)),
-        "stretches": _stretches(plain.get(stretches) or []),
+        "stretches": _stretches(plain.get(stretches_name) or []),
         "annotations": _annotations(plain.get("external_annotations") or []),
         "settings": {key: value for key, value in settings.items() if isinstance(key, str) and _scalar(value)}
         if isinstance(settings, dict)
@@ -121,28 +121,28 @@ def _scalar(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
-def _rows(found: Any, name: str, kind: type) -> list[Any]:
+def _rows(value: Any, name: str, kind: type) -> list[Any]:
     """Check for a list with items of one type."""
-    if not isinstance(found, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
         raise _Refused(_not(name, "a list"))
-    if set(map(type, found)) - {kind}:
+    if set(map(type, value)) - {kind}:
         raise _Refused(_not(name, f"a list of {kind.__name__}s"))
-    return list(found)
+    return list(value)
 
 
 def _apart(lists: list[Any], name: str) -> list[Any]:
     """Check that no list appears twice: a small file could refer to the same one a million times."""
-    full = [id(one) for one in lists if one]
+    full = [id(rows) for rows in lists if rows]
     if len(set(full)) < len(full):
         raise _Refused(_not(name, "a list of lists, each another"))
     return lists
 
 
-def _not(name: str, needed: str) -> str:
-    return f"a snapshot in which {name} is not {needed}; it is damaged: take the snapshot again"
+def _not(name: str, need: str) -> str:
+    return f"a snapshot in which {name} is not {need}; it is damaged: take the snapshot again"
 
 
-def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | None = None) -> bytes:
+def _integers(rows: list[dict[str, Any]], name: str, noun: str, missing: int | None = None) -> bytes:
     """The values of a key in all rows, int64; `missing` replaces values that out-of-memory events lack, and times,
     which PyTorch before 2.2 did not write.
     """
@@ -151,21 +151,21 @@ def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | N
     except KeyError:
         lacking = [row for row in rows if name not in row]
         if missing is None or not (name == "time_us" or all(row.get("action") == "oom" for row in lacking)):
-            raise _Refused(_not(f"{what}.{name}", "in every row")) from None
+            raise _Refused(_not(f"{noun}.{name}", "in every row")) from None
         try:
             return array("q", (row.get(name, missing) for row in rows)).tobytes()
         except (TypeError, OverflowError):
-            raise _Refused(_not(f"{what}.{name}", "a whole number of 64 bits")) from None
+            raise _Refused(_not(f"{noun}.{name}", "a whole number of 64 bits")) from None
     except (TypeError, OverflowError):
-        return _wide(rows, name, what)
+        return _wide(rows, name, noun)
 
 
-def _wide(rows: list[dict[str, Any]], name: str, what: str) -> bytes:
+def _wide(rows: list[dict[str, Any]], name: str, noun: str) -> bytes:
     """The same for addresses, which can have the highest bit set."""
     try:
         return array("Q", map(itemgetter(name), rows)).tobytes()
     except (TypeError, OverflowError):
-        raise _Refused(_not(f"{what}.{name}", "a whole number of 64 bits")) from None
+        raise _Refused(_not(f"{noun}.{name}", "a whole number of 64 bits")) from None
 
 
 class _Codes(dict[str, int]):
@@ -197,13 +197,13 @@ def _texts(texts: Iterable[Any], name: str) -> tuple[bytes, list[str]]:
 
 def _distinct(texts: Iterable[str]) -> list[str]:
     """Replace lone surrogates, which tables cannot store, and keep the texts distinct."""
-    found: dict[str, None] = {}
+    distinct_texts: dict[str, None] = {}
     for text in texts:
         clean = _whole_letters(text)
-        while clean in found:
+        while clean in distinct_texts:
             clean += "'"
-        found[clean] = None
-    return list(found)
+        distinct_texts[clean] = None
+    return list(distinct_texts)
 
 
 def _whole_letters(text: str) -> str:
@@ -229,16 +229,16 @@ _EVENT = {"addr": 0, "size": None, "stream": 0, "time_us": 0}
 
 def _batch(rows: list[dict[str, Any]], actions: _Codes, labels: _Codes, stacks: _Stacks) -> dict[str, bytes]:
     try:
-        done = list(map(itemgetter("action"), rows))
+        row_actions = list(map(itemgetter("action"), rows))
     except KeyError:
         raise _Refused(_not("device_traces.action", "in every row")) from None
     return {
         **{name: _integers(rows, name, "device_traces", missing) for name, missing in _EVENT.items()},
-        "action": actions.of(done),
+        "action": actions.of(row_actions),
         "label": labels.of([row.get("user_metadata") or "" for row in rows]),
         "stack": array("q", [
-            stacks.number(found) if action == "alloc" and (found := row.get("frames")) else -1
-            for row, action in zip(rows, done, strict=True)
+            stacks.number(frames) if action == "alloc" and (frames := row.get("frames")) else -1
+            for row, action in zip(rows, row_actions, strict=True)
         ]).tobytes(),
     }  # fmt: skip
 
@@ -254,49 +254,54 @@ class _Stacks:
         self._last: dict[tuple[int, int, int], tuple[list[Any], int]] = {}
         self._frames: dict[int, int] = {}
 
-    def number(self, found: Any) -> int:
+    def number(self, frames: Any) -> int:
         """Number of a call stack."""
-        place = self._lists.get(id(found))
-        if place is None:
-            if not isinstance(found, list) or len(found) > _MOST_FRAMES:
+        code = self._lists.get(id(frames))
+        if code is None:
+            if not isinstance(frames, list) or len(frames) > _MOST_FRAMES:
                 raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
-            place = self._lists[id(found)] = self._known(found) if found else self._new(found)
-        return place
+            code = self._lists[id(frames)] = self._known(frames) if frames else self._new(frames)
+        return code
 
-    def _known(self, found: list[Any]) -> int:
+    def _known(self, frames: list[Any]) -> int:
         """Number of a list of frames. PyTorch writes a list for every event, of shared frames; a training loop has
         only a few hundred distinct ones, and the last one with the same ends is mostly the same.
         """
-        ends = id(found[0]), id(found[-1]), len(found)
+        ends = id(frames[0]), id(frames[-1]), len(frames)
         last = self._last.get(ends)
-        if last is not None and all(map(is_, found, last[0])):
+        if last is not None and all(map(is_, frames, last[0])):
             return last[1]
-        key = tuple(map(id, found))
-        place = self._stacks.get(key)
-        if place is None:
-            place = self._stacks[key] = self._new(found)
-        self._last[ends] = found, place
-        return place
+        key = tuple(map(id, frames))
+        code = self._stacks.get(key)
+        if code is None:
+            code = self._stacks[key] = self._new(frames)
+        self._last[ends] = frames, code
+        return code
 
-    def _new(self, found: list[Any]) -> int:
-        known = self._frames
-        self.codes.extend([known[one] if (one := id(frame)) in known else self._frame(frame) for frame in found])
-        self.lengths.append(len(found))
+    def _new(self, frames: list[Any]) -> int:
+        code_of_frame = self._frames
+        self.codes.extend(
+            [
+                code_of_frame[frame_id] if (frame_id := id(frame)) in code_of_frame else self._frame(frame)
+                for frame in frames
+            ]
+        )
+        self.lengths.append(len(frames))
         return len(self.lengths) - 1
 
     def _frame(self, frame: Any) -> int:
         if not isinstance(frame, dict):
             raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
-        kept = {key: frame.get(key, missing) for key, missing in (("filename", ""), ("line", 0), ("name", ""))}
-        if not all(isinstance(kept[key], str) for key in ("filename", "name")) or not (
-            isinstance(kept["line"], int) and abs(kept["line"]) < 2**62
+        fields = {key: frame.get(key, missing) for key, missing in (("filename", ""), ("line", 0), ("name", ""))}
+        if not all(isinstance(fields[key], str) for key in ("filename", "name")) or not (
+            isinstance(fields["line"], int) and abs(fields["line"]) < 2**62
         ):
             raise _Refused(_not("device_traces.frames", "of frames with filename, line and name"))
-        place = self._frames[id(frame)] = len(self.frames)
+        code = self._frames[id(frame)] = len(self.frames)
         for key in ("filename", "name"):
-            kept[key] = _whole_letters(kept[key][:_LONGEST_NAME])
-        self.frames.append(kept)
-        return place
+            fields[key] = _whole_letters(fields[key][:_LONGEST_NAME])
+        self.frames.append(fields)
+        return code
 
 
 def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
@@ -304,7 +309,7 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
     _apart([segment.get("blocks") for segment in segments], "segments.blocks")
     for segment in segments:
         blocks += _rows(segment.get("blocks"), "segments.blocks", dict)
-    kinds = ["expandable" if one.get("is_expandable") else one.get("segment_type") for one in segments]
+    kinds = ["expandable" if row.get("is_expandable") else row.get("segment_type") for row in segments]
     addressed = all("address" in block for block in blocks)
     requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
     integers = {name: _integers(segments, name, "segments") for name in ("device", "address", "stream")}
@@ -313,7 +318,7 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
         **integers,
         **sizes,
         "kind": _texts(kinds, "segments.segment_type"),
-        "pool": _texts([_pool(one.get("segment_pool_id", (0, 0))) for one in segments], "segments.segment_pool_id"),
+        "pool": _texts([_pool(row.get("segment_pool_id", (0, 0))) for row in segments], "segments.segment_pool_id"),
         "count": array("q", [len(segment["blocks"]) for segment in segments]).tobytes(),
         "block_address": _integers(blocks, "address", "segments.blocks") if addressed else None,
         "block_size": _integers(blocks, "size", "segments.blocks"),
@@ -322,18 +327,18 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _pool(found: Any) -> str:
+def _pool(pool_id: Any) -> str:
     if (
-        not isinstance(found, (list, tuple))
-        or len(found) != 2
-        or not all(isinstance(one, int) and abs(one) < 2**64 for one in found)
+        not isinstance(pool_id, (list, tuple))
+        or len(pool_id) != 2
+        or not all(isinstance(number, int) and abs(number) < 2**64 for number in pool_id)
     ):
         raise _Refused(_not("segments.segment_pool_id", "a pair of whole numbers"))
-    return str(tuple(found))
+    return str(tuple(pool_id))
 
 
-def _stretches(found: Any) -> list[tuple[int, str]]:
-    rows = _rows(found, "nvprof_kit's stretches", tuple if found and isinstance(found[0], tuple) else list)
+def _stretches(value: Any) -> list[tuple[int, str]]:
+    rows = _rows(value, "nvprof_kit's stretches", tuple if value and isinstance(value[0], tuple) else list)
     if not all(
         len(row) == 2 and isinstance(row[0], int) and abs(row[0]) < 2**62 and isinstance(row[1], str) for row in rows
     ):
@@ -341,19 +346,19 @@ def _stretches(found: Any) -> list[tuple[int, str]]:
     return [(row[0], _whole_letters(row[1])) for row in rows]
 
 
-def _annotations(found: Any) -> list[tuple[int, int, bool, str]]:
+def _annotations(value: Any) -> list[tuple[int, int, bool, str]]:
     """User annotations: time in µs, device, whether it is a begin, name."""
-    rows = _rows(found, "external_annotations", dict)
+    rows = _rows(value, "external_annotations", dict)
     try:
-        made = [(row["time_us"], row["device"], row["stage"] == "START", row["name"]) for row in rows]
+        annotations = [(row["time_us"], row["device"], row["stage"] == "START", row["name"]) for row in rows]
     except KeyError as error:
         raise _Refused(_not(f"external_annotations.{error.args[0]}", "in every row")) from None
     if not all(
         isinstance(time, int) and abs(time) < 2**62 and isinstance(device, int) and isinstance(name, str)
-        for time, device, _, name in made
+        for time, device, _, name in annotations
     ):
         raise _Refused(_not("external_annotations", "rows of a time, a device and a name"))
-    return [(time, device, begins, _whole_letters(name)) for time, device, begins, name in made]
+    return [(time, device, is_start, _whole_letters(name)) for time, device, is_start, name in annotations]
 
 
 if __name__ == "__main__":

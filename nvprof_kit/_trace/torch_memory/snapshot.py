@@ -135,11 +135,11 @@ def read_snapshot(path: str | Path) -> Snapshot:
     check_file(path)
     try:
         with path.open("rb") as file:
-            head = file.read(64)
+            header = file.read(64)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if not head.startswith(_PICKLE) and (known := description_of(head)):
-        raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
+    if not header.startswith(_PICKLE) and (description := description_of(header)):
+        raise CaptureError(f"{path}: {description}; needed a snapshot of torch.cuda.memory._dump_snapshot")
     return _snapshot(handed_over(path, "snapshot", MEMORY_SPANS), path)
 
 
@@ -157,8 +157,10 @@ def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
             )
         if len(stack):
             numbers.append(stack)
-            mine = [(time, begins, name) for time, where, begins, name in content["annotations"] if where == device]
-            histories.append(_events(history, device, content["stretches"], _loop_stretches(mine)))
+            on_device = [
+                (time, is_start, name) for time, where, is_start, name in content["annotations"] if where == device
+            ]
+            histories.append(_events(history, device, content["stretches"], _loop_stretches(on_device)))
     events = pd.concat(histories, ignore_index=True) if histories else _no_events()
     if len(histories) > 1:
         events = events.astype({"action": "category", "label": "category"})
@@ -192,7 +194,7 @@ def _no_events() -> pd.DataFrame:
     return _events({**empty, "action": (b"", []), "label": (b"", [])}, 0, [], [])
 
 
-def _events(history: dict[str, Any], device: int, stretches: _Stretches, annotated: _Stretches) -> pd.DataFrame:
+def _events(history: dict[str, Any], device: int, marks: _Stretches, annotated: _Stretches) -> pd.DataFrame:
     import pandas as pd
 
     time = _integers(history["time_us"])
@@ -205,13 +207,13 @@ def _events(history: dict[str, Any], device: int, stretches: _Stretches, annotat
             "size_bytes": _integers(history["size"]),
             "stream": _integers(history["stream"]),
             "time_ns": time * 1000,
-            "label": _labelled(label, time, stretches, annotated) if stretches or annotated else label,
+            "label": _labelled(label, time, marks, annotated) if marks or annotated else label,
         }
     )
     return table
 
 
-def _labelled(label: pd.Categorical, time: Any, stretches: _Stretches, annotated: _Stretches) -> pd.Categorical:
+def _labelled(label: pd.Categorical, time: Any, marks: _Stretches, annotated: _Stretches) -> pd.Categorical:
     """The labels. An event without a label gets the program's current step and phase; a label without layer and phase
     is completed from PyTorch's annotations around the event.
     """
@@ -219,21 +221,23 @@ def _labelled(label: pd.Categorical, time: Any, stretches: _Stretches, annotated
     import pandas as pd
 
     # by codes, because a million events have only a few hundred distinct texts
-    places = [np.searchsorted([begin for begin, _ in found], time, side="right") for found in (stretches, annotated)]
-    key = (label.codes.astype(np.int64) * (len(stretches) + 1) + places[0]) * (len(annotated) + 1) + places[1]
-    which, distinct = pd.factorize(key)
-    own, place = np.divmod(distinct, (len(stretches) + 1) * (len(annotated) + 1))
+    places = [np.searchsorted([start for start, _ in lane], time, side="right") for lane in (marks, annotated)]
+    key = (label.codes.astype(np.int64) * (len(marks) + 1) + places[0]) * (len(annotated) + 1) + places[1]
+    code_of_row, distinct = pd.factorize(key)
+    own_code, mark_codes = np.divmod(distinct, (len(marks) + 1) * (len(annotated) + 1))
     texts = [
         _joined(
-            label.categories[code] or ("", *(text for _, text in stretches))[first],
+            label.categories[code] or ("", *(text for _, text in marks))[first],
             ("", *(text for _, text in annotated))[second],
         )
         for code, first, second in zip(
-            own.tolist(), *(part.tolist() for part in np.divmod(place, len(annotated) + 1)), strict=True
+            own_code.tolist(),
+            *(codes_of_part.tolist() for codes_of_part in np.divmod(mark_codes, len(annotated) + 1)),
+            strict=True,
         )
     ]
     codes, categories = pd.factorize(np.array(texts, dtype=object))
-    return pd.Categorical.from_codes(codes[which], categories=pd.Index(categories, dtype="str"))
+    return pd.Categorical.from_codes(codes[code_of_row], categories=pd.Index(categories, dtype="str"))
 
 
 def _joined(label: str, annotated: str) -> str:
@@ -246,24 +250,32 @@ def _loop_stretches(annotations: list[tuple[int, bool, str]]) -> _Stretches:
     """Start times of phases and steps annotated by PyTorch, and the label of allocations from then on: the innermost
     open phase and step.
     """
-    known = {name: found for name in {name for _, _, name in annotations} if (found := loop_annotation(name))}
+    annotation_of_name = {
+        name: annotation for name in {name for _, _, name in annotations} if (annotation := loop_annotation(name))
+    }
     opened: list[str] = []
-    made: _Stretches = []
-    for time, begins, name in sorted((row for row in annotations if row[2] in known), key=lambda row: (row[0], row[1])):
-        if begins:
+    labels: _Stretches = []
+    for time, is_start, name in sorted(
+        (row for row in annotations if row[2] in annotation_of_name), key=lambda row: (row[0], row[1])
+    ):
+        if is_start:
             opened.append(name)
         elif name in opened:
             del opened[len(opened) - 1 - opened[::-1].index(name)]
-        steps = [number for one in opened if (number := step_number(one)) is not None]
-        phases = [kineto_name(text, Category(kind)) for text, kind in map(known.__getitem__, opened) if kind != "step"]
-        made.append((time, memory_label(phases[-1] if phases else "", steps[-1] if steps else None)))
-    return made
+        steps = [number for open_name in opened if (number := step_number(open_name)) is not None]
+        phases = [
+            kineto_name(text, Category(kind))
+            for text, kind in map(annotation_of_name.__getitem__, opened)
+            if kind != "step"
+        ]
+        labels.append((time, memory_label(phases[-1] if phases else "", steps[-1] if steps else None)))
+    return labels
 
 
 def _segments(columns: dict[str, Any]) -> pd.DataFrame:
     import pandas as pd
 
-    made: pd.DataFrame = pd.DataFrame(
+    segments: pd.DataFrame = pd.DataFrame(
         {
             "device": _integers(columns["device"]),
             "address": _integers(columns["address"]),
@@ -275,7 +287,7 @@ def _segments(columns: dict[str, Any]) -> pd.DataFrame:
             "pool": _texts(columns["pool"]),
         }
     )
-    return made
+    return segments
 
 
 def _blocks(columns: dict[str, Any]) -> pd.DataFrame:
@@ -289,9 +301,9 @@ def _blocks(columns: dict[str, Any]) -> pd.DataFrame:
     else:  # PyTorch up to 2.1 has no address: sum up the sizes
         before = np.cumsum(size) - size
         first = np.cumsum(counts) - counts
-        begin = before[first[segment]] if len(size) else before
-        address = _integers(columns["address"])[segment] + before - begin
-    made: pd.DataFrame = pd.DataFrame(
+        segment_start = before[first[segment]] if len(size) else before
+        address = _integers(columns["address"])[segment] + before - segment_start
+    blocks: pd.DataFrame = pd.DataFrame(
         {
             "segment": segment,
             "address": address,
@@ -300,4 +312,4 @@ def _blocks(columns: dict[str, Any]) -> pd.DataFrame:
             "state": _texts(columns["block_state"]),
         }
     )
-    return made
+    return blocks
