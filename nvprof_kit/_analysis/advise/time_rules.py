@@ -72,7 +72,7 @@ _LAUNCH_ADVICE = {
     "or decode more sequences at once",
     "mixed": "use CUDA graphs for the decoding steps (with a static cache), and put more prompts or longer chunks into "
     "each prefill",
-    "prefill": "put more tokens into each launch (more prompts at once, longer chunks), or "
+    "prefill": "put more tokens into each launch (more sequences at once, longer chunks), or "
     "torch.compile(mode='reduce-overhead') for a few fixed lengths",
     "evaluation": "evaluate larger batches, or torch.compile(mode='reduce-overhead')",
 }

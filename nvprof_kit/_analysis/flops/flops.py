@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,16 @@ from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
-from nvprof_kit._analysis.flops.rows import Row, Whole, captured_rows, uncounted_rows, utilisation, whole, without_peak
+from nvprof_kit._analysis.flops.rows import (
+    Row,
+    Whole,
+    captured_rows,
+    uncounted_rows,
+    uncounted_shares,
+    utilisation,
+    whole,
+    without_peak,
+)
 from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.by_layer import ByLayer, computing_blocks
@@ -96,6 +105,9 @@ COLUMNS: Columns = {
 }
 """The columns of `Flops.rows` and what they mean."""
 
+UNCOUNTED_SHARE = 0.05
+"""Where counted operations hold less than the other 95 % of the GPU time, the figures of the step are lower bounds."""
+
 NOTES_APART = " | "
 """The separator between the notes of a row."""
 
@@ -110,6 +122,8 @@ class Flops(ByLayer):
         counts: The file of counts, or a text that says the shapes in the capture were used.
         info: Recording tool, GPUs and processes of the capture.
         warnings: What the figures do not include.
+        uncounted: Share of the GPU time in layers whose products, attention or experts were not counted, by name; empty
+            below `UNCOUNTED_SHARE` altogether.
     """
 
     whole: Whole
@@ -117,6 +131,7 @@ class Flops(ByLayer):
     counts: str
     info: CaptureInfo
     warnings: tuple[Issue, ...] = ()
+    uncounted: Mapping[str, float] = field(default_factory=dict)
 
     columns: ClassVar = {"flops": COLUMNS}
     bars: ClassVar = {"flops": (("mfu",), ("layer", "phase"))}
@@ -176,6 +191,8 @@ def flops(
     records = _Records(counted.with_holders(held), times, of_gpu, uncounted, bool(peaks))
     together = whole(trace, operations.attribution, counted, times, peaks=of_gpu, choice=choice)
     reason = f"the steps together are {records.why_above(together.busy_hfu)}"
+    shares = uncounted_shares(operations, counted, rows, choice)
+    shares = shares if sum(shares.values()) > UNCOUNTED_SHARE else {}
     above = [Issue("above-the-peak", "warning", 1.0, reason)] if together.above_the_peak else []
     table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
     return Flops(
@@ -188,10 +205,12 @@ def flops(
             *trace.info.warnings,
             *join_warnings(trace, operations.attribution.ranges, operations.attribution.unjoined),
             *above,
+            *_uncounted_issues(shares),
             *left_out_warnings(choice),
             *_warnings(counted, times, named),
             *_warnings_of_gpu(trace.info, of_gpu, counts.gpu if counts else ""),
         ),
+        uncounted=shares,
         blocks=computing_blocks(operations, choice.of_ops(operations.attribution)).with_amounts(
             table, "flops", "operations"
         ),
@@ -305,6 +324,18 @@ def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[
         text = f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high"
         issues.append(Issue("unknown-work", "warning", 1.0, text))
     return issues
+
+
+def _uncounted_issues(shares: Mapping[str, float]) -> list[Issue]:
+    """What is not counted of the GPU time."""
+    if not shares:
+        return []
+    largest = ", ".join(f"{name} {share:.0%}" for name, share in list(shares.items())[:4])
+    text = (
+        f"{sum(shares.values()):.0%} of the GPU time is in work that was not counted ({largest}): the step's figures "
+        "are at least so high"
+    )
+    return [Issue("uncounted", "warning", sum(shares.values()), text)]
 
 
 def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counted_on: str) -> list[Issue]:

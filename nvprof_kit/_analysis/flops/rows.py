@@ -92,6 +92,37 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     }
 
 
+def uncounted_shares(
+    operations: Operations, counted: Counted, rows: Sequence[Row], choice: StepChoice
+) -> dict[str, float]:
+    """Share of the GPU time in layers that run products, attention or experts of which no operation was counted, by the
+    layer's name without its place in the model; the largest first.
+    """
+    import pandas as pd
+
+    trace = operations.trace
+    if "name" not in trace.ops or not trace.info.on_gpu:
+        return {}
+    layer, phase = op_owners(operations.attribution)
+    is_matrix = np.any([operations.classes.is_a(name) for name in (*_MATRIX_KERNELS, "experts")], axis=0)
+    ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
+    inside = choice.of_ops(operations.attribution)
+    total, frame = int(ns[inside].sum()), frame[inside & ~operations.classes.is_a("comm")]
+    keys = {row.key for row in rows if not row.held}
+    worked = (chain for chain, work in counted.work.items() if any(work.values()))
+    has_work = {next((key for key in chain if key in keys), chain[0]) for chain in worked}
+    shares: dict[str, float] = {}
+    for row in (
+        frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum().reset_index().to_dict("records")
+    ):
+        if row["matrix"] > _ODD * max(row["ns"], 1) and (row["layer"], row["phase"]) not in has_work:
+            parts = [part for part in str(row["layer"]).split(".") if not part.isdecimal()]
+            name = parts[-1].rstrip("0123456789").rstrip("_") if parts else str(row["layer"])
+            shares[name] = shares.get(name, 0.0) + row["ns"] / max(total, 1)
+    return dict(sorted(shares.items(), key=lambda share: -share[1]))
+
+
 @dataclass(frozen=True)
 class Whole:
     """Figures over all layers, for a mean step; for the whole capture if it has no steps.

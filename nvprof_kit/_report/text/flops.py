@@ -89,15 +89,16 @@ def _header(result: Flops, again: bool) -> list[RenderableType]:
     what = "A step" if whole.steps else "The capture"
     model = f", {_amount(whole.model_flops)} without what is computed again" if again else ""
     rate = _number(whole.flops / max(whole.step_ns, 1) / 1000, 1) or "0"
+    least = "at least " if result.uncounted else ""
     lines = [
-        Text(f"{what}: {_amount(whole.flops)}{model}, in {lasted} ms on {devices}: {rate} TFLOP/s"),
+        Text(f"{what}: {least}{_amount(whole.flops)}{model}, in {lasted} ms on {devices}: {rate} TFLOP/s"),
     ]
     if result.peaks is not None:
         peaks = ", ".join(f"{dtype} {flops / _TERA:,.4g}" for dtype, flops in result.peaks.flops.items())
         lines += [
             Text(
-                f"{_both(whole.mfu, whole.hfu, again)}; of the {busy} ms in which the GPU works: "
-                f"{_both(whole.busy_mfu, whole.busy_hfu, again)}",
+                f"{_both(whole.mfu, whole.hfu, again, least)}; of the {busy} ms in which the GPU works: "
+                f"{_both(whole.busy_mfu, whole.busy_hfu, again, least)}",
                 "bold",
             ),
             Text(f"Peak of {result.peaks.name}, dense, in TFLOP/s: {peaks}"),
@@ -105,9 +106,9 @@ def _header(result: Flops, again: bool) -> list[RenderableType]:
     return list(lines)
 
 
-def _both(mfu: float, hfu: float, again: bool) -> str:
+def _both(mfu: float, hfu: float, again: bool, least: str) -> str:
     """MFU and HFU; one number if nothing is recomputed."""
-    return f"MFU {_share(mfu, '?')}" + (f", HFU {_share(hfu, '?')}" if again else "")
+    return f"MFU {least}{_share(mfu, '?')}" + (f", HFU {least}{_share(hfu, '?')}" if again else "")
 
 
 def _what(result: Flops, again: bool) -> str:
