@@ -141,6 +141,10 @@ class LayerProfiler:
             self._recorder.cancel()
 
     def _begin(self) -> None:
+        if self.options.steps:
+            from nvprof_kit._instrument.loop.inferred import stop_inferring
+
+            stop_inferring()
         self._windows.__enter__()
         self._begin_step()
 

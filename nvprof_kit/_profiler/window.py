@@ -21,7 +21,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.loop.step_clock import StepClock
 from nvprof_kit._instrument.memory.boundaries import Allocator, Boundaries, CudaAllocator
-from nvprof_kit._instrument.modules.annotate import annotate_model
+from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.modules.blocks import block_kinds, class_name, unwrapped
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.rank_claim import claim
@@ -163,7 +163,7 @@ class WindowRecorder(Nothing):
             return
         with suppress(UsageError):  # part of the model is already annotated
             if model not in session.annotated:
-                self._undo.callback(annotate_model(model).remove)
+                self._undo.callback(range_model(model).remove)
         if self._tool is not None:
             self._tool.start(window)
         elif self._recorder is not None:

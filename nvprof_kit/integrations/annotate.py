@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit.integrations._host.guard import Guarded, never_fails
+from nvprof_kit._instrument.loop.guard import Guarded, never_fails
 from nvprof_kit.integrations._host.importing import after_import
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
@@ -204,7 +204,7 @@ class Watch(Guarded):
 
     def _annotated(self, model: Any, name: str) -> Any:
         from nvprof_kit._instrument import session
-        from nvprof_kit._instrument.modules.annotate import annotate_model
+        from nvprof_kit._instrument.modules.annotate import range_model
         from nvprof_kit.integrations._host.models import annotate_under, is_ranged
 
         handle = None
@@ -216,7 +216,7 @@ class Watch(Guarded):
         elif self.found:
             handle = annotate_under(name, model)
         else:
-            handle = annotate_model(model)
+            handle = range_model(model)
         if handle is not None:
             self._parts.update(model.modules())
         self._range_loop_of(model)

@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import nn
 
+from nvprof_kit._instrument.loop.points import LoopHooks
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.hooks import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
 from nvprof_kit._instrument.torch_compat import skip_compiling
 from nvprof_kit.integrations._host.loop import HostLoop
-from nvprof_kit.integrations._host.points import LoopHooks
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 """Prefixes of the components that a denoising step calls."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from nvprof_kit.integrations._host.guard import warn
+from nvprof_kit._instrument.loop.guard import warn
 
 
 def lightning_callbacks() -> list[Any]:

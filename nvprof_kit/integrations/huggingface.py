@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit.integrations._host.guard import never_fails
 from nvprof_kit.integrations._host.loop import HostLoop
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations._host.guard import never_fails
 from nvprof_kit.integrations._host.importing import after_import
 from nvprof_kit.integrations._host.loop import HostLoop
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit.integrations._host.guard import warn
+from nvprof_kit._instrument.loop.guard import warn
 
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"

@@ -20,8 +20,8 @@ from typing import Any
 
 from torchtitan.tools.profiler import Profiler
 
+from nvprof_kit._instrument.loop.guard import never_fails, warn
 from nvprof_kit.integrations._host.callers import calling_object
-from nvprof_kit.integrations._host.guard import never_fails, warn
 from nvprof_kit.integrations._host.loop import HostLoop
 
 

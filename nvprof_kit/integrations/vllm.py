@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit.integrations._host.guard import warn
+from nvprof_kit._instrument.loop.guard import warn
 from nvprof_kit.integrations._host.importing import after_import
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")

@@ -119,6 +119,8 @@ class step(Scope):
         self._number = number
 
     def __enter__(self) -> step:
+        if takes_over is not None:
+            takes_over()
         if began is not None:
             began()
         if self._number is None:
@@ -134,6 +136,9 @@ class step(Scope):
 
 began: Callable[[], None] | None = None
 """Called at the beginning of each step, before its range opens."""
+
+takes_over: Callable[[], None] | None = None
+"""Ends the inference of steps (`inferred`), because the program ranges its steps itself."""
 
 
 def _step_range(number: int) -> Range:
@@ -220,6 +225,7 @@ class annotate_optimizer(Annotation):
     """
 
     def __init__(self, optimizer: Any) -> None:
+        innermost(optimizer)  # raises for what is no optimizer
         replace_in_notebook(optimizer)
         super().__init__(optimizer)
 

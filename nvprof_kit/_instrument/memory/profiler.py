@@ -25,7 +25,7 @@ from nvprof_kit._instrument.memory.history import History
 from nvprof_kit._instrument.memory.points import ROUNDING, MemoryOptions, TimePoint
 from nvprof_kit._instrument.memory.saved import SavedTensors
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
-from nvprof_kit._instrument.modules.annotate import annotate_model
+from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.patches import Hook
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
 from nvprof_kit._instrument.session import Watch
@@ -226,7 +226,7 @@ class MemoryProfiler:
     def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
         with suppress(UsageError):  # a part of the model is already annotated
             if model not in session.annotated:
-                self._undo.append(annotate_model(model).remove)
+                self._undo.append(range_model(model).remove)
         watch = Watch(boundaries)
         watch.attach()
         self._undo.append(watch.detach)

@@ -1,4 +1,4 @@
-"""`annotate_model`: range the layers of a model with one call."""
+"""Range the layers of a model: which modules, and the handle that holds their hooks."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class ModelAnnotation(Annotation):
         paths: Paths of the ranged modules in model order; the root's is its class name.
         aliases: Further paths of modules that occur more than once, with the path used for their ranges.
         skipped: Paths of modules that cannot be ranged, with the reason.
+        dataloader: The ranged data loader, if `annotate_model` got one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ModelAnnotation(Annotation):
         holder: nn.Module | None = None,
     ) -> None:
         self._holder = holder
+        self.dataloader: Any = None
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         self._ranged: dict[str, Ranged] = {}
@@ -138,6 +140,10 @@ class ModelAnnotation(Annotation):
         for ranged in self._ranged.values():
             yield from ranged.install(compiled)
 
+    def hold(self, change: Removable) -> None:
+        """Remove a change together with the annotation."""
+        self._lasting.append(change)
+
     def remove(self) -> None:
         """Remove the annotation; a second call does nothing. The model can be annotated again."""
         super().remove()
@@ -202,8 +208,8 @@ class ModelAnnotation(Annotation):
         return [path for path, ranged in self._ranged.items() if not ranged.calls.entered]
 
 
-def annotate_model(
-    model: nn.Module | Pipeline,
+def range_model(
+    model: Any,
     *,
     select: Select | None = None,
     depth: int | str | None = None,
@@ -212,35 +218,7 @@ def annotate_model(
     memory: bool | Read = False,
     compiled_parts: bool = False,
 ) -> ModelAnnotation:
-    """Range the layers of a model: forward, backward, and recompute under activation checkpointing.
-
-    By default, the repeated blocks of the model are detected. Ranged are the blocks, their direct children, and all
-    modules outside the blocks: embeddings, final norm, head, their containers, and the model itself. In a model without
-    repeated blocks, the direct children are ranged. Hooks are installed only while ranges are emitted, that is, while
-    nsys, ncu or the embedded recorder is attached. Outputs, gradients and memory do not change.
-
-    Args:
-        model: The model; held weakly. Or a Diffusers pipeline; the paths of its modules then begin with the component's
-            name (``unet.down_blocks.0``).
-        select: Range only these modules: a class or a tuple of classes; one or several glob patterns (``layers.*.mlp``,
-            matched against whole paths as by `fnmatch`); or a predicate ``(path, module) -> bool``.
-        depth: Range the model and this many levels below it, not counting ``ModuleList``; ``"leaf"`` for all levels.
-        backward: Range the backward pass.
-        root: Name of the model itself, which has no path; by default its class name.
-        compiled_parts: Also range modules inside code that torch.compile compiles while the annotation exists. The
-            generated code then emits ranges around its kernel launches, and is cached separately.
-        memory: Emit marks with the bytes allocated by PyTorch's CUDA allocator at the begin and end of each layer, to
-            an attached tool; or with what a given function reads. The setting applies to the whole process,
-            permanently.
-
-    Returns:
-        A handle with ``remove()``. As a context manager, it removes the annotation at the end.
-
-    Raises:
-        UsageError: ``model`` is neither a module nor a pipeline, it or one of its modules is already annotated, nothing
-            matches ``select``, or the options contradict each other. In a notebook, the annotation of the same model is
-            replaced instead, so that a cell can be rerun.
-    """
+    """Range the layers of a model, or of the modules of a pipeline; see `loop.annotate.annotate_model`."""
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
     if memory:

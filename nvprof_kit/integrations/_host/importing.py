@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from nvprof_kit._instrument.loop.guard import warn
 from nvprof_kit._instrument.torch_compat import AfterImport
-from nvprof_kit.integrations._host.guard import warn
 
 
 def after_import(name: str, then: Callable[[Any], object]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure, annotate_model
+from nvprof_kit._instrument.loop.annotate import annotate_model
+from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure
 from nvprof_kit._instrument.modules.blocks import Part
 
 
@@ -19,7 +20,7 @@ def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) 
         UsageError: The options contradict each other.
     """
     return [
-        annotate_model(model, **options) if not prefix else annotate_under(prefix, model)
+        annotate_model(model, **{**options, "steps": False}) if not prefix else annotate_under(prefix, model)
         for prefix, model in named.items()
         if model not in session.annotated and not is_ranged(model)
     ]

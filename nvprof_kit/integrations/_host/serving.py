@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
 from nvprof_kit._instrument.ranges.layer import layer_of
 from nvprof_kit._instrument.ranges.layer_range import LayerScope
-from nvprof_kit.integrations._host.guard import never_fails
 from nvprof_kit.integrations._host.loop import HostLoop
 from nvprof_kit.integrations._host.models import annotate_under
 

@@ -6,10 +6,14 @@ import threading
 from collections.abc import Callable
 
 from nvprof_kit._instrument.ranges.backends import Backend, Range
+from nvprof_kit.names import Category
 
 
 class Sink(Backend):
-    """Ranges as lines, indented by nesting, per thread; a thread's first line is at depth 0."""
+    """Ranges as lines, indented by nesting, per thread; a thread's first line is at depth 0.
+
+    Steps that `annotate_model` infers are left out, as tests of other things have no use for them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,6 +25,10 @@ class Sink(Backend):
 
     def pusher(self, range_: Range) -> Callable[[], None]:
         return lambda: self._push(range_)
+
+    def open(self, range_: Range, owner: object) -> None:
+        if owner is not range_ or range_.category is not Category.STEP:
+            super().open(range_, owner)
 
     def _push(self, range_: Range) -> None:
         depth = self.threads.setdefault(threading.current_thread().name, 0)

@@ -91,7 +91,7 @@ def test_lightning(heard: Outline) -> None:
 
 
 def test_fabric(heard: Outline) -> None:
-    from nvprof_kit.integrations._host.loop import _end_running
+    from nvprof_kit._instrument.loop.inferred import _end_running
 
     run("fabric_loop")
     _end_running()  # as the process's end does

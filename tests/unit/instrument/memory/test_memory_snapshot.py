@@ -11,9 +11,9 @@ import torch
 
 from nvprof_kit import layer_range, memory_snapshot, phase, step
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.memory import snapshot
 from nvprof_kit._instrument.memory.snapshot import SnapshotOptions
-from nvprof_kit._instrument.modules.annotate import annotate_model
 from nvprof_kit.errors import UsageError
 
 

@@ -27,7 +27,7 @@ class Event(NamedTuple):
 def record(subject: Any, path: Path, **options: Any) -> list[Event]:
     """One step under the profiler, after one that warms up."""
     subject.loss(subject.model).backward()
-    with annotate_model(subject.model, **options), torch.profiler.profile() as profiler:
+    with annotate_model(subject.model, steps=False, **options), torch.profiler.profile() as profiler:
         session.activate(Kineto())
         subject.loss(subject.model).backward()
         session.deactivate()

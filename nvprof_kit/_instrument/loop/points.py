@@ -7,6 +7,7 @@ in PyTorch itself.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.modules.hooks import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
 from nvprof_kit._instrument.torch_compat import skip_compiling
+
+NO_KWARGS: Mapping[str, Any] = {}
 
 
 class Watcher(Protocol):
@@ -72,34 +75,39 @@ class Calls(LoopHooks):
 
     Args:
         watcher: The receiver of the events; held weakly.
-        models: The models that the loop calls; kept alive as long as their hooks.
+        models: The models that the loop calls; held weakly.
         ends: Report the ends of the calls too; needed if one of the models calls another.
     """
 
     def __init__(self, watcher: Watcher, models: Sequence[nn.Module], ends: bool = False) -> None:
-        self._models = models
+        self._models = [weakref.ref(model) for model in models]
         self.ends = ends
         super().__init__(watcher)
 
     def _install(self, owner: Any) -> Iterator[Removable]:
-        for model in self._models:
+        for model in filter(None, (model() for model in self._models)):
             for place in Compiled(model).places(model):
                 yield place.register_forward_pre_hook(self._begin(owner, model), prepend=True, with_kwargs=True)
                 if self.ends:
                     yield place.register_forward_hook(self._end(owner, model), always_call=True)
 
     def _begin(self, owner: Any, model: nn.Module) -> Any:
-        def call(_place: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        called = weakref.ref(model)
+
+        # without kwargs if another hook of the same call has just removed this one
+        def call(_place: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KWARGS) -> None:
             if not torch.compiler.is_dynamo_compiling():
-                owner.calling(model, args, kwargs)
+                owner.calling(called(), args, kwargs)
 
         skip_compiling(call)
         return Hook(call).call
 
     def _end(self, owner: Any, model: nn.Module) -> Any:
+        called = weakref.ref(model)
+
         def call(*_call: Any) -> None:
             if not torch.compiler.is_dynamo_compiling():
-                owner.call_ended(model)
+                owner.call_ended(called())
 
         skip_compiling(call)
         return Hook(call).call

@@ -1,0 +1,496 @@
+"""Infer the steps of a loop, and its phases, micro-batches and evaluations, from what happens in PyTorch.
+
+`points` reports data fetches, model calls, backward passes and optimizer steps. A framework may report where steps end
+and when it evaluates (`integrations`); otherwise a step ends when an optimizer has stepped and the next batch is
+fetched, or when all optimizers have stepped and a model is called; without an optimizer, at each call of a model.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import is_grad_enabled as _is_grad_enabled
+from torch import nn
+
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop import loop as user_loop
+from nvprof_kit._instrument.loop.generation import prefill_or_decode
+from nvprof_kit._instrument.loop.guard import Guarded, never_fails
+from nvprof_kit._instrument.loop.points import Points
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit.names import Category
+
+
+class OwnEnd:
+    """The optimizers of a program, and those of them that have stepped in the current step.
+
+    A program with several optimizers, such as one of a generator and one of a discriminator, has them step one after
+    the other, with calls of the models in between. A step is over when all have stepped. An optimizer that was made
+    but never steps is left out once another one steps twice without it.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._expected: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._of_others: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
+
+    @property
+    def any(self) -> bool:
+        """Whether any optimizer is known."""
+        return len(self._known) > 0
+
+    def know(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+        self._known.add(optimizer)
+        self._expected.add(optimizer)
+
+    def steps(self, optimizer: Any) -> None:
+        """An optimizer steps."""
+        if optimizer in self._stepped:
+            self._expected = weakref.WeakSet(self._stepped)
+        if optimizer not in self._known:  # its first step, which nobody waited for, ends the round of the others
+            self._stepped.update(self._expected)
+        self._known.add(optimizer)
+        self._expected.add(optimizer)
+        self._stepped.add(optimizer)
+
+    def restart(self) -> None:
+        """A step has ended."""
+        self._stepped = weakref.WeakSet()
+
+    def is_due(self) -> bool:
+        """Whether every optimizer that is expected to step has stepped, or another one with parameters of it."""
+        waited = [optimizer for optimizer in self._expected if optimizer not in self._stepped]
+        updated = _parameters(self._stepped) if waited else set()
+        return all(not updated.isdisjoint(_parameters([optimizer])) for optimizer in waited)
+
+    def is_of_others(self, model: nn.Module) -> bool:
+        """Whether there are optimizers, and none has a parameter of this model."""
+        known = len(self._known)
+        if self._of_others.get(model, (0, False))[0] != known:
+            held = _parameters(self._known)
+            apart = bool(held) and held.isdisjoint(map(id, model.parameters()))
+            self._of_others[model] = known, apart
+        return self._of_others.get(model, (0, False))[1]
+
+
+def _parameters(optimizers: Iterable[Any]) -> set[int]:
+    return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+
+
+def inference_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """``prefill`` or ``decode`` for a call with tokens, ``forward`` for any other."""
+    tokens = args[:1] if args else tuple(kwargs[name] for name in ("input_ids", "decoder_input_ids") if name in kwargs)
+    integral = any(hasattr(one, "dtype") and not one.dtype.is_floating_point for one in tokens)
+    return prefill_or_decode(args, kwargs) if integral else "forward"
+
+
+class InferredLoop(Guarded):
+    """The ranges of one loop, on the thread that runs it: a step, a phase in it, and possibly a micro-batch.
+
+    Args:
+        own_steps: Nobody reports steps, so they are inferred.
+        phases: Range phases, micro-batches and evaluations too, not only steps.
+
+    Attributes:
+        number: Number of the current or next step.
+        accumulation: Micro-batches per step; each has a range if there are several.
+        train_dataset: The training dataset, if known; fetching from another one is an evaluation.
+        trains: Whether the loop trains; None if not yet known.
+        updates_itself: Whether a program without a known optimizer has none: its step then ends after a backward pass.
+        runs: Whether the loop is running.
+    """
+
+    def __init__(self, *, own_steps: bool = False, phases: bool = True) -> None:
+        self.number = 0
+        self.accumulation = 1
+        self.train_dataset: object = None
+        self.trains: bool | None = None
+        self.updates_itself = False
+        self.runs = False
+        self._own_steps = own_steps
+        self._phases = phases
+        self._points: Points | None = None
+        self._thread = 0
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._entered: list[nn.Module] = []
+        self._own_end = OwnEnd()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._step: Range | None = None
+        self._phase: Range | None = None
+        self._micro: Range | None = None
+        self._micro_batches = 0
+        self._evaluates = False
+        self._in_optimizer = False
+        self._stepped = False
+        self._inside: nn.Module | None = None
+
+    @property
+    def optimizer_has_stepped(self) -> bool:
+        """Whether an optimizer has stepped in the current step."""
+        return self._stepped
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step's range is open."""
+        return self._step is not None
+
+    def models(self) -> list[nn.Module]:
+        """The models that the loop calls and that still exist."""
+        return [model for reference in self._models if (model := reference()) is not None]
+
+    def contains_any(self, models: Sequence[nn.Module]) -> bool:
+        """Whether one of these models is, contains, or is part of a model of this loop."""
+        own = {id(module) for model in self.models() for module in model.modules()}
+        tops = {id(model) for model in self.models()}
+        return any(id(model) in own or not tops.isdisjoint(map(id, model.modules())) for model in models)
+
+    def start(self, models: Iterable[nn.Module], entered: Sequence[nn.Module] = (), *, watch: bool = True) -> None:
+        """Begin the loop; another loop that runs ends.
+
+        Args:
+            models: The called models; held weakly.
+            entered: Parts of a model that are called directly.
+            watch: Infer phases and steps from PyTorch; False if a framework reports all of them.
+        """
+        global _running  # noqa: PLW0603
+        other = running()
+        if other is not None and other is not self:
+            other.end()
+        _running = weakref.ref(self)
+        self._models = [weakref.ref(model) for model in models]
+        self._entered = list(entered)
+        self._thread = threading.get_ident()
+        self.runs = True
+        if watch:
+            self._watch()
+
+    @never_fails
+    def add(self, model: nn.Module) -> None:
+        """Watch the calls of another model too; the caller annotates it."""
+        if self._points is not None and not any(model is watched for watched in self.models()):
+            self._models.append(weakref.ref(model))
+            self._watch()
+
+    @never_fails
+    def drop(self, model: nn.Module | None) -> None:
+        """Watch a model no longer, nor those that are gone; the loop ends with its last one."""
+        self._models = [weakref.ref(watched) for watched in self.models() if watched is not model]
+        if not self._models:
+            self.end()
+        elif self._points is not None:
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._points is not None:
+            self._points.remove()
+        models = [*self.models(), *self._entered]
+        inside = {id(part) for model in models for part in model.modules() if part is not model}
+        ends = self._own_steps and any(id(model) in inside for model in models)
+        self._points = Points(self, models, ends=ends)
+
+    @never_fails
+    def know_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made, or steps."""
+        self._own_end.know(optimizer)
+
+    @never_fails
+    def end(self) -> None:
+        """End the loop: close open ranges."""
+        self._close(self._phase)
+        self._close(self._step)
+        self._reset()
+        self.undo()
+
+    def undo(self) -> None:
+        """Remove what is installed; also after a failure."""
+        self._close(self._step or self._phase)
+        self.runs = False
+        points, self._points = self._points, None
+        if points is not None:
+            points.remove()
+
+    @never_fails
+    def phase(self, name: str | None) -> None:
+        """Change the phase; None ends the current phase."""
+        if not self.runs:
+            return
+        if self._phase is not None and self._phase.text == name and self._phase.backend is session.backend:
+            return
+        self._close(self._phase)
+        self._phase = None if name is None else self._opened(Range(name, Category.PHASE))
+
+    def _open_step(self) -> None:
+        """Open the step's range, unless it is open."""
+        if self._step is None or self._step.backend is not session.backend:
+            self.phase(None)
+            self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
+
+    def _open_micro_batch(self) -> None:
+        self._micro_batches += 1
+        self.phase(None)
+        self._micro = self._opened(Range(f"micro-batch {self._micro_batches}", Category.USER))
+
+    def _is_in(self, phase: str) -> bool:
+        return self._phase is not None and self._phase.text == phase
+
+    def _abandon_step(self) -> None:
+        self._close(self._phase)
+        self._close(self._step)
+        self._step = self._phase = self._micro = None
+
+    def _opened(self, range_: Range) -> Range | None:
+        backend = session.backend
+        if backend is None:
+            return None
+        if self._phases or range_.category is Category.STEP:
+            backend.open(range_, range_)
+        else:
+            range_.backend = backend
+        return range_
+
+    def _close(self, range_: Range | None) -> None:
+        backend = session.backend
+        if range_ is not None and backend is not None and range_.backend is backend:
+            backend.close(range_)
+
+    # ---- called by a framework
+
+    @never_fails
+    def step_begin(self, number: int | None = None) -> None:
+        """Begin a step, unless it began with the fetch of its data."""
+        if not self.runs:
+            return
+        if number is not None and number != self.number:
+            self._abandon_step()
+            self.number = number
+        self._ensure_step()
+
+    @never_fails
+    def step_end(self) -> None:
+        """End the step; the next begins with the fetch of its data."""
+        if not self.runs:
+            return
+        self._abandon_step()
+        self._stepped = False
+        self._own_end.restart()
+        self._micro_batches = 0
+        self.number += 1
+
+    @never_fails
+    def evaluation_begins(self) -> None:
+        """Begin an evaluation, which belongs to no step."""
+        if not self.runs or self._evaluates:
+            return
+        self._abandon_step()
+        self._evaluates = True
+        self.phase("eval")
+
+    @never_fails
+    def evaluation_ends(self) -> None:
+        """End the evaluation."""
+        if self._evaluates:
+            self._evaluates = False
+            self.phase(None)
+
+    # ---- called by the hooks of `points`
+
+    @never_fails
+    def fetching(self, dataset: object) -> None:
+        """A batch is fetched; this begins a step or an evaluation."""
+        if not self._is_mine():
+            return
+        if self._is_of_evaluation(dataset):
+            self._end_own_step()
+            self.evaluation_begins()
+            return
+        if self.trains is False:
+            return
+        self.evaluation_ends()
+        self._end_own_step()
+        self._ensure_step()
+        self.phase("data")
+
+    def _is_of_evaluation(self, dataset: object) -> bool:
+        if self.train_dataset is not None:
+            return dataset is not self.train_dataset
+        return self.trains is not False and not self._is_training()
+
+    def _is_training(self) -> bool:
+        return any(model.training for model in self.models())
+
+    @never_fails
+    def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A model is called, for training, evaluation or inference."""
+        if not self._is_mine() or self._is_in("backward") or self._inside is not None:
+            return
+        if self._points is not None and self._points.ends:
+            self._inside = model
+        if self._own_steps and self.trains is False:
+            trained = _is_grad_enabled() and model.training
+            self._calling_for_inference("forward" if trained else inference_phase(args, kwargs))
+            return
+        if not (_is_grad_enabled() or model.training or self._is_frozen_in_training(model)):
+            self._calling_without_gradient(kwargs)
+            return
+        self.evaluation_ends()
+        if self._own_end.is_due():
+            self._end_own_step()
+        self._ensure_step()
+        if self.accumulation > 1 and self._micro is None:
+            self._open_micro_batch()
+        self.phase("forward")
+
+    def _calling_for_inference(self, phase: str) -> None:
+        """Each call is a step, with gradients too, which programs often leave on."""
+        self._stepped = self._step is not None
+        self._end_own_step()
+        self._ensure_step()
+        self.phase(phase)
+
+    @never_fails
+    def call_ended(self, model: nn.Module) -> None:
+        """The call of a model has ended."""
+        if self._inside is model and threading.get_ident() == self._thread:
+            self._inside = None
+
+    def _is_frozen_in_training(self, model: nn.Module) -> bool:
+        """Whether a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder."""
+        if not self._own_steps or self.trains is False or not self._own_end.is_of_others(model):
+            return False
+        others = [one for one in self.models() if one is not model]
+        return not others or self._is_training()
+
+    def _calling_without_gradient(self, kwargs: Mapping[str, Any]) -> None:
+        self._end_own_step()
+        if self._evaluates:
+            self.phase("eval")
+        elif self._step is not None and not self._is_in("forward"):
+            self.phase("generate" if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None else "eval")
+        elif self._step is None:
+            self.evaluation_begins()
+
+    @never_fails
+    def backward_begins(self) -> None:
+        """A backward pass begins."""
+        if self._is_mine():
+            self.trains = True
+            self._ensure_step()
+            self.phase("backward")
+
+    @never_fails
+    def backward_ends(self) -> None:
+        """A backward pass ends, and with it the micro-batch."""
+        if self._is_mine():
+            self.phase(None)
+            self._close(self._micro)
+            self._micro = None
+            if self.updates_itself and not self._own_end.any:
+                self._stepped = True
+            if self._in_optimizer:  # the backward ran in a closure of the optimizer
+                self.phase("optimizer")
+
+    @never_fails
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        if self._is_mine():
+            self._own_end.steps(optimizer)
+            self._in_optimizer = True
+            self.phase("optimizer")
+
+    @never_fails
+    def optimizer_ends(self) -> None:
+        """An optimizer step ends."""
+        if self._is_mine():
+            self._in_optimizer = False
+            self._stepped = True
+            self.phase(None)
+
+    def _is_mine(self) -> bool:
+        return self.runs and session.backend is not None and threading.get_ident() == self._thread
+
+    def _end_own_step(self) -> None:
+        if self._own_steps and self._stepped:
+            self.step_end()
+
+    def _ensure_step(self) -> None:
+        self.evaluation_ends()
+        self._open_step()
+
+
+_running: weakref.ref[InferredLoop] | None = None
+
+
+def running() -> InferredLoop | None:
+    """The loop that emits ranges; the outermost one if frameworks are nested."""
+    loop = _running() if _running is not None else None
+    return loop if loop is not None and loop.runs else None
+
+
+@atexit.register
+def _end_running() -> None:
+    """End an open loop at exit, because tools drop ranges that are still open."""
+    loop = running()
+    if loop is not None:
+        loop.end()
+
+
+class _OwnLoop(InferredLoop):
+    """The loop of a program that only annotates its models: its steps are inferred until it ranges steps itself.
+
+    Optimizers are known from their first step on. Before, and in a program that updates its weights by hand, a step
+    ends when the weights have changed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(own_steps=True, phases=False)
+        self.trains = False
+        self._versions: list[int] = []
+
+    @never_fails
+    def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A model is called."""
+        if self.trains is False and _is_grad_enabled() and model.training:
+            self.trains = None
+        if not self._own_end.any:
+            trained = (next((w for w in one.parameters() if w.requires_grad), None) for one in self.models())
+            versions = [weight._version for weight in trained if weight is not None]
+            self._stepped = self._stepped or (self._step is not None and versions != self._versions)
+            self._versions = versions
+        super().calling(model, args, kwargs)
+
+
+_own: _OwnLoop | None = None
+
+
+def infer_steps(model: nn.Module) -> None:
+    """Infer the steps of the loop that calls a model, unless an integration ranges it or the program is in a step."""
+    global _own  # noqa: PLW0603
+    other = running()
+    if other is not None and other is not _own:
+        return
+    if _own is not None and _own.runs:
+        _own.add(model)
+        return
+    _own = _OwnLoop()
+    _own.start([model])
+    user_loop.takes_over = stop_inferring
+
+
+def stop_inferring() -> None:
+    """Stop altogether, because the program ranges its steps itself."""
+    if _own is not None and _own.runs:
+        _own.end()
+
+
+def drop_model(model: nn.Module | None) -> None:
+    """Stop for one model, or for models that are gone."""
+    if _own is not None and _own.runs:
+        _own.drop(model)
