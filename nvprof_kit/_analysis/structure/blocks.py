@@ -56,7 +56,14 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     edges = tuple(frozenset(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
         passes += _split(sequence, list(group), direction, edges)
-    found = [one for one in passes if _set_width(sequence, one)]
+    widths: dict[bytes, int] = {}
+    for one in passes:
+        span = sequence.token[one.anchors[0].first : one.anchors[-1].last + 1]
+        key = span.tobytes()
+        if key not in widths:
+            widths[key] = _width(sequence, one)
+        one.width = widths[key]
+    found = [one for one in passes if one.width]
     aligner = Aligner(sequence.kind)
     inner = _Marks(sequence)
     repeating = set(map(id, found))
@@ -155,11 +162,11 @@ def _gaps(sequence: Sequence, one: Pass) -> list[Int64Array]:
     ]
 
 
-def _set_width(sequence: Sequence, one: Pass) -> bool:
-    """Find how many anchors a block of the pass has; False if the pass shows no repetition."""
+def _width(sequence: Sequence, one: Pass) -> int:
+    """How many anchors a block of the pass has; 0 if the pass shows no repetition."""
     gaps = _gaps(sequence, one)
     if not gaps:
-        return False
+        return 0
     coarse = [
         sequence.coarse[before.last + 1 : after.first]
         for before, after in zip(one.anchors, one.anchors[1:], strict=False)
@@ -180,12 +187,12 @@ def _set_width(sequence: Sequence, one: Pass) -> bool:
         lengths = [len(gap) for gap in gaps]
         shorter = max(products[0::2]) < min(products[1::2]) and max(lengths[0::2]) < min(lengths[1::2])
         if shorter and np.median(every_second) > np.median(alike) + 0.1:
-            one.width = 2
-            return True
+            return 2
     if not alike:
-        return True
+        return 1
     best = [max(pair) for pair in zip([0.0, *alike], [*alike, 0.0], strict=False)]
-    return float(np.median(best)) >= _ALIKE or (len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE)
+    repeats = len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE
+    return int(repeats or float(np.median(best)) >= _ALIKE)
 
 
 def _cut(sequence: Sequence, one: Pass, bounds: tuple[int, int], aligner: Aligner) -> None:

@@ -104,7 +104,6 @@ class _Ranges:
         threads = [frame["tid"].to_numpy() for frame in (trace.api, trace.ranges, trace.graph_nodes) if len(frame)]
         self._free_tid = int(max((values.max() for values in threads), default=0)) + 1
         self._call_tid = trace.api["tid"].to_numpy()
-        self._call_pid = trace.api["pid"].to_numpy()
         self._node = trace.ops["graph_node"].to_numpy().astype(np.int64).copy()
         self._pid = trace.ops["pid"].to_numpy()
 
@@ -113,7 +112,10 @@ class _Ranges:
         shared = _shared_launch(sequence)
         self._aligner = Aligner(sequence.kind)
         tid = np.where(sequence.call == NONE, NONE, self._call_tid[sequence.call])
-        self._changes = np.concatenate([[0], np.cumsum(tid[1:] != tid[:-1])])
+        self._changes: list[int] = np.concatenate([[0], np.cumsum(tid[1:] != tid[:-1])]).tolist()
+        self._tid: list[int] = tid.tolist()
+        self._time: list[int] = sequence.time.tolist()
+        self._process = int(self._pid[sequence.row[0]])
         known: dict[tuple[bytes, tuple[int, ...]], list[Part]] = {}
         forward: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
@@ -180,29 +182,24 @@ class _Ranges:
         of the kernel `edge` beside them, if there is one.
         """
         first, last = span
-        calls = sequence.call[first : last + 1]
-        time = sequence.time[first : last + 1]
-        if category is not Category.STEP and self._is_replayed(sequence, first):
-            pid = int(self._pid[sequence.row[first]])
-            self._rows.append((first, last + 1, pid, self._free_tid, category.value, text))
+        if self._nodes and category is not Category.STEP and self._is_replayed(sequence, first):
+            self._rows.append((first, last + 1, self._process, self._free_tid, category.value, text))
             return
-        for thread, chosen in self._threads(calls, span):
-            pid = int(self._call_pid[calls[chosen[0]]])
-            begin, end = int(time[chosen[0]]), int(time[chosen[1]]) + 1
-            call = int(sequence.call[edge]) if 0 <= edge < len(sequence.call) else NONE
-            if call != NONE and self._call_tid[call] == thread:
-                other = int(sequence.time[edge])
+        for thread, begin_at, end_at in self._threads(first, last):
+            begin, end = self._time[begin_at], self._time[end_at] + 1
+            if 0 <= edge < len(self._tid) and self._tid[edge] == thread:
+                other = self._time[edge]
                 begin, end = (min(begin, other + 1), end) if edge < first else (begin, max(end, other))
-            self._rows.append((begin, end, pid, thread, category.value, text))
+            self._rows.append((begin, end, self._process, thread, category.value, text))
 
-    def _threads(self, calls: Int64Array, span: tuple[int, int]) -> list[tuple[int, tuple[int, int]]]:
-        """The threads of some calls, each with the places of its first and last call."""
-        if self._changes[span[0]] == self._changes[span[1]]:
-            return [(int(self._call_tid[calls[0]]), (0, len(calls) - 1))] if calls[0] != NONE else []
-        tid = np.where(calls == NONE, NONE, self._call_tid[calls])
+    def _threads(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """The threads that launched some positions, each with its first and last of them."""
+        if self._changes[first] == self._changes[last]:
+            return [(self._tid[first], first, last)] if self._tid[first] != NONE else []
+        tid = np.array(self._tid[first : last + 1])
         threads = [int(thread) for thread in np.unique(tid) if thread != NONE]
-        places = [np.flatnonzero(tid == thread) for thread in threads]
-        return [(thread, (int(place[0]), int(place[-1]))) for thread, place in zip(threads, places, strict=True)]
+        places = [first + np.flatnonzero(tid == thread) for thread in threads]
+        return [(thread, int(place[0]), int(place[-1])) for thread, place in zip(threads, places, strict=True)]
 
     def _is_replayed(self, sequence: Sequence, position: int) -> bool:
         row = int(sequence.row[position])
