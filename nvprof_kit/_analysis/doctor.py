@@ -163,10 +163,10 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
         )
     else:
         yield checked(
-            "error",
+            "warning",
             "ranges",
             "no NVTX range",
-            "without ranges no kernel has a layer",
+            "layers are from the order of kernels alone, if it shows any",
             "annotate the model: nvprof_kit.annotate_model(model), and record with --trace=cuda,nvtx",
         )
     if capture.open_ranges:

@@ -44,7 +44,10 @@ KEPT_APART = (
     "tensor.rank0-2024.2",
     "tensor.rank1-2024.2",
 )
-"""Captures that are only judged by."""
+"""Captures that are only judged by, as are all in ``structure/``."""
+
+WITHOUT_BLOCKS = ("random-ops", "short")
+"""Programs in ``structure/`` in which no blocks may be found: kernels without an order, a model of one layer."""
 
 _LAYER = re.compile(r"((?:[^.]+\.)*?)(\d+)(?:\.|$)")
 _DIRECTION = {"forward": "forward", "backward": "backward", "recompute": "backward"}

@@ -142,14 +142,14 @@ class _Renamed:
 
     def warnings(self) -> list[Issue]:
         """How many ranges no rule matches."""
-        if self._rules is None or self._rules.otherwise == "layer":
-            return []
-        loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
         cut = [
             f"{len(self._cut_pairs)} layers are cut by the window's edge, so their figures are those of a part: "
             + ", ".join(sorted(set(self._cut_pairs), key=self._cut_pairs.index)[:4])
         ]
         cut = cut if self._cut_pairs else []
+        if self._rules is None or self._rules.otherwise == "layer":
+            return cut
+        loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
         if not loose.any():
             return [*as_issues("cut", cut)]
         example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text

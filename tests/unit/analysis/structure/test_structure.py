@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.structure_truth import DATA, KEPT_APART, LOOKED_AT, compare, without_ranges
+from support.structure_truth import DATA, KEPT_APART, LOOKED_AT, WITHOUT_BLOCKS, compare, without_ranges
 
 import nvprof_kit
 
@@ -25,6 +25,18 @@ def test_structure_agrees_with_the_ranges_of_a_capture(name: str, tmp_path: Path
     found = compare(DATA / f"{name}.sqlite.xz", tmp_path)
     assert found.true == found.found
     assert found.share >= 0.94
+
+
+PROGRAMS = sorted((DATA / "structure").glob("*.sqlite.xz"))
+
+
+@pytest.mark.parametrize("capture", PROGRAMS, ids=lambda path: path.name.partition(".")[0])
+def test_structure_finds_the_blocks_of_programs_that_it_was_not_written_by(capture: Path, tmp_path: Path) -> None:
+    found = compare(capture, tmp_path)
+    if capture.name.partition(".")[0] in WITHOUT_BLOCKS:
+        assert found.found == 0
+    else:
+        assert found.right
 
 
 def test_a_header_says_what_the_layers_are_from(tmp_path: Path) -> None:
