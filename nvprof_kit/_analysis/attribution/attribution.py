@@ -25,10 +25,10 @@ from nvprof_kit.names import NO_PHASE, PHASE_CATEGORIES
 
 Int32Array = npt.NDArray[np.int32]
 
-HOW = ("launch", "graph node", "other thread", "none")
+HOW = ("launch", "graph node", "other thread", "none", "structure")
 """How an operation was attributed; values of `Attribution.how`."""
 
-_LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED = range(4)
+_LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED, _STRUCTURE = range(5)
 _BLOCK = 1 << 16
 _THREADS = 2
 
@@ -79,6 +79,7 @@ def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules."""
     owners = _Owners(trace)
     whole = _in_blocks(owners.of, len(trace.ops))
+    by_structure = trace.info.evidence == HOW[_STRUCTURE]
     phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return Attribution(
         ranges=owners.ranges,
@@ -86,7 +87,7 @@ def attribute(trace: Trace) -> Attribution:
         phase=phase_of_range.astype(np.int32)[whole.phase_range],  # NONE is -1: it indexes the last entry, NO_PHASE
         phases=tuple(str(phase) for phase in phases),
         step=whole.step,
-        how=whole.how,
+        how=np.where(whole.layer_range >= 0, _STRUCTURE, whole.how).astype(np.int8) if by_structure else whole.how,
         replay=whole.replay,
         unjoined=_unjoined(trace, whole.call, int(np.count_nonzero(whole.uncreated))),
     )

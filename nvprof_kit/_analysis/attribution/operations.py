@@ -32,7 +32,7 @@ OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
         "how": Column(
             "category",
             "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
-            "`other thread`, or `none`",
+            "`other thread`, by the `structure` of the order of kernels, or `none`",
         ),
     }
 )

@@ -20,7 +20,7 @@ from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, 
 from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
-from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN, Category, RangeName
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
@@ -142,22 +142,22 @@ class _Renamed:
 
     def warnings(self) -> list[Issue]:
         """How many ranges no rule matches."""
-        cut = [
-            f"{len(self._cut_pairs)} layers are cut by the window's edge, so their figures are those of a part: "
-            + ", ".join(sorted(set(self._cut_pairs), key=self._cut_pairs.index)[:4])
-        ]
-        cut = cut if self._cut_pairs else []
+        cut: list[Issue] = []
+        if self._cut_pairs:
+            named = ", ".join([*dict.fromkeys(self._cut_pairs)][:4])
+            text = f"{len(self._cut_pairs)} layers are cut by the window's edge, so only a part of them counts: {named}"
+            cut.append(Issue("cut", "note", 1.0, text))
         if self._rules is None or self._rules.otherwise == "layer":
             return cut
         loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
         if not loose.any():
-            return [*as_issues("cut", cut)]
+            return cut
         example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text
         text = (
             f"{np.count_nonzero(loose)} of {len(loose)} ranges fit no rule for {self._rules.title} and count for "
             f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers"
         )
-        return [*as_issues("cut", cut), Issue("no-rule", "warning", np.count_nonzero(loose) / len(loose), text)]
+        return [*cut, Issue("no-rule", "warning", np.count_nonzero(loose) / len(loose), text)]
 
     def _add_pairs(self) -> None:
         """Add the layers that two ranges bound, on the thread of both, and name what runs inside them."""

@@ -42,6 +42,7 @@ def test_structure_finds_the_blocks_of_programs_that_it_was_not_written_by(captu
 def test_a_header_says_what_the_layers_are_from(tmp_path: Path) -> None:
     table = nvprof_kit.open(without_ranges(DATA / "eager-2024.2.sqlite.xz", tmp_path)).layers()
     assert any("4 blocks in 3 forward and 3 backward passes" in warning for warning in table.warnings)
+    assert table.summary.by_how.keys() >= {"structure"}
     parts = {layer.rpartition(".")[2] for layer in table.rows["layer"] if layer.startswith("blocks.")}
     assert {"norm", "qkv", "attention", "out", "mlp_norm", "mlp"} <= parts
 
