@@ -33,8 +33,8 @@ _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred",
 
 def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:
     """Findings of each capture by its path, most severe first; one without kernels is judged relative to the others."""
-    some = any(capture.rows.get(_KERNELS) for capture in captures)
-    return {capture.path: by_severity(_examine(capture, some)) for capture in captures}
+    any_kernels = any(capture.rows.get(_KERNELS) for capture in captures)
+    return {capture.path: by_severity(_examine(capture, any_kernels)) for capture in captures}
 
 
 _CHECKED = ("lost-kernels", "overhead", "whole-graphs", "nsys-message", "open-ranges", "no-layers", "no-gpu", "rows")
@@ -107,8 +107,8 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
             "record with --trace=cuda, and export every table: nsys export --type=sqlite --force-overwrite=true REPORT",
         )
     lacking = [
-        f"{what} (profile.sh --preset {preset})"
-        for table, (what, preset) in _EXTRAS.items()
+        f"{noun} (profile.sh --preset {preset})"
+        for table, (noun, preset) in _EXTRAS.items()
         if not capture.rows.get(table)
     ]
     if lacking and capture.rows.get(_RUNTIME):
@@ -116,11 +116,11 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _columns(capture: CaptureHealth) -> Iterator[Finding]:
-    for found in capture.incomplete:
+    for sentence in capture.incomplete:
         yield checked(
             "warning",
             "tables",
-            found,
+            sentence,
             "what these columns tell is missing in the tables, and from these checks",
             "export the report again with the nsys that recorded it: nsys export --type=sqlite REPORT",
         )
@@ -141,7 +141,7 @@ def _processes(capture: CaptureHealth) -> Iterator[Finding]:
 
 def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
     domains = capture.domains or {}
-    ours, others = domains.get(DOMAIN, 0), {name: count for name, count in domains.items() if name != DOMAIN}
+    ours, by_domain = domains.get(DOMAIN, 0), {name: count for name, count in domains.items() if name != DOMAIN}
     if ours:
         yield checked("ok", "ranges", f"{ours:,} ranges in the nvprof_kit domain")
     elif DOMAIN in capture.registered:
@@ -152,14 +152,15 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
             "without ranges no kernel has a layer; nvtx did not detect this nsys, or no call ran in the window",
             "update nvprof-kit, capture whole steps, and check that NVPROF_KIT is not off",
         )
-    elif others:
-        most = max(others, key=lambda name: others[name])
+    elif by_domain:
+        largest = max(by_domain, key=lambda name: by_domain[name])
         yield checked(
             "warning",
             "ranges",
-            f"no range in our domain, but {sum(others.values()):,} in others, most in {most or 'the default domain'!r}",
+            f"no range in our domain, but {sum(by_domain.values()):,} in others, most in "
+            f"{largest or 'the default domain'!r}",
             "layers are read from one domain only",
-            f"read them with --domain {shlex.quote(most)}, or annotate the model: nvprof_kit.annotate_model(model)",
+            f"read them with --domain {shlex.quote(largest)}, or annotate the model: nvprof_kit.annotate_model(model)",
         )
     else:
         yield checked(
@@ -201,20 +202,20 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
     for text, count, is_error in capture.complaints:
         if (complete or unknown) and text in guesses:
             continue
-        lost = any(word in text.lower() for word in _LOSSES)
+        is_loss = any(word in text.lower() for word in _LOSSES)
         yield checked(
-            "error" if lost and not GUESS.search(text) else "warning",
-            "lost-events" if lost else "nsys-error" if is_error else "nsys-warning",
+            "error" if is_loss and not GUESS.search(text) else "warning",
+            "lost-events" if is_loss else "nsys-error" if is_error else "nsys-warning",
             text + (f" ({count} times)" if count > 1 else ""),
-            "if events are missing, sums are too small" if lost else "nsys wrote this into the capture",
-            _fix(text, lost),
+            "if events are missing, sums are too small" if is_loss else "nsys wrote this into the capture",
+            _fix(text, is_loss),
         )
 
 
-def _fix(complaint: str, lost: bool) -> str:
+def _fix(complaint: str, is_loss: bool) -> str:
     if "driver version" in complaint:
         return "install the nsys of the driver's CUDA release or a newer one; nvprof-kit doctor names it"
-    if lost:
+    if is_loss:
         return "capture a shorter window and trace less, with an nsys as new as the driver"
     if "cudnn" in complaint.lower():
         return "leave cudnn out of --trace; the tables do not need it"
@@ -270,7 +271,7 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
             f"nvprof-kit scrub {shlex.quote(capture.path)}",
         )
     if not capture.environment:
-        if not capture.homes and not any("TARGET_INFO_SYSTEM_ENV" in found for found in capture.incomplete):
+        if not capture.homes and not any("TARGET_INFO_SYSTEM_ENV" in column for column in capture.incomplete):
             yield checked("ok", "privacy", "no environment variables, no home folders")
         return
     secrets = secret_names(list(capture.environment))

@@ -40,32 +40,32 @@ class Peaks:
 def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     """The GPUs that the package knows, each with a pattern for the device names that CUDA reports."""
     text = (files("nvprof_kit._analysis") / "gpu_peaks.toml").read_text(encoding="utf-8")
-    found = []
+    gpus = []
     for row in parse_toml(text)["gpu"]:
         flops = {str(dtype): float(tera) * 1e12 for dtype, tera in row["tflops"].items()}
-        found.append(
+        gpus.append(
             (re.compile(row["match"]), Peaks(row["name"], flops, float(row["gbytes"]) * 1e9, str(row["source"])))
         )
-    return tuple(found)
+    return tuple(gpus)
 
 
-def peaks_of(gpus: Iterable[str], own: Mapping[str, float] | None = None) -> Peaks | None:
+def peaks_of(gpus: Iterable[str], given: Mapping[str, float] | None = None) -> Peaks | None:
     """The peaks of a capture's GPUs; None if unknown.
 
     Args:
         gpus: Their names; if they are different models, the peaks are unknown.
-        own: FLOP/s by data type from the user; they override the built-in figures.
+        given: FLOP/s by data type from the user; they override the built-in figures.
     """
     names = set(gpus)
-    found = None
+    common = None
     if len(names) == 1:
         (name,) = names
-        found = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
-    if not own:
-        return found
-    if found is None:
-        return Peaks(", ".join(sorted(names)) or "the GPU", dict(own), source="--peak")
-    return replace(found, flops={**found.flops, **own}, source=f"{found.source}; --peak")
+        common = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
+    if not given:
+        return common
+    if common is None:
+        return Peaks(", ".join(sorted(names)) or "the GPU", dict(given), source="--peak")
+    return replace(common, flops={**common.flops, **given}, source=f"{common.source}; --peak")
 
 
 def parse_peak(text: str) -> tuple[str, float]:
@@ -113,7 +113,7 @@ def link_of(gpu: str, copy: str) -> Link:
 
 @lru_cache
 def _entry_of(gpu: str) -> dict[str, Any]:
-    return next((one for one in _data()["gpu"] if re.search(one["match"], gpu)), {})
+    return next((entry for entry in _data()["gpu"] if re.search(entry["match"], gpu)), {})
 
 
 @lru_cache

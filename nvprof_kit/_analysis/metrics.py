@@ -146,13 +146,13 @@ class _Samples(NamedTuple):
     end: Int64Array
     values: dict[str, Floats]
 
-    def met_by(self, begins: Int64Array, ends: Int64Array) -> _Samples:
+    def met_by(self, starts: Int64Array, ends: Int64Array) -> _Samples:
         """Select samples with intervals that overlap the given ones, which are disjoint and sorted."""
-        first = np.maximum(np.searchsorted(self.begin, begins, side="right") - 1, 0)
+        first = np.maximum(np.searchsorted(self.begin, starts, side="right") - 1, 0)
         counts = np.maximum(np.searchsorted(self.begin, ends, side="left") - first, 0)
         shift = first - (np.cumsum(counts) - counts)
-        which = np.unique(np.arange(counts.sum()) + np.repeat(shift, counts))
-        return _Samples(self.begin[which], self.end[which], {name: of[which] for name, of in self.values.items()})
+        samples = np.unique(np.arange(counts.sum()) + np.repeat(shift, counts))
+        return _Samples(self.begin[samples], self.end[samples], {name: of[samples] for name, of in self.values.items()})
 
 
 def metrics(
@@ -184,13 +184,15 @@ def metrics(
             "(--gpu-metrics-devices in nsys 2024.5 and newer)"
         )
     by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
-    interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
+    interval = int(
+        np.median(np.concatenate([device_samples.end - device_samples.begin for device_samples in by_device.values()]))
+    )
     operations = Operations(trace, known=known)
     attribution = operations.attribution
     parent = {} if own else layer_parents(attribution.ranges)
     choice = choose_steps(trace, attribution, steps)
-    wanted = choice.of_ops(attribution)
-    each = [(key, chosen[wanted[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
+    is_shown = choice.of_ops(attribution)
+    each = [(key, chosen[is_shown[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device)}
         for (layer, phase), chosen in each
@@ -199,54 +201,54 @@ def metrics(
     means = pd.DataFrame(records, columns=["layer", "phase", "busy_ns", "samples", *METRICS])
     enough = (means["samples"] >= floor) & (means["samples"] > 0)
     rounded = means["samples"].round(1)
-    shown = {name: means[name].where(enough) for name in METRICS}
-    rows = means.assign(samples=rounded, enough=enough, **shown)[list(COLUMNS)]
-    everything = _means(trace, np.flatnonzero(wanted), by_device)
+    values = {name: means[name].where(enough) for name in METRICS}
+    rows = means.assign(samples=rounded, enough=enough, **values)[list(COLUMNS)]
+    everything = _means(trace, np.flatnonzero(is_shown), by_device)
     return Metrics(
         rows=rows,
         interval_ns=interval,
-        samples=sum(len(one.begin) for one in by_device.values()),
+        samples=sum(len(device_samples.begin) for device_samples in by_device.values()),
         steps=choice.count,
         whole={name: float(everything[name]) for name in METRICS},
         info=trace.info,
         floor=floor,
         parents=parent,
         means=means,
-        blocks=NO_BLOCKS if own else computing_blocks(operations, wanted),
+        blocks=NO_BLOCKS if own else computing_blocks(operations, is_shown),
     )
 
 
 def _of_device(trace: Trace, device: int) -> _Samples:
     assert trace.samples is not None
-    mine = trace.samples[trace.samples["device"] == device]
-    begin, index = np.unique(mine["time_ns"].to_numpy(), return_inverse=True)
-    usual = int(np.median(np.diff(begin))) if len(begin) > 1 else 0
-    end = np.append(np.minimum(begin[1:], begin[:-1] + 2 * usual), begin[-1:] + usual)
+    device_rows = trace.samples[trace.samples["device"] == device]
+    start, index = np.unique(device_rows["time_ns"].to_numpy(), return_inverse=True)
+    usual = int(np.median(np.diff(start))) if len(start) > 1 else 0
+    end = np.append(np.minimum(start[1:], start[:-1] + 2 * usual), start[-1:] + usual)
     ops = trace.ops[trace.ops["device"] == device]
-    busy = _overlap(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), begin, end)
-    part = np.where(busy > 0, busy / np.maximum(end - begin, 1), 1.0)
-    names, value = mine["metric"].to_numpy(), mine["value"].to_numpy()
+    busy = _overlap(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
+    busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
+    names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
     values = {}
     for column, candidates in METRICS.items():
-        values[column] = np.full(len(begin), np.nan)
+        values[column] = np.full(len(start), np.nan)
         chosen = next((names == name for name in candidates if (names == name).any()), None)
         if chosen is not None:
             values[column][index[chosen]] = value[chosen]
-            values[column] = np.minimum(values[column] / part, 100.0)
-    return _Samples(begin, end, values)
+            values[column] = np.minimum(values[column] / busy_share, 100.0)
+    return _Samples(start, end, values)
 
 
 def _rows(
     trace: Trace, attribution: Attribution, parent: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
     """The (layer, phase) pairs, each with its operations including submodules."""
-    own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
+    ops_of_key: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
     for (layer, phase), chosen in _owners(attribution, trace):
-        for holder in with_ancestors(layer, parent):
-            own.setdefault((holder, phase), []).append(chosen)
-    first = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in own))}
-    for key in sorted(own, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):
-        yield key, np.concatenate(own[key])
+        for ancestor in with_ancestors(layer, parent):
+            ops_of_key.setdefault((ancestor, phase), []).append(chosen)
+    first = {layer: index for index, layer in enumerate(dict.fromkeys(layer for layer, _ in ops_of_key))}
+    for key in sorted(ops_of_key, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):
+        yield key, np.concatenate(ops_of_key[key])
 
 
 def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
@@ -258,10 +260,10 @@ def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str,
     np.minimum.at(first, index, start)
     order = np.argsort(index, kind="stable")
     bounds = np.searchsorted(index[order], np.arange(len(codes) + 1))
-    for place in np.argsort(first, kind="stable").tolist():
-        layer, phase = divmod(int(codes[place]), len(attribution.phases))
+    for group in np.argsort(first, kind="stable").tolist():
+        layer, phase = divmod(int(codes[group]), len(attribution.phases))
         text = NO_LAYER if layer == NONE else attribution.ranges.names[layer].text
-        yield (text, attribution.phases[phase]), order[bounds[place] : bounds[place + 1]]
+        yield (text, attribution.phases[phase]), order[bounds[group] : bounds[group + 1]]
 
 
 def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples]) -> dict[str, Any]:
@@ -269,19 +271,19 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
     start, end, device = (trace.ops[name].to_numpy()[chosen] for name in ("start_ns", "end_ns", "device"))
     busy, count = 0, 0.0
     weight, total = ({name: 0.0 for name in METRICS} for _ in range(2))
-    for one in np.unique(device).tolist():
-        begins, ends = _union(start[device == one], end[device == one])
-        busy += int((ends - begins).sum())
-        if one not in by_device:
+    for ordinal in np.unique(device).tolist():
+        starts, ends = _union(start[device == ordinal], end[device == ordinal])
+        busy += int((ends - starts).sum())
+        if ordinal not in by_device:
             continue
-        samples = by_device[one].met_by(begins, ends)
-        overlap = _overlap(begins, ends, samples.begin, samples.end)
+        samples = by_device[ordinal].met_by(starts, ends)
+        overlap = _overlap(starts, ends, samples.begin, samples.end)
         length = np.maximum(samples.end - samples.begin, 1)
         count += float((overlap / length).sum())
         for name, values in samples.values.items():
-            there = ~np.isnan(values)
-            weight[name] += float(overlap[there].sum())
-            total[name] += float((values * overlap)[there].sum())
+            is_known = ~np.isnan(values)
+            weight[name] += float(overlap[is_known].sum())
+            total[name] += float((values * overlap)[is_known].sum())
     means = {name: total[name] / weight[name] if weight[name] else np.nan for name in METRICS}
     return {"busy_ns": busy, "samples": count, **means}
 
@@ -290,23 +292,23 @@ def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """The union of intervals as disjoint, sorted intervals."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    opens = np.append(True, start[1:] > reach[:-1])
+    latest_end = np.maximum.accumulate(end)
+    opens = np.append(True, start[1:] > latest_end[:-1])
     closes = np.append(opens[1:], True)
-    return start[opens], reach[closes]
+    return start[opens], latest_end[closes]
 
 
-def _overlap(start: Int64Array, end: Int64Array, begin: Int64Array, until: Int64Array) -> Floats:
+def _overlap(start: Int64Array, end: Int64Array, since: Int64Array, until: Int64Array) -> Floats:
     """How long at least one operation ran in each interval, in ns."""
     if not len(start):
-        return np.zeros(len(begin))
-    begins, ends = _union(start, end)
-    return _busy_until(begins, ends, until) - _busy_until(begins, ends, begin)
+        return np.zeros(len(since))
+    starts, ends = _union(start, end)
+    return _busy_until(starts, ends, until) - _busy_until(starts, ends, since)
 
 
-def _busy_until(begins: Int64Array, ends: Int64Array, time: Int64Array) -> Floats:
+def _busy_until(starts: Int64Array, ends: Int64Array, time: Int64Array) -> Floats:
     """Total length of the intervals before each moment, in ns."""
-    before = np.append(0, np.cumsum(ends - begins))
-    place = np.searchsorted(begins, time, side="right") - 1
-    inside = np.clip(time - begins[np.maximum(place, 0)], 0, (ends - begins)[np.maximum(place, 0)])
-    return np.where(place >= 0, before[np.maximum(place, 0)] + inside, 0).astype(np.float64)
+    before = np.append(0, np.cumsum(ends - starts))
+    interval = np.searchsorted(starts, time, side="right") - 1
+    inside = np.clip(time - starts[np.maximum(interval, 0)], 0, (ends - starts)[np.maximum(interval, 0)])
+    return np.where(interval >= 0, before[np.maximum(interval, 0)] + inside, 0).astype(np.float64)

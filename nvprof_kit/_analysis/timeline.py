@@ -81,16 +81,20 @@ class Timeline:
         whole capture from the first operation to the last. Other steps may run before and after it while its range is
         open on the CPU.
         """
-        mine = [window for one, window in self.windows.items() if device in (None, one)]
-        return (min(begin for begin, _ in mine), max(end for _, end in mine)) if mine else (0, 0)
+        device_windows = [window for window_device, window in self.windows.items() if device in (None, window_device)]
+        return (
+            (min(start for start, _ in device_windows), max(end for _, end in device_windows))
+            if device_windows
+            else (0, 0)
+        )
 
     def idle_in_step(self, device: int) -> Int64Array:
         """Length of each of a device's gaps within the step, in ns; gaps outside it are left out."""
-        begin, end = self.own_window(device)
+        window_start, end = self.own_window(device)
         gaps = self.idle[self.idle["device"] == device]
-        start, stop = (gaps[name].clip(begin, end).to_numpy() for name in ("start_ns", "end_ns"))
-        found: Int64Array = (stop - start)[stop > start]
-        return found
+        start, stop = (gaps[name].clip(window_start, end).to_numpy() for name in ("start_ns", "end_ns"))
+        lengths: Int64Array = (stop - start)[stop > start]
+        return lengths
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class StepWindows:
     gaps: Int64Array
 
 
-def idle_by_step(trace: Trace, attribution: Attribution, shown: Timeline) -> StepWindows:
+def idle_by_step(trace: Trace, attribution: Attribution, drawn: Timeline) -> StepWindows:
     """The idle time of every step, from a timeline of the whole capture with gaps from the first to the last step."""
     cut = step_windows(trace, attribution)
     count = len(attribution.ranges.steps)
@@ -126,21 +130,21 @@ def idle_by_step(trace: Trace, attribution: Attribution, shown: Timeline) -> Ste
     start[end == 0] = 0
     idle, gaps = np.zeros_like(start), np.zeros_like(start)
     for row, device in enumerate(devices):
-        mine = shown.idle[shown.idle["device"] == device]
-        begins, ends = mine["start_ns"].to_numpy(dtype=np.int64), mine["end_ns"].to_numpy(dtype=np.int64)
-        idle[row] = _idle_until(begins, ends, end[row]) - _idle_until(begins, ends, start[row])
-        gaps[row] = np.searchsorted(begins, end[row]) - np.searchsorted(ends, start[row], side="right")
+        device_gaps = drawn.idle[drawn.idle["device"] == device]
+        starts, ends = device_gaps["start_ns"].to_numpy(dtype=np.int64), device_gaps["end_ns"].to_numpy(dtype=np.int64)
+        idle[row] = _idle_until(starts, ends, end[row]) - _idle_until(starts, ends, start[row])
+        gaps[row] = np.searchsorted(starts, end[row]) - np.searchsorted(ends, start[row], side="right")
     return StepWindows(devices, start, end, idle, np.maximum(gaps, 0))
 
 
-def _idle_until(begins: Int64Array, ends: Int64Array, moment: Int64Array) -> Int64Array:
+def _idle_until(starts: Int64Array, ends: Int64Array, time: Int64Array) -> Int64Array:
     """Total idle time before each moment; the gaps are disjoint and sorted."""
-    before = np.concatenate(([0], np.cumsum(ends - begins)))
-    reached = np.searchsorted(begins, moment)
+    before = np.concatenate(([0], np.cumsum(ends - starts)))
+    reached = np.searchsorted(starts, time)
     last = np.maximum(reached - 1, 0)
-    over = np.where(reached > 0, np.maximum(np.append(ends, 0)[last] - moment, 0), 0)
-    found: Int64Array = before[reached] - over
-    return found
+    over = np.where(reached > 0, np.maximum(np.append(ends, 0)[last] - time, 0), 0)
+    idle: Int64Array = before[reached] - over
+    return idle
 
 
 def timeline(
@@ -167,23 +171,23 @@ def timeline(
     if instance is not None:
         chosen = np.arange(len(attribution.ranges.steps)) == instance
     runs = _runs(chosen)
-    begin, end = _windows(trace, attribution, runs, instance)
+    window_start, end = _windows(trace, attribution, runs, instance)
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    rows = np.flatnonzero(_touch(begin, end, starts, ends))
+    rows = np.flatnonzero(_touch(window_start, end, starts, ends))
     lanes, lane = _lanes(trace, rows)
     by_device = _by_device(trace, attribution, runs, rows)
-    windows = {one: (int(edges.min()), int(edges.max())) for one, edges in by_device.items()}
+    windows = {device: (int(edges.min()), int(edges.max())) for device, edges in by_device.items()}
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
     return Timeline(
         step=None if instance is None else int(attribution.ranges.steps[instance]),
         instance=instance,
-        start_ns=int(begin.min()),
+        start_ns=int(window_start.min()),
         end_ns=int(end.max()),
         lanes=lanes,
         ops=_ops(trace, attribution, rows, lane),
         spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
-        ranges=_cpu_ranges(attribution.ranges, begin, end),
+        ranges=_cpu_ranges(attribution.ranges, window_start, end),
         idle=_idle(trace, attribution, rows, _of_all_steps(trace, attribution, by_device) if steps_idle else by_device),
         windows=windows,
         steps=_steps(trace, attribution, chosen),
@@ -197,14 +201,14 @@ def _steps(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool_]
     cut = step_windows(trace, attribution)
     rows = np.flatnonzero(cut.in_step & (cut.end > cut.start))
     rows = rows if chosen is None else rows[chosen[cut.instance[rows]]]
-    ordinals = [one.device for one in cut.devices]
-    place = np.array([ordinals[:number].count(one) for number, one in enumerate(ordinals)], dtype=np.int64)
+    ordinals = [ordinal.device for ordinal in cut.devices]
+    turn = np.array([ordinals[:number].count(ordinal) for number, ordinal in enumerate(ordinals)], dtype=np.int64)
     frame = pd.DataFrame(
         {
             "start_ns": cut.start[rows],
             "end_ns": cut.end[rows],
             "device": np.array(ordinals, dtype=np.int64)[cut.device[rows]],
-            "place": place[cut.device[rows]],
+            "place": turn[cut.device[rows]],
             "step": attribution.ranges.steps[cut.instance[rows]],
         }
     )
@@ -217,8 +221,8 @@ def _runs(chosen: npt.NDArray[np.bool_] | None) -> Int64Array | None:
     if chosen is None:
         return None
     edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
-    found: Int64Array = edges.reshape(-1, 2) - np.array([0, 1])
-    return found
+    runs: Int64Array = edges.reshape(-1, 2) - np.array([0, 1])
+    return runs
 
 
 def _windows(
@@ -232,20 +236,20 @@ def _windows(
     times = step_times(trace, attribution)
     if instance is not None and instance not in times.index:
         raise KeyError(instance)
-    known = times.reindex(np.arange(len(attribution.ranges.steps)))
-    windows = [known.iloc[first : last + 1].dropna(subset=["start_ns"]) for first, last in runs.tolist()]
-    begin, end = (
-        np.array([int(one[name].agg(how)) for one in windows if len(one)], dtype=np.int64)
+    indexed = times.reindex(np.arange(len(attribution.ranges.steps)))
+    windows = [indexed.iloc[first : last + 1].dropna(subset=["start_ns"]) for first, last in runs.tolist()]
+    first_starts, end = (
+        np.array([int(frame[name].agg(how)) for frame in windows if len(frame)], dtype=np.int64)
         for name, how in (("start_ns", "min"), ("end_ns", "max"))
     )
-    return begin, np.maximum.accumulate(end)
+    return first_starts, np.maximum.accumulate(end)
 
 
-def _touch(begin: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
+def _touch(window_start: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap one of the sorted windows; one of zero length must start inside a window."""
-    place = np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)
-    begin, end = begin[place], end[place]
-    touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > begin) | (starts >= begin))
+    window = np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)
+    window_start, end = window_start[window], end[window]
+    touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > window_start) | (starts >= window_start))
     return touched
 
 
@@ -257,33 +261,38 @@ def _by_device(
     """
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
     if runs is None:
-        here = {one: device == one for one in np.unique(device).tolist()}
-        return {one: np.array([[start[mine].min(), end[mine].max()]]) for one, mine in here.items()}
+        here = {ordinal_value: device == ordinal_value for ordinal_value in np.unique(device).tolist()}
+        return {
+            ordinal_value: np.array([[start[device_rows].min(), end[device_rows].max()]])
+            for ordinal_value, device_rows in here.items()
+        }
     cut = step_windows(trace, attribution)
-    ordinal = np.array([one.device for one in cut.devices], dtype=np.int64)[cut.device]
+    ordinal = np.array([ordinal_value.device for ordinal_value in cut.devices], dtype=np.int64)[cut.device]
     run = np.searchsorted(runs[:, 0], cut.instance, side="right") - 1
     inside = (run >= 0) & (cut.instance <= runs[run, 1])
-    found: dict[int, Int64Array] = {}
-    for one in np.unique(ordinal[inside]).tolist():
-        mine = np.flatnonzero(inside & (ordinal == one))
-        mine = mine[np.argsort(run[mine], kind="stable")]
-        first = np.flatnonzero(np.diff(run[mine], prepend=-1))
-        edges = np.minimum.reduceat(cut.start[mine], first), np.maximum.reduceat(cut.end[mine], first)
-        found[one] = np.stack(edges, axis=1)
-    return found
+    edges_of_device: dict[int, Int64Array] = {}
+    for ordinal_value in np.unique(ordinal[inside]).tolist():
+        device_rows = np.flatnonzero(inside & (ordinal == ordinal_value))
+        device_rows = device_rows[np.argsort(run[device_rows], kind="stable")]
+        first = np.flatnonzero(np.diff(run[device_rows], prepend=-1))
+        edges = np.minimum.reduceat(cut.start[device_rows], first), np.maximum.reduceat(cut.end[device_rows], first)
+        edges_of_device[ordinal_value] = np.stack(edges, axis=1)
+    return edges_of_device
 
 
 def _of_all_steps(
     trace: Trace, attribution: Attribution, windows: Mapping[int, Int64Array]
 ) -> Mapping[int, Int64Array]:
     """Extend each device's window to the start of the first step and the end of the last."""
-    cut, found = step_windows(trace, attribution), dict(windows)
+    cut, edges_of_device = step_windows(trace, attribution), dict(windows)
     ordinal = np.array([one.device for one in cut.devices], dtype=np.int64)[cut.device]
     for one in np.unique(ordinal[cut.in_step]).tolist():
-        mine = np.flatnonzero(cut.in_step & (ordinal == one))
-        edges = found[one]
-        found[one] = np.array([[min(edges.min(), cut.start[mine].min()), max(edges.max(), cut.end[mine].max())]])
-    return found
+        rows = np.flatnonzero(cut.in_step & (ordinal == one))
+        edges = edges_of_device[one]
+        edges_of_device[one] = np.array(
+            [[min(edges.min(), cut.start[rows].min()), max(edges.max(), cut.end[rows].max())]]
+        )
+    return edges_of_device
 
 
 def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
@@ -295,12 +304,12 @@ def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array
     part = _parts(start, end, stream)
     (of_stream, parts), lane = distinct_rows(stream, part)
     keys = np.stack(streams, axis=1).tolist()
-    found = [Lane._make((*keys[one], part)) for one, part in zip(of_stream.tolist(), parts.tolist(), strict=True)]
+    lanes = [Lane._make((*keys[number], part)) for number, part in zip(of_stream.tolist(), parts.tolist(), strict=True)]
     # sort a device's streams by their first operation, so that the main stream comes first
-    when = {tuple(key): int(start[stream == place].min()) for place, key in enumerate(keys)}
-    order = sorted(range(len(found)), key=lambda one: (found[one][:2], when[found[one][:3]], found[one].part))
-    place = np.argsort(np.array(order, dtype=np.int64))
-    return tuple(found[one] for one in order), place[lane]
+    when = {tuple(key): int(start[stream == code].min()) for code, key in enumerate(keys)}
+    order = sorted(range(len(lanes)), key=lambda one: (lanes[one][:2], when[lanes[one][:3]], lanes[one].part))
+    code = np.argsort(np.array(order, dtype=np.int64))
+    return tuple(lanes[number] for number in order), code[lane]
 
 
 def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
@@ -309,19 +318,19 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
     Overlapping intervals form a cluster; each cluster uses as many numbers as it needs in turn.
     """
     order = np.lexsort((start, lane))
-    begins, finishes, lanes = start[order], end[order], lane[order]
+    starts, finishes, lanes = start[order], end[order], lane[order]
     line = Line.over((start,), (end,))
-    reach = np.maximum.accumulate(line.at(lanes, finishes))
-    fresh = line.at(lanes, begins) >= np.concatenate(([0], reach))[: len(order)]
-    fresh[:1] = True
-    if fresh.all():  # most captures
+    latest_end = np.maximum.accumulate(line.at(lanes, finishes))
+    is_free = line.at(lanes, starts) >= np.concatenate(([0], latest_end))[: len(order)]
+    is_free[:1] = True
+    if is_free.all():  # most captures
         return np.zeros(len(order), dtype=np.int64)
-    place = np.arange(len(order)) - np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
+    place = np.arange(len(order)) - np.maximum.accumulate(np.where(is_free, np.arange(len(order)), 0))
     for turns in range(1, int(place.max(initial=0)) + 2):
         part = place % turns
-        by_part = np.lexsort((begins, part, lanes))
+        by_part = np.lexsort((starts, part, lanes))
         same = (np.diff(lanes[by_part]) == 0) & (np.diff(part[by_part]) == 0)
-        if not (same & (begins[by_part][1:] < finishes[by_part][:-1])).any():
+        if not (same & (starts[by_part][1:] < finishes[by_part][:-1])).any():
             break
     result = np.empty(len(order), dtype=np.int64)
     result[order] = part if len(order) else place
@@ -331,7 +340,7 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
 def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
-    made: pd.DataFrame = pd.DataFrame(
+    frame: pd.DataFrame = pd.DataFrame(
         {
             "start_ns": trace.ops["start_ns"].to_numpy()[rows],
             "end_ns": trace.ops["end_ns"].to_numpy()[rows],
@@ -343,7 +352,7 @@ def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Ar
             "name": _names(trace.ops, rows),
         }
     )
-    return made
+    return frame
 
 
 def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
@@ -351,24 +360,24 @@ def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
     import pandas as pd
 
     names = ops["name"].astype("category").cat
-    codes, known = names.codes.to_numpy()[rows].astype(np.int64), names.categories
+    codes, texts = names.codes.to_numpy()[rows].astype(np.int64), names.categories
     first = begins(ops)[rows]
     if first.all():
-        plain: pd.Categorical = pd.Categorical.from_codes(codes, known)
+        plain: pd.Categorical = pd.Categorical.from_codes(codes, texts)
         return plain
-    both = pd.Index([*known, *(f"{name} (continued)" for name in known)])
-    made = pd.Categorical.from_codes(np.where(first, codes, codes + len(known)), both)
-    shown: pd.Categorical = made.remove_unused_categories()
-    return shown
+    both = pd.Index([*texts, *(f"{name} (continued)" for name in texts)])
+    numbered = pd.Categorical.from_codes(np.where(first, codes, codes + len(texts)), both)
+    used: pd.Categorical = numbered.remove_unused_categories()
+    return used
 
 
 def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
     import pandas as pd
 
-    texts, which = np.unique(
+    texts, code = np.unique(
         np.array([*(named.text for named in attribution.ranges.names), NO_LAYER], dtype=object), return_inverse=True
     )
-    names = which.astype(np.int32)[np.append(attribution.ranges.name, -1)]
+    names = code.astype(np.int32)[np.append(attribution.ranges.name, -1)]
     return pd.Categorical.from_codes(names[layer_range], pd.Index(texts))
 
 
@@ -383,7 +392,7 @@ def _spans(
     level = _levels(ranges, outer)
     current = attribution.layer_range[rows].astype(np.int64)
     replay = attribution.replay[rows]
-    found = []
+    levels = []
     for here in range(int(level[current].max(initial=NONE)), -1, -1):
         current = np.where(level[current] > here, outer[current], current)
         inside = level[current] == here
@@ -391,10 +400,10 @@ def _spans(
             np.concatenate(([True], (np.diff(lane) != 0) | (np.diff(current) != 0) | (np.diff(replay) != 0)))
         )
         last = np.append(changes[1:], len(rows)) - 1
-        kept = inside[changes]
-        first, last = changes[kept], last[kept]
-        found.append((start[first], end[last], lane[first], np.full(len(first), here), current[first]))
-    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] or [np.zeros(0, dtype=np.int64)] * 5
+        is_span = inside[changes]
+        first, last = changes[is_span], last[is_span]
+        levels.append((start[first], end[last], lane[first], np.full(len(first), here), current[first]))
+    columns = [np.concatenate(parts) for parts in zip(*levels, strict=True)] or [np.zeros(0, dtype=np.int64)] * 5
     spans = pd.DataFrame(dict(zip(("start_ns", "end_ns", "lane", "level"), columns[:4], strict=True)))
     spans["layer"] = _layer_names(attribution, columns[4])
     spans["phase"] = np.append(ranges.phase, "")[columns[4]]
@@ -412,25 +421,25 @@ def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
     return level
 
 
-def _cpu_ranges(ranges: Ranges, begin: Int64Array, end: Int64Array) -> pd.DataFrame:
+def _cpu_ranges(ranges: Ranges, window_start: Int64Array, end: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
-    place = np.minimum(np.searchsorted(end, ranges.start, side="right"), len(end) - 1)
-    rows = np.flatnonzero((ranges.start < end[place]) & (ranges.end > begin[place]))
+    window = np.minimum(np.searchsorted(end, ranges.start, side="right"), len(end) - 1)
+    rows = np.flatnonzero((ranges.start < end[window]) & (ranges.end > window_start[window]))
     rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
     named = [ranges.names[name] for name in ranges.name[rows].tolist()]
-    made: pd.DataFrame = pd.DataFrame(
+    frame: pd.DataFrame = pd.DataFrame(
         {
             "start_ns": ranges.start[rows],
             "end_ns": ranges.end[rows],
             "pid": ranges.pid[rows],
             "tid": ranges.tid[rows],
             "level": ranges.nesting.depth[rows],
-            "text": pd.Categorical([one.text for one in named]),
-            "category": pd.Categorical([one.category.value for one in named]),
+            "text": pd.Categorical([range_name.text for range_name in named]),
+            "category": pd.Categorical([range_name.category.value for range_name in named]),
         }
     )
-    return made
+    return frame
 
 
 def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, Int64Array]) -> pd.DataFrame:
@@ -440,26 +449,28 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Map
     import pandas as pd
 
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
-    found: list[pd.DataFrame] = []
-    for one in np.unique(device).tolist():
-        mine = np.flatnonzero(device == one)
-        known = windows.get(one, np.zeros((0, 2), dtype=np.int64))
-        edge = np.append(known.ravel(), (start[mine].min(), end[mine].max()))  # as operations of zero length
-        starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
-        layer = np.append(attribution.layer_range[rows[mine]], np.full(len(edge), NONE, dtype=np.int32))
+    frames: list[pd.DataFrame] = []
+    for ordinal in np.unique(device).tolist():
+        device_rows = np.flatnonzero(device == ordinal)
+        device_windows = windows.get(ordinal, np.zeros((0, 2), dtype=np.int64))
+        edge = np.append(
+            device_windows.ravel(), (start[device_rows].min(), end[device_rows].max())
+        )  # as operations of zero length
+        starts, ends = np.append(start[device_rows], edge), np.append(end[device_rows], edge)
+        layer = np.append(attribution.layer_range[rows[device_rows]], np.full(len(edge), NONE, dtype=np.int32))
         order = np.argsort(starts, kind="stable")
         starts, ends, layer = starts[order], ends[order], layer[order]  # the old ones are freed: they are large
-        reach = np.maximum.accumulate(ends)
-        gap = np.flatnonzero(starts[1:] > reach[:-1])
-        gap = gap[~(np.isin(reach[gap], known[:-1, 1]) & np.isin(starts[gap + 1], known[1:, 0]))]
-        latest = np.flatnonzero(ends == reach)  # the operations with the last end so far
+        latest_end = np.maximum.accumulate(ends)
+        gap = np.flatnonzero(starts[1:] > latest_end[:-1])
+        gap = gap[~(np.isin(latest_end[gap], device_windows[:-1, 1]) & np.isin(starts[gap + 1], device_windows[1:, 0]))]
+        latest = np.flatnonzero(ends == latest_end)  # the operations with the last end so far
         before, after = gap + 1, latest[np.searchsorted(latest, gap, side="right") - 1]
-        columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": starts[before]}
-        del order, mine, ends, reach, starts
-        found.append(
+        columns = {"device": np.full(len(gap), ordinal), "start_ns": latest_end[gap], "end_ns": starts[before]}
+        del order, device_rows, ends, latest_end, starts
+        frames.append(
             pd.DataFrame(columns).assign(
                 after=_layer_names(attribution, layer[after]), before=_layer_names(attribution, layer[before])
             )
         )
     empty = pd.DataFrame({name: [] for name in ("device", "start_ns", "end_ns", "after", "before")})
-    return pd.concat(found, ignore_index=True) if found else empty
+    return pd.concat(frames, ignore_index=True) if frames else empty

@@ -100,8 +100,8 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
     backward = tuple(name for name in names if name.lower() == "backward")
     chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name))) or backward
     if not set(chosen) & set(names):
-        what = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
-        return Verdict("unknown", f"{what}; name one of {', '.join(names)} with --collective")
+        reason = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
+        return Verdict("unknown", f"{reason}; name one of {', '.join(names)} with --collective")
     times = _shared_times(calls, warm_up)
     verdict = _judge_stages(calls, times, chosen)
     # nobody waits in a barrier after DDP's backward, where the ranks have waited for each other already. Of two ranks,
@@ -133,64 +133,66 @@ def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
     if timed["call"].max() >= warm_up:
         timed = timed[timed["call"] >= warm_up]
     times = timed.assign(stage=timed["stage"].astype(str)).set_index(["call", "rank", "stage"])["time_ns"]
-    made: pd.DataFrame = times.unstack("stage")
-    return made
+    table: pd.DataFrame = times.unstack("stage")
+    return table
 
 
 def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
     """Judge the time lost in each step, then who lost it; ``waits`` has one row per step and one column per rank."""
     ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
-    least, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
-    gaps = victim_waits - least
+    shortest_waits, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
+    gaps = victim_waits - shortest_waits
     gap, steps = float(gaps.mean()), len(waits)
-    late = (
-        waits.to_numpy(dtype=np.float64) < (least + gaps / 2)[:, None]
+    is_late = (
+        waits.to_numpy(dtype=np.float64) < (shortest_waits + gaps / 2)[:, None]
     )  # closer to the latest rank than to the median
-    lost = gaps.sum()
-    by_rank = (late * gaps[:, None]).sum(axis=0) / lost if lost else np.zeros(waits.shape[1])
+    total_gap = gaps.sum()
+    by_rank = (is_late * gaps[:, None]).sum(axis=0) / total_gap if total_gap else np.zeros(waits.shape[1])
     ranks = [int(rank) for rank in waits.columns]
     order = sorted(range(len(ranks)), key=lambda at: (-by_rank[at], ranks[at]))
     worst, recurrence = ranks[order[0]], float(by_rank[order[0]])
     median_rank = int(waits.mean().sort_values(kind="stable").index[len(ranks) // 2])
-    whole = _step_time(times, outermost, median_rank)
-    score = gap / whole if whole else 0.0
-    found: dict[str, Any] = {"collective": chosen, "steps": steps, "gap_ns": round(gap), "score": score}
+    step_ns = _step_time(times, outermost, median_rank)
+    score = gap / step_ns if step_ns else 0.0
+    facts: dict[str, Any] = {"collective": chosen, "steps": steps, "gap_ns": round(gap), "score": score}
     stage = " + ".join(chosen)
     cost = f"{100 * score:.1f} % of a step"
     if score < NOTABLE:
         reason = f"no straggler: in {stage} the median rank waits {cost} longer than the latest"
-        return Verdict("none", reason, rank=worst if recurrence >= RECURS else None, recurrence=recurrence, **found)
+        return Verdict("none", reason, rank=worst if recurrence >= RECURS else None, recurrence=recurrence, **facts)
     sharded = {"forward", "backward"} <= {name.lower() for name in chosen}
     severity = "critical" if score >= CRITICAL and steps >= ENOUGH_STEPS and not sharded else "warning"
-    if len(gaps) > 2 and np.median(gaps) < NOTABLE * whole and gaps.max() > lost / 2:
+    if len(gaps) > 2 and np.median(gaps) < NOTABLE * step_ns and gaps.max() > total_gap / 2:
         call = int(waits.index[int(gaps.argmax())])
-        reason = f"no straggler: call {call} alone makes up {100 * gaps.max() / lost:.0f} % of the time lost in {stage}"
-        return Verdict("warning", reason, recurrence=recurrence, **found)
-    again = [at for at in order if by_rank[at] >= RECURS]
-    if not again:
-        return Verdict("warning", _changing(ranks, by_rank, order, stage, cost), recurrence=recurrence, **found)
-    *first, last = (str(ranks[at]) for at in sorted(again))
+        reason = (
+            f"no straggler: call {call} alone makes up {100 * gaps.max() / total_gap:.0f} % of the time lost in {stage}"
+        )
+        return Verdict("warning", reason, recurrence=recurrence, **facts)
+    recurring = [at for at in order if by_rank[at] >= RECURS]
+    if not recurring:
+        return Verdict("warning", _changing(ranks, by_rank, order, stage, cost), recurrence=recurrence, **facts)
+    *first, last = (str(ranks[at]) for at in sorted(recurring))
     named = f"{', '.join(first)} and {last}" if first else last
     cause, share = _cause(times, chosen, worst, gap)
     who = (
         f"rank {named} is the straggler: it waits"
-        if len(again) == 1
+        if len(recurring) == 1
         else f"ranks {named} are the stragglers: they wait"
     )
-    often = int(late[:, order[0]][gaps >= NOTABLE * whole].sum())
+    often = int(is_late[:, order[0]][gaps >= NOTABLE * step_ns].sum())
     reason = f"{who} least in {stage}, {cost} less than the median rank, in {often} of {steps} steps"
     reason += f"; {cause} takes longer there and explains {100 * share:.0f} % of it" if cause else ""
-    one = worst if len(again) == 1 else None
-    return Verdict(severity, reason, rank=one, recurrence=recurrence, cause=cause, cause_share=share, **found)
+    late_rank = worst if len(recurring) == 1 else None
+    return Verdict(severity, reason, rank=late_rank, recurrence=recurrence, cause=cause, cause_share=share, **facts)
 
 
 def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[int], stage: str, cost: str) -> str:
     """A sentence on which ranks are late in turn."""
     often = [at for at in order if by_rank[at] >= RECURS / 3]
     if len(often) == 2 and by_rank[often].sum() >= RECURS:
-        one, other = (ranks[at] for at in often)
+        rank, other = (ranks[at] for at in often)
         return (
-            f"ranks {one} and {other} are late in turn: in {stage} the median rank waits {cost} longer than the latest"
+            f"ranks {rank} and {other} are late in turn: in {stage} the median rank waits {cost} longer than the latest"
         )
     worst = order[0]
     return (
@@ -201,17 +203,17 @@ def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[in
 
 def _step_time(times: pd.DataFrame, outermost: list[str], rank: int) -> float:
     """A rank's mean step time: the stage named like a step, or the sum of the outermost stages."""
-    own: pd.Series[float] = times[times.index.get_level_values("rank") == rank].mean()
-    step = next((name for name in own.index if name.lower() in _STEP), None)
-    return float(own[step] if step is not None else own.reindex(outermost).sum())
+    rank_times: pd.Series[float] = times[times.index.get_level_values("rank") == rank].mean()
+    step = next((name for name in rank_times.index if name.lower() in _STEP), None)
+    return float(rank_times[step] if step is not None else rank_times.reindex(outermost).sum())
 
 
 def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: float) -> tuple[str, float]:
     """The stage in which the late rank is slower than the median of the others, and how much of the gap it explains."""
-    others = [name for name in times if name not in chosen and str(name).lower() not in _STEP]
-    if not others or gap <= 0:
+    other_stages = [name for name in times if name not in chosen and str(name).lower() not in _STEP]
+    if not other_stages or gap <= 0:
         return "", 0.0
-    means = times[others].groupby(level="rank").mean()
+    means = times[other_stages].groupby(level="rank").mean()
     excess = means.loc[culprit] - means.drop(index=culprit).median()
     share = float(excess.max() / gap)
     return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
@@ -324,10 +326,10 @@ def _chosen(logs: TimerLogs, steps: StepOptions) -> pd.DataFrame:
     if not steps.selects:
         return logs.stages
     number = np.arange(int(logs.stages["call"].max()) + 1)
-    kept = chosen_steps(steps, number, logs.path)
-    made: pd.DataFrame = logs.stages[kept[logs.stages["call"].to_numpy()]].reset_index(drop=True)
-    made["stage"] = made["stage"].cat.remove_unused_categories()
-    return made
+    is_chosen = chosen_steps(steps, number, logs.path)
+    stages: pd.DataFrame = logs.stages[is_chosen[logs.stages["call"].to_numpy()]].reset_index(drop=True)
+    stages["stage"] = stages["stage"].cat.remove_unused_categories()
+    return stages
 
 
 def _with_places(stages: pd.DataFrame) -> pd.DataFrame:
@@ -343,7 +345,7 @@ def _with_places(stages: pd.DataFrame) -> pd.DataFrame:
 
 def _statistics(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     groups = calls.groupby(keys, observed=True)
-    made = groups.size().to_frame("calls")
+    table = groups.size().to_frame("calls")
     for clock in ("cpu", "cuda"):
         times = groups[f"{clock}_ns"]
         for name, values in {
@@ -354,8 +356,8 @@ def _statistics(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
             "min": times.min(),
             "max": times.max(),
         }.items():
-            made[f"{clock}_{name}_ns"] = values.astype("Float64").round().astype("Int64")
-    return made
+            table[f"{clock}_{name}_ns"] = values.astype("Float64").round().astype("Int64")
+    return table
 
 
 def _skew(calls: pd.DataFrame) -> pd.DataFrame:
@@ -404,19 +406,19 @@ def _clock_warnings(calls: pd.DataFrame) -> list[str]:
     ends = calls.assign(stage=calls["stage"].astype(str)).pivot_table("end_ns", ["stage", "call"], "rank").dropna()
     if ends.shape[1] < 2 or ends.empty:
         return []
-    middle = ends.median(axis=1)
-    offsets = ends.sub(middle, axis=0).loc[middle.sort_values(kind="stable").index]
-    steps = middle.groupby(level="stage").diff().median()
-    apart = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
+    median_end = ends.median(axis=1)
+    offsets = ends.sub(median_end, axis=0).loc[median_end.sort_values(kind="stable").index]
+    steps = median_end.groupby(level="stage").diff().median()
+    tolerance = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
     quarter = max(len(offsets) // 4, 1)
     went = offsets.iloc[-quarter:].median() - offsets.iloc[:quarter].median()
     compared = "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
     warnings = []
     for rank, offset in offsets.median().items():
-        if abs(went[rank]) > apart:
+        if abs(went[rank]) > tolerance:
             gone = f"went {abs(went[rank]) / 1e9:.2f} s {'forward' if went[rank] > 0 else 'back'} against the others'"
             warnings.append(f"the clock of rank {rank} {gone} during the run; it was set: {compared}")
-        elif abs(offset) > apart:
+        elif abs(offset) > tolerance:
             ahead = "ahead of" if offset > 0 else "behind"
             warnings.append(f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {ahead} the others': {compared}")
     return warnings

@@ -64,20 +64,20 @@ def _read(label: str) -> tuple[str, str, int | None]:
 def stack_texts(stacks: Mapping[int, Frames], rows: npt.NDArray[np.int64]) -> list[str]:
     """The stack of each of these events in a line: the innermost `_DEPTH` frames outside PyTorch."""
     texts: dict[tuple[int, ...], str] = {}
-    made = []
+    ordered = []
     for row in rows.tolist():  # only blocks held at one moment: thousands, not the millions of events
         frames = stacks.get(row, [])
         key = tuple(map(id, frames))
         if key not in texts:
             texts[key] = _line(frames)
-        made.append(texts[key])
-    return made
+        ordered.append(texts[key])
+    return ordered
 
 
 def _line(frames: Frames) -> str:
     """The program's innermost frames; for a thread without Python, such as autograd's, those of the operators."""
     python = [frame for frame in frames if str(frame["filename"]).endswith((".py", ">")) or ".py:" in str(frame)]
-    outside = [frame for frame in python if not any(part in str(frame["filename"]) for part in _INSIDE)]
+    outside = [frame for frame in python if not any(package in str(frame["filename"]) for package in _INSIDE)]
     if outside or python:
         chosen = (outside or python)[:_DEPTH]
         named = [f"{str(frame['filename']).rsplit('/', 1)[-1]}:{frame['line']} {frame['name']}" for frame in chosen]
@@ -99,21 +99,23 @@ def size_class(sizes: pd.Series[int]) -> list[str]:
 
 
 def _power(power: int) -> str:
-    unit, rest = divmod(power, 10)
-    return f"<= {2**rest} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[unit]}"
+    unit, exponent = divmod(power, 10)
+    return f"<= {2**exponent} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[unit]}"
 
 
-def holder_table(held: pd.DataFrame, keys: Mapping[str, object], before: int) -> pd.DataFrame:
+def holder_table(allocations: pd.DataFrame, keys: Mapping[str, object], before: int) -> pd.DataFrame:
     """Bytes and blocks by keys, largest first, with a row for what was allocated before the history began."""
     names = list(keys)
-    table = pd.DataFrame({**keys, "size_bytes": held["size_bytes"].to_numpy()})
+    table = pd.DataFrame({**keys, "size_bytes": allocations["size_bytes"].to_numpy()})
     groups = table.groupby(names, observed=True, sort=False)["size_bytes"]
-    made = groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index().astype(dict.fromkeys(names, "str"))
-    made = made.sort_values("bytes", ascending=False, kind="stable")
+    holders = (
+        groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index().astype(dict.fromkeys(names, "str"))
+    )
+    holders = holders.sort_values("bytes", ascending=False, kind="stable")
     if before:
         first = {name: BEFORE if name == names[0] else "" for name in names}
         row = pd.DataFrame([{**first, "bytes": before, "blocks": 0, "largest_bytes": 0}])
-        made = pd.concat([made, row]) if len(made) else row
-    made["share"] = made["bytes"] / max(int(made["bytes"].sum()), 1)
-    in_order: pd.DataFrame = made.reset_index(drop=True)
+        holders = pd.concat([holders, row]) if len(holders) else row
+    holders["share"] = holders["bytes"] / max(int(holders["bytes"].sum()), 1)
+    in_order: pd.DataFrame = holders.reset_index(drop=True)
     return in_order

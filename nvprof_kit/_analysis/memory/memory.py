@@ -192,13 +192,17 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     segments = segment_table(snapshot.segments, snapshot.blocks, device)
     freed = _freeing(events)
     level = _level(events, {"alloc": 1, freed: -1}, _requested(snapshot, device))
-    held = _lifetimes(events, freed)
+    allocations = _lifetimes(events, freed)
     labels = read_labels(events["label"].cat.categories)
-    held = held.join(labels, on="label")
+    allocations = allocations.join(labels, on="label")
     summary = _summary(device, events, segments, level)
-    at_peak = held[(held["start"] >= 0) & (held["start"] <= summary.peak_event) & (held["end"] > summary.peak_event)]
+    at_peak = allocations[
+        (allocations["start"] >= 0)
+        & (allocations["start"] <= summary.peak_event)
+        & (allocations["end"] > summary.peak_event)
+    ]
     before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
-    left = held[(held["start"] >= 0) & (held["end"] == len(events))]
+    left = allocations[(allocations["start"] >= 0) & (allocations["end"] == len(events))]
     left = left.assign(stack=stack_texts(snapshot.stacks, rows[left["start"].to_numpy()]))
     named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
     summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
@@ -209,16 +213,16 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         by_layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
         by_stack=holder_table(at_peak, {"stack": stacks}, before),
         by_size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
-        traffic=traffic_table(held, len(events)),
-        steps=step_table(held, level, labels["step"].loc[events["label"].cat.codes]),
+        traffic=traffic_table(allocations, len(events)),
+        steps=step_table(allocations, level, labels["step"].loc[events["label"].cat.codes]),
         leaks=_leaks(left),
         segments=segments,
         level_bytes=level,
         reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
         time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
-        held=held,
+        held=allocations,
         snapshot=snapshot,
-        warnings=tuple(_warnings(summary, before, held)),
+        warnings=tuple(_warnings(summary, before, allocations)),
     )
 
 
@@ -238,20 +242,22 @@ def _summary(device: int, events: pd.DataFrame, segments: pd.DataFrame, level: I
 
 def _device(snapshot: Snapshot, device: int | None) -> int:
     reserved = snapshot.segments.groupby("device")["total_bytes"].sum()
-    known = sorted({*reserved.index.tolist(), *snapshot.events["device"].unique().tolist()})
-    if not known:
+    devices = sorted({*reserved.index.tolist(), *snapshot.events["device"].unique().tolist()})
+    if not devices:
         raise CaptureError(f"{snapshot.path}: an empty snapshot: nothing was allocated and there is no history")
     if device is None:
-        return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(known[0])
-    if device not in known:
-        raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, known))}")
+        return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(devices[0])
+    if device not in devices:
+        raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, devices))}")
     return device
 
 
 def _requested(snapshot: Snapshot, device: int) -> int:
     """Bytes requested for the tensors of a device at the time of the snapshot, before rounding."""
-    mine = (snapshot.segments["device"] == device).to_numpy()[snapshot.blocks["segment"].to_numpy()]
-    return int(snapshot.blocks["requested_bytes"][mine & (snapshot.blocks["state"] == "active_allocated")].sum())
+    is_on_device = (snapshot.segments["device"] == device).to_numpy()[snapshot.blocks["segment"].to_numpy()]
+    return int(
+        snapshot.blocks["requested_bytes"][is_on_device & (snapshot.blocks["state"] == "active_allocated")].sum()
+    )
 
 
 def _freeing(events: pd.DataFrame) -> str:
@@ -285,7 +291,7 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
     starts, orphans = order[is_alloc], order[~is_alloc & ~has_alloc]
     ends = np.where(next_frees, follows, len(events))[is_alloc]
     size, label = events["size_bytes"].to_numpy(), events["label"].cat.codes.to_numpy()
-    made: pd.DataFrame = pd.DataFrame(
+    lifetimes: pd.DataFrame = pd.DataFrame(
         {
             "start": np.concatenate([starts, np.full(len(orphans), -1)]).astype(np.int64),
             "end": np.concatenate([ends, orphans]).astype(np.int64),
@@ -293,22 +299,22 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
             "label": np.concatenate([label[starts], np.full(len(orphans), -1)]),
         }
     )
-    return made
+    return lifetimes
 
 
 def _leaks(left: pd.DataFrame) -> pd.DataFrame:
     """Allocations from the same place that at least `_LEAK_STEPS` steps left behind."""
     by_step = left[left["step"].notna()]
     groups = by_step.groupby(["layer", "phase", "stack"], observed=True, sort=False)
-    made = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
-    made = made[made["steps"] >= _LEAK_STEPS]
-    made["bytes_per_step"] = (made["bytes"] // made["steps"].clip(lower=1)).astype("int64")
-    made = made.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
-    in_order: pd.DataFrame = made[list(LEAKS)]
+    leaks = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
+    leaks = leaks[leaks["steps"] >= _LEAK_STEPS]
+    leaks["bytes_per_step"] = (leaks["bytes"] // leaks["steps"].clip(lower=1)).astype("int64")
+    leaks = leaks.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+    in_order: pd.DataFrame = leaks[list(LEAKS)]
     return in_order
 
 
-def _warnings(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[Issue]:
+def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) -> list[Issue]:
     issues = []
     if summary.peak_event < 0:
         text = "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
@@ -316,7 +322,7 @@ def _warnings(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[I
     elif before > 0.5 * summary.peak_bytes:
         text = "most of the peak was allocated before the history began; begin it before the model is built"
         issues.append(Issue("before-history", "warning", before / max(summary.peak_bytes, 1), text))
-    if summary.peak_event >= 0 and not (held["layer"] != NO_LAYER).any():
+    if summary.peak_event >= 0 and not (allocations["layer"] != NO_LAYER).any():
         text = "nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated"
         issues.append(Issue("no-layers", "warning", 1.0, text))
     if summary.ooms:

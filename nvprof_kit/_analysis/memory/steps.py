@@ -46,8 +46,8 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
     how = {"rounding_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max", "blocks": "sum"}
     sums = by_segment.groupby("segment").agg(how).reindex(range(len(segments)), fill_value=0)
     table = segments.join(sums)[(segments["device"] == device).to_numpy()]
-    whole = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
-    table = table.assign(fragmentation=whole.fillna(0.0)).astype({"kind": "str", "pool": "str"})
+    fragmentation = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
+    table = table.assign(fragmentation=fragmentation.fillna(0.0)).astype({"kind": "str", "pool": "str"})
     table = table.sort_values("free_bytes", ascending=False, kind="stable", ignore_index=True)
     in_order: pd.DataFrame = table[list(SEGMENTS)]
     return in_order
@@ -68,26 +68,26 @@ STEPS: Columns = MappingProxyType(
 """Columns of the table of steps."""
 
 
-def step_table(held: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> pd.DataFrame:
+def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> pd.DataFrame:
     """A row for each step, with the columns of `STEPS`.
 
     Args:
-        held: Blocks: columns start, end (numbers of events), size_bytes, step.
+        allocations: Blocks: columns start, end (numbers of events), size_bytes, step.
         level: Allocated bytes after each event.
         step: The step of each event, NA outside steps.
     """
-    which = np.flatnonzero(step.notna().to_numpy())
-    if not len(which):
+    rows = np.flatnonzero(step.notna().to_numpy())
+    if not len(rows):
         nothing: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
         return nothing
-    numbers, code = np.unique(step.to_numpy(dtype=np.int64, na_value=0)[which], return_inverse=True)
+    numbers, code = np.unique(step.to_numpy(dtype=np.int64, na_value=0)[rows], return_inverse=True)
     first, last = np.full(len(numbers), len(level)), np.zeros(len(numbers), dtype=np.int64)
-    np.minimum.at(first, code, which)
-    np.maximum.at(last, code, which)
-    own = held[held["step"].notna() & (held["start"] >= 0)]
-    kept = own["size_bytes"].where(own["end"] == len(level), 0)
+    np.minimum.at(first, code, rows)
+    np.maximum.at(last, code, rows)
+    in_steps = allocations[allocations["step"].notna() & (allocations["start"] >= 0)]
+    kept_bytes = in_steps["size_bytes"].where(in_steps["end"] == len(level), 0)
     sums = (
-        own.assign(kept=kept, step=own["step"].astype("int64"))
+        in_steps.assign(kept=kept_bytes, step=in_steps["step"].astype("int64"))
         .groupby("step")
         .agg(
             allocated_bytes=("size_bytes", "sum"),
@@ -98,7 +98,7 @@ def step_table(held: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> p
         .reindex(numbers, fill_value=0)
     )
     end = level[last]
-    made: pd.DataFrame = pd.DataFrame(
+    table: pd.DataFrame = pd.DataFrame(
         {
             "step": numbers,
             "peak_bytes": _most(level, first, last),
@@ -107,14 +107,14 @@ def step_table(held: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> p
             **{name: sums[name].to_numpy() for name in sums},
         }
     )
-    return made
+    return table
 
 
 def _most(level: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
     """For each step the largest level between its first and last event."""
     padded = np.append(level, level[-1])
-    most: Int64Array = np.maximum.reduceat(padded, np.stack([first, last + 1], axis=1).ravel())[::2]
-    return most
+    maxima: Int64Array = np.maximum.reduceat(padded, np.stack([first, last + 1], axis=1).ravel())[::2]
+    return maxima
 
 
 TRAFFIC: Columns = MappingProxyType(
@@ -131,34 +131,34 @@ TRAFFIC: Columns = MappingProxyType(
 """Columns of the table of allocations."""
 
 
-def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
+def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
     """A row for each layer and phase, with the columns of `TRAFFIC`, the one that held most at a time first.
 
     Args:
-        held: Blocks: columns start, end (numbers of events), size_bytes, layer, phase.
+        allocations: Blocks: columns start, end (numbers of events), size_bytes, layer, phase.
         events: How many events there are: a block with this end is held at the end.
     """
-    own = held[held["start"] >= 0]
-    groups = own.groupby(["layer", "phase"], observed=True, sort=False)
-    made = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
-    made["peak_bytes"] = _peak_by_group(groups.ngroup().to_numpy(), own)
-    kept = own["size_bytes"].where(own["end"] == events, 0)
-    made["kept_bytes"] = kept.groupby([own["layer"], own["phase"]], observed=True, sort=False).sum()
-    typed = made.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
+    in_window = allocations[allocations["start"] >= 0]
+    groups = in_window.groupby(["layer", "phase"], observed=True, sort=False)
+    table = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
+    table["peak_bytes"] = _peak_by_group(groups.ngroup().to_numpy(), in_window)
+    kept_bytes = in_window["size_bytes"].where(in_window["end"] == events, 0)
+    table["kept_bytes"] = kept_bytes.groupby([in_window["layer"], in_window["phase"]], observed=True, sort=False).sum()
+    typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
     in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
     return in_order
 
 
-def _peak_by_group(group: Int64Array, own: pd.DataFrame) -> Int64Array:
+def _peak_by_group(group: Int64Array, allocations: pd.DataFrame) -> Int64Array:
     """The most bytes that each group held at any time."""
-    if not len(own):
+    if not len(allocations):
         return np.array([], dtype=np.int64)
-    size = own["size_bytes"].to_numpy()
+    size = allocations["size_bytes"].to_numpy()
     groups = np.concatenate([group, group])
-    moments = np.concatenate([own["start"].to_numpy(), own["end"].to_numpy()])
+    times = np.concatenate([allocations["start"].to_numpy(), allocations["end"].to_numpy()])
     change = np.concatenate([size, -size])
-    order = np.lexsort((moments, groups))
+    order = np.lexsort((times, groups))
     level = np.cumsum(change[order])  # each group's changes cancel out, so the next begins at 0
     first = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    most: Int64Array = np.maximum.reduceat(level, first)
-    return most
+    peaks: Int64Array = np.maximum.reduceat(level, first)
+    return peaks

@@ -86,18 +86,18 @@ def counters(report: NcuReport) -> pd.DataFrame:
 
     metrics = report.metrics
     duration = _first(metrics, DURATION)
-    made = {"duration_ns": duration}
-    made |= {name: _first(metrics, candidates) for name, candidates in PERCENTAGES.items()}
+    amounts = {"duration_ns": duration}
+    amounts |= {name: _first(metrics, candidates) for name, candidates in PERCENTAGES.items()}
     for name, ways in AMOUNTS.items():
         sums = (_sum(metrics, way, duration) for way in ways)
-        made[name] = next((amount for amount in sums if not np.isnan(amount).all()), np.full(len(metrics), np.nan))
-    made["flop"] = _sum_of_any(metrics, _FLOPS.items(), duration)
-    made["tensor_flop"] = _sum_of_any(metrics, ((base, 1.0) for base in tensor_bases(metrics)), duration)
+        amounts[name] = next((amount for amount in sums if not np.isnan(amount).all()), np.full(len(metrics), np.nan))
+    amounts["flop"] = _sum_of_any(metrics, _FLOPS.items(), duration)
+    amounts["tensor_flop"] = _sum_of_any(metrics, ((base, 1.0) for base in tensor_bases(metrics)), duration)
     for title in metrics:
         stall = _STALL.fullmatch(str(title))
         if stall and stall["reason"] not in _NOT_A_STALL:
-            made[f"{STALL_PREFIX}{stall['reason']}"] = metrics[title].to_numpy()
-    table: pd.DataFrame = pd.DataFrame(made)
+            amounts[f"{STALL_PREFIX}{stall['reason']}"] = metrics[title].to_numpy()
+    table: pd.DataFrame = pd.DataFrame(amounts)
     return table
 
 
@@ -106,14 +106,12 @@ def missed_links(metrics: pd.DataFrame) -> tuple[Issue, ...]:
     if not len(metrics) or "nvlink__count_physical" not in metrics:
         return ()
     for base in ("nvltx__bytes", "nvlrx__bytes"):
-        whole, mean = _first(metrics, (f"{base}.sum",)), _first(metrics, (f"{base}.avg",))
-        most = int(np.argmax(np.nan_to_num(mean)))  # the largest mean, where rounding in the report matters least
-        there = metrics["nvlink__count_physical"].iloc[most]
-        if mean[most] > 0 and (counted := np.round(whole[most] / mean[most])) < there:
-            text = (
-                f"ncu counted {counted:.0f} of the {there:.0f} NVLinks that the GPU has: its bytes are of these alone"
-            )
-            return (Issue("missed-links", "warning", 1 - counted / there, text),)
+        total, mean = _first(metrics, (f"{base}.sum",)), _first(metrics, (f"{base}.avg",))
+        row = int(np.argmax(np.nan_to_num(mean)))  # the largest mean, where rounding in the report matters least
+        links = metrics["nvlink__count_physical"].iloc[row]
+        if mean[row] > 0 and (count := np.round(total[row] / mean[row])) < links:
+            text = f"ncu counted {count:.0f} of the {links:.0f} NVLinks that the GPU has: its bytes are of these alone"
+            return (Issue("missed-links", "warning", 1 - count / links, text),)
     return ()
 
 
@@ -126,9 +124,9 @@ def tensor_bases(names: Iterable[object]) -> list[str]:
     bases = {str(name).split(".")[0] for name in names}
     bases = {base for base in bases if "sparsity" not in base and not base.endswith("_realtime")}
     for level in (_TENSOR, _TENSOR_BY_PIPE):
-        found = sorted(base for base in bases if level.fullmatch(base))
-        if found:
-            return [base for base in found if not any(base.startswith(f"{other}_dst_") for other in found)]
+        matches = sorted(base for base in bases if level.fullmatch(base))
+        if matches:
+            return [base for base in matches if not any(base.startswith(f"{other}_dst_") for other in matches)]
     return []
 
 

@@ -227,23 +227,23 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     Raises:
         CaptureError: The report has no durations, or none of its kernels is in the capture.
     """
-    counted = counters(report)
-    if counted["duration_ns"].isna().all():
+    amounts = counters(report)
+    if amounts["duration_ns"].isna().all():
         raise CaptureError(f"{report.path}: no gpu__time_duration; measure with `--set basic` or section SpeedOfLight")
     if trace is None:
-        work, warnings, unused = _measured_work(report, counted)
+        work, warnings, unused = _measured_work(report, amounts)
     else:
-        work, unused = _spread_work(report, counted, read_kernels(trace), trace)
+        work, unused = _spread_work(report, amounts, read_kernels(trace), trace)
         warnings = trace.info.warnings
     rows = _rows(work)
-    whole = float(work.ns.sum())
+    total_ns = float(work.ns.sum())
     hit = work.measured[work.item] & (work.item >= 0)
     return NcuLayers(
         rows=rows,
         kernels=_kernels(work),
-        gpu_ns=int(whole),
-        covered=float(work.ns[hit].sum() / whole) if whole else 0.0,
-        measured=len(counted),
+        gpu_ns=int(total_ns),
+        covered=float(work.ns[hit].sum() / total_ns) if total_ns else 0.0,
+        measured=len(amounts),
         unused=unused,
         warnings=(*report.warnings, *warnings, *missed_links(report.metrics)),
         path=report.path,
@@ -259,34 +259,34 @@ def _blocks(work: Work) -> Blocks:
     comm = np.array([family_of(name).kernel_class == "comm" for name in work.names], dtype=bool)
     computing = work.item < 0
     computing[~computing] = ~comm[work.item[~computing]]
-    own = np.bincount(work.owner[computing], weights=work.ns[computing], minlength=len(work.owners))
+    self_ns = np.bincount(work.owner[computing], weights=work.ns[computing], minlength=len(work.owners))
     times: dict[Owner, float] = {}
-    for owner, ns in zip(work.owners, own.tolist(), strict=True):
+    for owner, ns in zip(work.owners, self_ns.tolist(), strict=True):
         times[owner] = times.get(owner, 0.0) + ns
     return Blocks.of(times, work.parents, (layer for layer, _ in work.owners))
 
 
-def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[Work, tuple[Issue, ...], int]:
+def _measured_work(report: NcuReport, amounts: pd.DataFrame) -> tuple[Work, tuple[Issue, ...], int]:
     """Every measured launch by itself, without a capture."""
     attribution = own_layers(report.kernels)
     owners = tuple(dict.fromkeys(attribution.owners))
-    place = {owner: index for index, owner in enumerate(owners)}
-    duration = counted["duration_ns"].to_numpy()
+    index_of_owner = {owner: index for index, owner in enumerate(owners)}
+    duration = amounts["duration_ns"].to_numpy()
     work = Work(
         owners=owners,
         parents=attribution.parents,
-        owner=np.array([place[owner] for owner in attribution.owners], dtype=np.int64),
-        item=np.arange(len(counted)),
+        owner=np.array([index_of_owner[owner] for owner in attribution.owners], dtype=np.int64),
+        item=np.arange(len(amounts)),
         ns=np.nan_to_num(duration),
-        launches=np.ones(len(counted), dtype=np.int64),
-        counted=counted,
+        launches=np.ones(len(amounts), dtype=np.int64),
+        counted=amounts,
         measured=~np.isnan(duration),
         names=tuple(report.kernels["kernel"]),
     )
     return work, attribution.warnings, 0
 
 
-def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[Work, int]:
+def _spread_work(report: NcuReport, amounts: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[Work, int]:
     """Every launch of a capture, with the counters of the measured launch of its signature."""
     result_of = measured_signatures(report, kernels)
     if not any(result_of):
@@ -294,30 +294,30 @@ def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, tra
             f"{report.path}: no kernel of it is in {trace.info.path}; needed a measurement of the same program, "
             "with the same shapes, on the same kind of GPU"
         )
-    averaged = _averages(counted, result_of)
+    averaged = _averages(amounts, result_of)
     times, launches = kernels.by_owner(), kernels.launches()
     owner, item = np.nonzero(launches)
-    others = np.flatnonzero(kernels.other_ns)
+    unmeasured = np.flatnonzero(kernels.other_ns)
     work = Work(
         owners=kernels.owners,
         parents=kernels.parents,
-        owner=np.append(owner, others),
-        item=np.append(item, np.full(len(others), -1)),
-        ns=np.append(times[owner, item], kernels.other_ns[others]).astype(np.float64),
-        launches=np.append(launches[owner, item], np.zeros(len(others), dtype=np.int64)),
+        owner=np.append(owner, unmeasured),
+        item=np.append(item, np.full(len(unmeasured), -1)),
+        ns=np.append(times[owner, item], kernels.other_ns[unmeasured]).astype(np.float64),
+        launches=np.append(launches[owner, item], np.zeros(len(unmeasured), dtype=np.int64)),
         counted=averaged,
         measured=np.array([bool(results) for results in result_of]),
-        names=tuple(one.name for one in kernels.signatures),
+        names=tuple(signature.name for signature in kernels.signatures),
     )
     used = {result for results in result_of for result in results}
-    return work, len(counted) - len(used)
+    return work, len(amounts) - len(used)
 
 
-def _averages(counted: pd.DataFrame, result_of: list[list[int]]) -> pd.DataFrame:
+def _averages(amounts: pd.DataFrame, result_of: list[list[int]]) -> pd.DataFrame:
     """The counters of each signature: the mean of its measured launches, NaN if there are none."""
-    group = np.concatenate([np.full(len(results), place) for place, results in enumerate(result_of)]).astype(np.int64)
+    group = np.concatenate([np.full(len(results), number) for number, results in enumerate(result_of)]).astype(np.int64)
     rows = np.concatenate([np.array(results, dtype=np.int64) for results in result_of])
-    means = counted.iloc[rows].groupby(group).mean()
+    means = amounts.iloc[rows].groupby(group).mean()
     averaged: pd.DataFrame = means.reindex(range(len(result_of)))
     return averaged
 
@@ -344,25 +344,27 @@ def _rows(work: Work) -> pd.DataFrame:
     rows |= {name: sums.mean(name) for name in _MEANS}
     rows |= {name: sums.amount(name) for name in AMOUNT_NAMES}
     operations = np.nansum([rows["flop"], rows["tensor_flop"]], axis=0)
-    counted = ~(np.isnan(rows["flop"]) & np.isnan(rows["tensor_flop"])) & (rows["dram_bytes"] > 0)
-    rows["intensity"] = np.where(counted, operations / np.where(counted, rows["dram_bytes"], 1.0), np.nan)
+    has_intensity = ~(np.isnan(rows["flop"]) & np.isnan(rows["tensor_flop"])) & (rows["dram_bytes"] > 0)
+    rows["intensity"] = np.where(has_intensity, operations / np.where(has_intensity, rows["dram_bytes"], 1.0), np.nan)
     rows["stall"] = sums.first_stall()
     rows["bound"], rows["reason"] = zip(*sums.judged(), strict=True) if keys else ((), ())
-    made: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS})
-    return made
+    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS})
+    return table
 
 
 def _keys(work: Work) -> tuple[list[Owner], list[list[int]]]:
     """The rows' (layer, phase) pairs, each layer's ancestors before it, and for each owner the rows it counts for."""
-    place: dict[Owner, int] = {}
+    index_of_owner: dict[Owner, int] = {}
     of_owner = []
     for layer, phase in sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER):
-        mine = with_ancestors(layer, work.parents)
-        of_owner.append(((layer, phase), [place.setdefault((path, phase), len(place)) for path in mine]))
-    order = _by_layer(list(place))
+        ancestors = with_ancestors(layer, work.parents)
+        of_owner.append(
+            ((layer, phase), [index_of_owner.setdefault((path, phase), len(index_of_owner)) for path in ancestors])
+        )
+    order = _by_layer(list(index_of_owner))
     rank = {key: index for index, key in enumerate(order)}
-    by_place = [rank[key] for key in place]
-    lookup = {owner: [by_place[one] for one in rows] for owner, rows in of_owner}
+    by_place = [rank[key] for key in index_of_owner]
+    lookup = {owner: [by_place[row] for row in rows] for owner, rows in of_owner}
     return order, [lookup[owner] for owner in work.owners]
 
 

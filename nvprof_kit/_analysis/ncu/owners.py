@@ -85,16 +85,16 @@ def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:
         for stack in (forward if any(forward) else layers)
         for pair in pairwise([*(named.text for named in reversed(stack)), ""])
     )
-    known = dict.fromkeys(named.text for stack in layers for named in stack)
-    return parents_of(known, ((inner, outer, count) for (inner, outer), count in pairs.items()))
+    layer_texts = dict.fromkeys(named.text for stack in layers for named in stack)
+    return parents_of(layer_texts, ((inner, outer, count) for (inner, outer), count in pairs.items()))
 
 
 def _owner(stack: tuple[RangeName, ...]) -> Owner:
     layer = next((named for named in reversed(stack) if named.category in LAYER_CATEGORIES), None)
     if layer is not None:
         in_backward = any(named.category is Category.BACKWARD for named in stack)
-        again = layer.category is Category.FORWARD and in_backward
-        return layer.text, (Category.RECOMPUTE if again else layer.category).value
+        is_recompute = layer.category is Category.FORWARD and in_backward
+        return layer.text, (Category.RECOMPUTE if is_recompute else layer.category).value
     phase = next((named.text for named in reversed(stack) if named.category in PHASE_CATEGORIES), NO_PHASE)
     return NO_LAYER, phase
 
@@ -135,22 +135,26 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
         For each signature the places of its results, none where it was not measured.
     """
     by_launch: dict[tuple[str, str, str], list[int]] = {}
-    for place, launch in enumerate(zip(*(report.kernels[name] for name in ("kernel", "grid", "block")), strict=True)):
-        by_launch.setdefault((_plain(launch[0]), launch[1], launch[2]), []).append(place)
+    for result, launch in enumerate(zip(*(report.kernels[name] for name in ("kernel", "grid", "block")), strict=True)):
+        by_launch.setdefault((_plain(launch[0]), launch[1], launch[2]), []).append(result)
     taken = _taken(report.metrics)
     roles = [role_of(owner) for owner in own_layers(report.kernels).owners] if any(report.kernels["stack"]) else None
-    found: list[list[int]] = []
+    results_of: list[list[int]] = []
     divided: dict[Signature, tuple[list[int], list[int]]] = {}
-    for kind, one in enumerate(kernels.signatures):
-        places = by_launch.get((_plain(one.name), size_text(one.grid), size_text(one.block)), [])
-        places = [place for place in places if taken[place] == (one.registers, one.shared_bytes)] or places
-        if one.roles:
-            divided.setdefault(replace(one, roles=frozenset()), (places, []))[1].append(kind)
-        found.append([place for place in places if not (one.roles and roles) or roles[place] in one.roles])
+    for kind, signature in enumerate(kernels.signatures):
+        places = by_launch.get((_plain(signature.name), size_text(signature.grid), size_text(signature.block)), [])
+        places = [
+            result for result in places if taken[result] == (signature.registers, signature.shared_bytes)
+        ] or places
+        if signature.roles:
+            divided.setdefault(replace(signature, roles=frozenset()), (places, []))[1].append(kind)
+        results_of.append(
+            [result for result in places if not (signature.roles and roles) or roles[result] in signature.roles]
+        )
     for places, kinds in divided.values():
         for kind, its in _by_number(report, kernels, places, kinds).items():
-            found[kind] = its
-    return found
+            results_of[kind] = its
+    return results_of
 
 
 def _by_number(report: NcuReport, kernels: Kernels, places: list[int], kinds: list[int]) -> dict[int, list[int]]:
@@ -158,14 +162,18 @@ def _by_number(report: NcuReport, kernels: Kernels, places: list[int], kinds: li
 
     The results are in launch order. ncu measured all launches of a step, or those whose numbers are in the report.
     """
-    mine = kernels.early & np.isin(kernels.signature, kinds)
-    kind_of = dict(zip(kernels.invocation[mine].tolist(), kernels.signature[mine].tolist(), strict=True))
+    is_candidate = kernels.early & np.isin(kernels.signature, kinds)
+    kind_of = dict(
+        zip(kernels.invocation[is_candidate].tolist(), kernels.signature[is_candidate].tolist(), strict=True)
+    )
     planned = [number for number in sorted(report.invocations) if number in kind_of]
-    numbers = next((known for known in (planned, sorted(kind_of)) if known and len(known) == len(places)), [])
+    numbers = next(
+        (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(places)), []
+    )
     if not numbers:
         return {}
     measured = list(zip(places, numbers, strict=True))
-    return {kind: [place for place, number in measured if kind_of[number] == kind] for kind in kinds}
+    return {kind: [result for result, number in measured if kind_of[number] == kind] for kind in kinds}
 
 
 def _plain(name: str) -> str:
@@ -185,4 +193,4 @@ def _taken(metrics: pd.DataFrame) -> list[tuple[int, int]]:
         if all(name in metrics for name in _SHARED)
         else [-1] * len(metrics)
     )
-    return [(int(one), int(other)) for one, other in zip(registers, shared, strict=True)]
+    return [(int(register_count), int(other)) for register_count, other in zip(registers, shared, strict=True)]

@@ -42,21 +42,21 @@ LEAST_SHARE = 0.002
 
 
 def choose_invocations(
-    kernels: Kernels, wanted: Bools, times: Ints, least_share: float = LEAST_SHARE
+    kernels: Kernels, is_wanted: Bools, times: Ints, least_share: float = LEAST_SHARE
 ) -> tuple[int, ...]:
     """The numbers of the launches to measure, ascending; the first is always among them.
 
     Args:
         kernels: The launches of the capture.
-        wanted: Which signatures are of a chosen name, shape ``(s,)``.
+        is_wanted: Which signatures are of a chosen name, shape ``(s,)``.
         times: GPU time by signature, ``(s,)``.
         least_share: The least share of the GPU time that a kind needs to have a launch measured for itself.
     """
-    early = kernels.early & wanted[kernels.signature]
+    early = kernels.early & is_wanted[kernels.signature]
     signature, number = kernels.signature[early], kernels.invocation[early]
     chosen = [1]
     while True:
-        open_ = wanted & (times >= least_share * times.sum()) & ~_hit(signature, number, chosen, len(wanted))
+        open_ = is_wanted & (times >= least_share * times.sum()) & ~_hit(signature, number, chosen, len(is_wanted))
         useful = open_[signature]
         if not useful.any():
             return tuple(sorted(chosen))
@@ -68,12 +68,12 @@ def choose_invocations(
         chosen.append(int(candidates[len(value) - 1 - int(np.argmax(value[::-1]))]))
 
 
-def measured_by(kernels: Kernels, wanted: Bools, invocations: tuple[int, ...]) -> tuple[Bools, int]:
+def measured_by(kernels: Kernels, is_wanted: Bools, invocations: tuple[int, ...]) -> tuple[Bools, int]:
     """Which of the wanted signatures these launch numbers measure, and with how many launches."""
-    early = kernels.early & wanted[kernels.signature]
+    early = kernels.early & is_wanted[kernels.signature]
     signature, number = kernels.signature[early], kernels.invocation[early]
     launches = int(np.isin(number, invocations).sum())
-    return wanted & _hit(signature, number, list(invocations), len(wanted)), launches
+    return is_wanted & _hit(signature, number, list(invocations), len(is_wanted)), launches
 
 
 def _hit(signature: npt.NDArray[np.intp], number: Ints, chosen: list[int], count: int) -> Bools:
@@ -222,7 +222,9 @@ def plan(
     )
     scope = f"in {layer or 'the capture'}" + (f" ({phase})" if phase else "")
     times = kernels.by_owner() * included[:, None]
-    collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
+    collective = np.array(
+        [family_of(signature.name).kernel_class == "comm" for signature in kernels.signatures], dtype=bool
+    )
     collectives_ns = int(times[:, collective].sum())
     times[:, collective] = 0
     other = kernels.other_ns * included
@@ -246,21 +248,21 @@ def plan(
             f"--share {share:g} cannot be reached: kernels that can be measured take {best:.2%} of the GPU "
             f"time {scope}, copies the rest; ask for less"
         )
-    wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
+    is_wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
     for least_share in (LEAST_SHARE, LEAST_SHARE / 10, 0):
-        invocations = choose_invocations(kernels, wanted, times.sum(axis=0), least_share)
-        measured, measurements = measured_by(kernels, wanted, invocations)
+        invocations = choose_invocations(kernels, is_wanted, times.sum(axis=0), least_share)
+        measured, measurements = measured_by(kernels, is_wanted, invocations)
         covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
         if covered[0] >= share:
             break
-    least = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
+    fewest = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
     return NcuPlan(
         rows=_rows(kernels, times, measured, int(goals[0].sum()), included),
         names=tuple(names[index] for index in chosen),
         invocations=invocations,
         measurements=measurements,
         covered=float(covered[0]),
-        least_covered=(blocks[least], float(covered[least])),
+        least_covered=(blocks[fewest], float(covered[fewest])),
         gpu_ns=int(goals[0].sum()),
         collectives_ns=collectives_ns,
         launches=int((kernels.launches() * included[:, None])[:, ~collective].sum()),
@@ -276,15 +278,15 @@ def block_of(layer: str) -> str:
     ``model.layers.3.mlp`` gives ``model.layers.3``.
     """
     parts = layer.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdecimal()), len(parts) - 1)
+    number = next((index for index, path_part in enumerate(parts) if path_part.isdecimal()), len(parts) - 1)
     return ".".join(parts[: number + 1])
 
 
 def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The distinct linker names, and the index of each signature's name, -1 for none."""
-    names = list(dict.fromkeys(one.mangled for one in signatures if one.mangled))
-    place = {name: index for index, name in enumerate(names)}
-    return names, np.array([place.get(one.mangled, -1) for one in signatures], dtype=np.int64)
+    names = list(dict.fromkeys(signature.mangled for signature in signatures if signature.mangled))
+    index_of_name = {name: index for index, name in enumerate(names)}
+    return names, np.array([index_of_name.get(signature.mangled, -1) for signature in signatures], dtype=np.int64)
 
 
 def _goals(kernels: Kernels, times: Int64Array, other: Int64Array, every_layer: bool) -> tuple[list[str], Int64Array]:
@@ -294,14 +296,14 @@ def _goals(kernels: Kernels, times: Int64Array, other: Int64Array, every_layer: 
         The names of the goals, and their time by signature with that of everything else as a last column, shape
         ``(goals, signatures + 1)``.
     """
-    whole = np.append(times.sum(axis=0), other.sum())
-    blocks, goals = ["everything"], [whole]
+    total = np.append(times.sum(axis=0), other.sum())
+    blocks, goals = ["everything"], [total]
     of_owner = np.array([block_of(layer) for layer, _ in kernels.owners], dtype=object)
     for block in dict.fromkeys(of_owner.tolist()) if every_layer else ():
-        mine = of_owner == block
-        if block != NO_LAYER and times[mine].any():
+        is_of_block = of_owner == block
+        if block != NO_LAYER and times[is_of_block].any():
             blocks.append(block)
-            goals.append(np.append(times[mine].sum(axis=0), other[mine].sum()))
+            goals.append(np.append(times[is_of_block].sum(axis=0), other[is_of_block].sum()))
     return blocks, np.array(goals, dtype=np.int64)
 
 
@@ -314,11 +316,11 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
     signature and there is one goal, the result is optimal.
     """
     count = int(name.max()) + 1
-    known = name >= 0
+    is_named = name >= 0
     gains = np.zeros((len(goals), count))
     for goal, row in enumerate(goals):
-        gains[goal] = np.bincount(name[known], weights=row[:-1][known], minlength=count)
-    price = np.maximum(np.bincount(name[known & (goals[0, :-1] > 0)], minlength=count), 1)
+        gains[goal] = np.bincount(name[is_named], weights=row[:-1][is_named], minlength=count)
+    price = np.maximum(np.bincount(name[is_named & (goals[0, :-1] > 0)], minlength=count), 1)
     need = share * goals.sum(axis=1).astype(np.float64)
     attainable = gains.sum(axis=1)
     if attainable[0] < need[0] * (1 - 1e-12):
@@ -333,28 +335,28 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
         best = int(np.argmax(worth))
         chosen.append(best)
         left -= gains[:, best]
-    for one in sorted(chosen, key=lambda index: (-price[index], gains[0, index])):
-        if (left + gains[:, one] <= 1e-9 * need).all():
-            chosen.remove(one)
-            left += gains[:, one]
+    for candidate in sorted(chosen, key=lambda index: (-price[index], gains[0, index])):
+        if (left + gains[:, candidate] <= 1e-9 * need).all():
+            chosen.remove(candidate)
+            left += gains[:, candidate]
     return chosen
 
 
 def _rows(
-    kernels: Kernels, times: Int64Array, measured: npt.NDArray[np.bool_], whole: int, covered: npt.NDArray[np.bool_]
+    kernels: Kernels, times: Int64Array, measured: npt.NDArray[np.bool_], total_ns: int, covered: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     import pandas as pd
 
     time, launches = times.sum(axis=0), (kernels.launches() * covered[:, None]).sum(axis=0)
     order = [int(index) for index in np.argsort(-time, kind="stable") if measured[index]]
-    shares = time[order] / whole
+    shares = time[order] / total_ns
     chosen = [kernels.signatures[index] for index in order]
     rows = {
-        "kernel": [one.name for one in chosen],
-        "grid": [size_text(one.grid) for one in chosen],
-        "block": [size_text(one.block) for one in chosen],
-        "registers": [one.registers for one in chosen],
-        "shared_bytes": [one.shared_bytes for one in chosen],
+        "kernel": [signature.name for signature in chosen],
+        "grid": [size_text(signature.grid) for signature in chosen],
+        "block": [size_text(signature.block) for signature in chosen],
+        "registers": [signature.registers for signature in chosen],
+        "shared_bytes": [signature.shared_bytes for signature in chosen],
         "launches": launches[order],
         "gpu_ns": time[order],
         "share": shares,

@@ -60,16 +60,16 @@ def roofline(report: NcuReport, result: NcuLayers) -> Roofline:
     kernels = result.kernels
     operations = np.nansum(kernels[["flop", "tensor_flop"]].to_numpy(), axis=1)
     amount = kernels["dram_bytes"].to_numpy()
-    shown = (operations > 0) & (amount > 0)
-    if not shown.any():
+    is_shown = (operations > 0) & (amount > 0)
+    if not is_shown.any():
         raise CaptureError(f"{report.path}: no kernel with both operations and bytes of DRAM counted; {_NEEDED}")
     peaks = _peaks(report.metrics)
     bandwidth = _peak(report.metrics, _DRAM)
     if not peaks or not bandwidth:
         raise CaptureError(f"{report.path}: no ceilings in it (metrics *.sum.peak_sustained); {_NEEDED}")
-    points = kernels.loc[shown, ["kernel", "layer", "phase", "gpu_ns"]].assign(
-        intensity=operations[shown] / amount[shown],
-        rate=operations[shown] / kernels["duration_ns"].to_numpy()[shown] * 1e9,
+    points = kernels.loc[is_shown, ["kernel", "layer", "phase", "gpu_ns"]].assign(
+        intensity=operations[is_shown] / amount[is_shown],
+        rate=operations[is_shown] / kernels["duration_ns"].to_numpy()[is_shown] * 1e9,
     )
     return Roofline(points.reset_index(drop=True), peaks, bandwidth, report.path)
 
@@ -83,17 +83,17 @@ def _peaks(metrics: pd.DataFrame) -> dict[str, float]:
         peaks["FP64"] = 2 * _peak(metrics, _DFMA)
     for base in used or bases:
         name = f"tensor {_number(base).replace('_dst_', ' to ')}"
-        dense, sparse = (_split_by_sparsity(metrics, base, which) for which in ("off", "on"))
+        dense, sparse = (_split_by_sparsity(metrics, base, state) for state in ("off", "on"))
         peaks[name] = max((_peak(metrics, split) for split in dense), default=0.0) or _peak(metrics, base)
         if any(_counted(metrics, split) for split in sparse):
             peaks[f"{name}, sparse"] = max(_peak(metrics, split) for split in sparse) or _peak(metrics, base)
     return {name: peak for name, peak in peaks.items() if peak > 0}
 
 
-def _split_by_sparsity(metrics: pd.DataFrame, base: str, which: str) -> list[str]:
+def _split_by_sparsity(metrics: pd.DataFrame, base: str, state: str) -> list[str]:
     """The parts of a tensor counter with sparsity ``on`` or ``off``, for every pipe and result type."""
     counters = {str(name).split(".")[0] for name in metrics}
-    split = re.compile(rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_{which}")
+    split = re.compile(rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_{state}")
     return sorted(counter for counter in counters if split.fullmatch(counter))
 
 

@@ -23,13 +23,13 @@ _FEW_WAVES = 1.0
 _LOW_OCCUPANCY = 40.0
 
 
-def verdicts(counted: pd.DataFrame) -> npt.NDArray[np.int64]:
+def verdicts(amounts: pd.DataFrame) -> npt.NDArray[np.int64]:
     """The verdict on each measured kernel, an index into `VERDICTS`."""
-    compute, memory = (counted[name].to_numpy() for name in ("compute_pct", "memory_pct"))
+    compute, memory = (amounts[name].to_numpy() for name in ("compute_pct", "memory_pct"))
     busy = np.maximum(compute, memory) >= BUSY
-    found = np.where(busy, np.where(memory >= compute, _MEMORY, _COMPUTE), _LATENCY)
-    found[np.isnan(compute) | np.isnan(memory)] = _UNKNOWN
-    return found.astype(np.int64)
+    codes = np.where(busy, np.where(memory >= compute, _MEMORY, _COMPUTE), _LATENCY)
+    codes[np.isnan(compute) | np.isnan(memory)] = _UNKNOWN
+    return codes.astype(np.int64)
 
 
 def judge(means: dict[str, float], time_by_verdict: npt.NDArray[np.float64]) -> tuple[str, str]:
@@ -43,22 +43,22 @@ def judge(means: dict[str, float], time_by_verdict: npt.NDArray[np.float64]) -> 
     Returns:
         One of `VERDICTS`, and a sentence without a full stop.
     """
-    whole = float(time_by_verdict.sum())
-    if not whole:
+    total = float(time_by_verdict.sum())
+    if not total:
         return VERDICTS[_UNKNOWN], "no kernel of it was measured"
-    most = int(np.argmax(time_by_verdict))
-    share = f"{100 * time_by_verdict[most] / whole:.0f} % of its time"
-    if most == _UNKNOWN:
-        return VERDICTS[most], "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"
-    return VERDICTS[most], f"{share}: {(_why_memory, _why_compute, _why_latency)[most](means)}"
+    verdict = int(np.argmax(time_by_verdict))
+    share = f"{100 * time_by_verdict[verdict] / total:.0f} % of its time"
+    if verdict == _UNKNOWN:
+        return VERDICTS[verdict], "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"
+    return VERDICTS[verdict], f"{share}: {(_why_memory, _why_compute, _why_latency)[verdict](means)}"
 
 
 def _why_memory(means: dict[str, float]) -> str:
-    known = {name: means[name] for name in _UNITS if not np.isnan(means[name])}
-    if not known:
+    measured = {name: means[name] for name in _UNITS if not np.isnan(means[name])}
+    if not measured:
         return f"memory at {means['memory_pct']:.0f} % of its peak"
-    busiest = max(known, key=known.__getitem__)
-    return f"{_UNITS[busiest]} at {known[busiest]:.0f} % of its peak"
+    busiest = max(measured, key=measured.__getitem__)
+    return f"{_UNITS[busiest]} at {measured[busiest]:.0f} % of its peak"
 
 
 def _why_compute(means: dict[str, float]) -> str:
@@ -110,14 +110,14 @@ class Sums:
         measured: Which items were measured.
     """
 
-    def __init__(self, pairs: Pairs, counted: pd.DataFrame, measured: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, pairs: Pairs, amounts: pd.DataFrame, measured: npt.NDArray[np.bool_]) -> None:
         hit = (pairs.item >= 0) & measured[pairs.item]
         self._all_ns = np.bincount(pairs.row, weights=pairs.ns, minlength=pairs.rows)
         self._key, self._item = pairs.row[hit], pairs.item[hit]
         self._ns, self._launches = pairs.ns[hit], pairs.launches[hit]
         self._count = pairs.rows
-        self._counted = counted
-        self._verdict = verdicts(counted)[self._item]
+        self._counted = amounts
+        self._verdict = verdicts(amounts)[self._item]
 
     def _values(self, name: str) -> Floats:
         values: Floats = self._counted[name].to_numpy()[self._item]
@@ -131,17 +131,19 @@ class Sums:
     def mean(self, name: str, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
         """Time-weighted mean of the measured values, optionally of chosen pairs only; NaN if there are none."""
         values = self._values(name)
-        there = ~np.isnan(values) if chosen is None else ~np.isnan(values) & chosen
-        weight = np.bincount(self._key[there], weights=self._ns[there], minlength=self._count)
-        total = np.bincount(self._key[there], weights=(values * self._ns)[there], minlength=self._count)
+        is_measured = ~np.isnan(values) if chosen is None else ~np.isnan(values) & chosen
+        weight = np.bincount(self._key[is_measured], weights=self._ns[is_measured], minlength=self._count)
+        total = np.bincount(self._key[is_measured], weights=(values * self._ns)[is_measured], minlength=self._count)
         return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
 
     def amount(self, name: str) -> Floats:
         """Sum over all launches, NaN if nothing was measured."""
         values = self._values(name)
-        there = ~np.isnan(values)
-        seen = np.bincount(self._key[there], minlength=self._count) > 0
-        total = np.bincount(self._key[there], weights=(values * self._launches)[there], minlength=self._count)
+        is_measured = ~np.isnan(values)
+        seen = np.bincount(self._key[is_measured], minlength=self._count) > 0
+        total = np.bincount(
+            self._key[is_measured], weights=(values * self._launches)[is_measured], minlength=self._count
+        )
         return np.where(seen, total, np.nan)
 
     def first_stall(self) -> list[str | None]:
@@ -165,8 +167,8 @@ class Sums:
                 for code in range(len(VERDICTS))
             ]
         )
-        most = np.argmax(time, axis=0)
-        of_most = self._verdict == most[self._key]
+        costliest = np.argmax(time, axis=0)
+        of_most = self._verdict == costliest[self._key]
         means = {name: self.mean(name, of_most) for name in PERCENTAGES}
         return [
             judge({name: float(values[row]) for name, values in means.items()}, time[:, row])

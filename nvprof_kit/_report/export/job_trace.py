@@ -35,10 +35,10 @@ class RankClock:
     drift: float = 0.0
     at_ns: int = 0
 
-    def __call__(self, moments: Int64Array) -> Int64Array:
+    def __call__(self, times: Int64Array) -> Int64Array:
         """Convert times of the rank to the common clock."""
-        moved: Int64Array = moments + (self.offset_ns or 0)
-        return moved if not self.drift else moved + np.round(self.drift * (moments - self.at_ns)).astype(np.int64)
+        moved: Int64Array = times + (self.offset_ns or 0)
+        return moved if not self.drift else moved + np.round(self.drift * (times - self.at_ns)).astype(np.int64)
 
     @property
     def name(self) -> str:
@@ -47,32 +47,34 @@ class RankClock:
 
 
 def job_trace(
-    ranks: Iterable[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]], origin: int, form: str
+    ranks: Iterable[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]], origin: int, file_format: str
 ) -> Iterator[bytes]:
     """The trace in chunks; each rank is read when needed.
 
     Args:
         ranks: The ranks in order, each with a function that reads it.
         origin: Time zero on the common clock.
-        form: ``json`` or ``json.gz``.
+        file_format: ``json`` or ``json.gz``.
     """
     named = list(ranks)
     about = {"ranks": ", ".join(str(clock.rank) for clock, _ in named)}
-    parts = (_part(place, clock, read, origin) for place, (clock, read) in enumerate(named))
-    return events(parts, about, form)
+    parts = (_part(number, clock, read, origin) for number, (clock, read) in enumerate(named))
+    return events(parts, about, file_format)
 
 
-def _part(place: int, clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]], origin: int) -> Part:
-    shown, info = read()
-    shift = place * _APART
+def _part(number: int, clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]], origin: int) -> Part:
+    drawn, info = read()
+    shift = number * _APART
 
-    def renamed(one: Process | Track) -> Process | Track:
-        if isinstance(one, Process):
-            return Process(one.pid + shift, one.order + shift, f"{clock.name} · {one.name}")
-        return Track(one.pid + shift, one.tid + 10 * shift, one.name)
+    def renamed(track: Process | Track) -> Process | Track:
+        if isinstance(track, Process):
+            return Process(track.pid + shift, track.order + shift, f"{clock.name} · {track.name}")
+        return Track(track.pid + shift, track.tid + 10 * shift, track.name)
 
-    def moved(made: Slices) -> Slices:
-        begin, end = (np.maximum(clock(moments), origin) for moments in (made.start_ns, made.end_ns))
-        return made._replace(process=made.process + shift, track=made.track + 10 * shift, start_ns=begin, end_ns=end)
+    def moved(own_slices: Slices) -> Slices:
+        start, end = (np.maximum(clock(times), origin) for times in (own_slices.start_ns, own_slices.end_ns))
+        return own_slices._replace(
+            process=own_slices.process + shift, track=own_slices.track + 10 * shift, start_ns=start, end_ns=end
+        )
 
-    return Part(map(renamed, tracks(shown, info)), slices(shown, moved, origin))
+    return Part(map(renamed, tracks(drawn, info)), slices(drawn, moved, origin))

@@ -40,15 +40,15 @@ def form_of(path: Path) -> str:
     Raises:
         UsageError: The suffix is unknown.
     """
-    for suffix, form in BY_SUFFIX.items():
+    for suffix, file_format in BY_SUFFIX.items():
         if path.name.lower().endswith(suffix):
-            return form
+            return file_format
     raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(BY_SUFFIX)}")
 
 
-def suffixes_of(form: str) -> tuple[str, ...]:
+def suffixes_of(file_format: str) -> tuple[str, ...]:
     """The file suffixes of a format."""
-    return tuple(suffix for suffix in BY_SUFFIX if BY_SUFFIX[suffix] == form)
+    return tuple(suffix for suffix in BY_SUFFIX if BY_SUFFIX[suffix] == file_format)
 
 
 def packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -59,59 +59,59 @@ def packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield packer.flush()
 
 
-def trace_events(shown: Timeline, info: CaptureInfo, form: str) -> Iterator[bytes]:
+def trace_events(drawn: Timeline, info: CaptureInfo, file_format: str) -> Iterator[bytes]:
     """The file in chunks.
 
     Args:
-        shown: The timeline of the whole capture or of one step.
+        drawn: The timeline of the whole capture or of one step.
         info: Information about the capture.
-        form: ``json`` or ``json.gz``.
+        file_format: ``json`` or ``json.gz``.
     """
     about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "warnings": list(info.warnings)}
-    return events([Part(tracks(shown, info), slices(shown))], about, form)
+    return events([Part(tracks(drawn, info), slices(drawn))], about, file_format)
 
 
-def events(parts: Iterable[Part], about: Mapping[str, Any], form: str) -> Iterator[bytes]:
+def events(parts: Iterable[Part], about: Mapping[str, Any], file_format: str) -> Iterator[bytes]:
     """The file of several captures in chunks, one capture after the other.
 
     Args:
         parts: The captures, with distinct process and track numbers.
         about: Metadata of the trace.
-        form: ``json`` or ``json.gz``.
+        file_format: ``json`` or ``json.gz``.
     """
     lines = _events(parts, about)
-    return packed(lines) if form == "json.gz" else lines
+    return packed(lines) if file_format == "json.gz" else lines
 
 
 def _events(parts: Iterable[Part], about: Mapping[str, Any]) -> Iterator[bytes]:
     yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
-    known: _Quoted = {}  # caches each quoted text
+    quoted: _Quoted = {}  # caches each quoted text
     before = ""
-    for part in parts:
-        named = [event for one in part.tracks for event in _named(one)]
+    for job_part in parts:
+        named = [event for track in job_part.tracks for event in _named(track)]
         yield (before + ",\n".join(_quoted(event) for event in named)).encode()
         before = ",\n"
-        for block in part.slices:
-            yield _lines(block, known)
+        for block in job_part.slices:
+            yield _lines(block, quoted)
     yield b"\n]}\n"
 
 
-def _named(one: Process | Track) -> Iterator[dict[str, Any]]:
+def _named(track: Process | Track) -> Iterator[dict[str, Any]]:
     """Metadata events with the name and sort order of a process or track."""
-    what, tid, order = ("process", 0, one.order) if isinstance(one, Process) else ("thread", one.tid, one.tid)
-    place = {"pid": one.pid, "tid": tid}
-    yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": one.name}}
-    yield {"ph": "M", "name": f"{what}_sort_index", **place, "args": {"sort_index": order}}
+    sort, tid, order = ("process", 0, track.order) if isinstance(track, Process) else ("thread", track.tid, track.tid)
+    ids = {"pid": track.pid, "tid": tid}
+    yield {"ph": "M", "name": f"{sort}_name", **ids, "args": {"name": track.name}}
+    yield {"ph": "M", "name": f"{sort}_sort_index", **ids, "args": {"sort_index": order}}
 
 
-def _lines(block: Slices, known: _Quoted) -> bytes:
+def _lines(block: Slices, quoted: _Quoted) -> bytes:
     """A complete event for each slice, one per line, each after a comma."""
     args: list[_Part] = []
     for name, values in block.args.items():
-        args += [f'{"," if args else ""}"{name}":', _texts(values, known) if isinstance(values, Labels)
+        args += [f'{"," if args else ""}"{name}":', _texts(values, quoted) if isinstance(values, Labels)
                  else _number(values)]  # fmt: skip
     lines = _joined(
-        ',\n{"ph":"X","name":', _texts(block.names, known), f',"cat":"{block.category}","ts":',
+        ',\n{"ph":"X","name":', _texts(block.names, quoted), f',"cat":"{block.category}","ts":',
         *_microseconds(block.start_ns), ',"dur":', *_microseconds(block.end_ns - block.start_ns), ',"pid":',
         _number(block.process), ',"tid":', _number(block.track), ',"args":{', *args, "}}",
     )  # fmt: skip
@@ -135,12 +135,12 @@ def _microseconds(ns: Int64Array) -> tuple[pa.Array, str, pa.Array]:
 _THOUSANDTHS = pa.array([f"{value:03}" for value in range(1000)])
 
 
-def _texts(labels: Labels, known: _Quoted) -> pa.Array:
+def _texts(labels: Labels, quoted: _Quoted) -> pa.Array:
     """Texts as JSON strings."""
     key = id(labels.texts)
-    if key not in known:  # keeps the texts alive, so that their `id` is not reused
-        known[key] = labels.texts, pa.array([_quoted(text) for text in labels.texts], pa.string())
-    return known[key][1].take(pa.array(labels.codes))
+    if key not in quoted:  # keeps the texts alive, so that their `id` is not reused
+        quoted[key] = labels.texts, pa.array([_quoted(text) for text in labels.texts], pa.string())
+    return quoted[key][1].take(pa.array(labels.codes))
 
 
 def _quoted(value: Any) -> str:

@@ -87,35 +87,35 @@ class Part(NamedTuple):
 # ---------------------------------------------------------------- tracks
 
 
-def tracks(shown: Timeline, info: CaptureInfo) -> Iterator[Process | Track]:
+def tracks(drawn: Timeline, info: CaptureInfo) -> Iterator[Process | Track]:
     """The processes and tracks with their names and order."""
-    for place, device in enumerate(_devices(shown)):
+    for index, device in enumerate(_devices(drawn)):
         name = f"GPU {device} {info.gpu_name(device)}".strip() if info.on_gpu else "CPU operators"
-        yield Process(place + 1, place, name)
-        if (shown.idle["device"] == device).any():
-            yield Track(place + 1, 1, "idle")
-        for number in shown.steps["place"][shown.steps["device"] == device].unique().tolist():
-            yield Track(place + 1, _STEPS + number, f"steps, process {number}" if number else "steps")
-    with_layers = set(shown.spans["lane"].tolist())
-    for place, lane in enumerate(shown.lanes):
-        pid = _devices(shown).index(lane.device) + 1
-        for offset, what in enumerate(("phases", "layers", "operations")):
-            if offset != 1 or place in with_layers:
-                yield Track(pid, _lane_track(place) + offset, f"{lane_label(lane, shown)} · {what}")
-    processes = sorted({pid for pid, _ in _threads(shown)})
-    for place, _ in enumerate(processes):
-        yield Process(_CPU + place, _CPU + place, f"Process {place}: ranges on the CPU")
-    for place, (pid, _) in enumerate(_threads(shown)):
-        yield Track(_CPU + processes.index(pid), _thread_track(place), f"thread {place}")
+        yield Process(index + 1, index, name)
+        if (drawn.idle["device"] == device).any():
+            yield Track(index + 1, 1, "idle")
+        for number in drawn.steps["place"][drawn.steps["device"] == device].unique().tolist():
+            yield Track(index + 1, _STEPS + number, f"steps, process {number}" if number else "steps")
+    with_layers = set(drawn.spans["lane"].tolist())
+    for index, lane in enumerate(drawn.lanes):
+        pid = _devices(drawn).index(lane.device) + 1
+        for offset, sort in enumerate(("phases", "layers", "operations")):
+            if offset != 1 or index in with_layers:
+                yield Track(pid, _lane_track(index) + offset, f"{lane_label(lane, drawn)} · {sort}")
+    processes = sorted({pid for pid, _ in _threads(drawn)})
+    for index, _ in enumerate(processes):
+        yield Process(_CPU + index, _CPU + index, f"Process {index}: ranges on the CPU")
+    for index, (pid, _) in enumerate(_threads(drawn)):
+        yield Track(_CPU + processes.index(pid), _thread_track(index), f"thread {index}")
 
 
-def _devices(shown: Timeline) -> list[int]:
-    return sorted({lane.device for lane in shown.lanes})
+def _devices(drawn: Timeline) -> list[int]:
+    return sorted({lane.device for lane in drawn.lanes})
 
 
-def _threads(shown: Timeline) -> list[tuple[int, int]]:
+def _threads(drawn: Timeline) -> list[tuple[int, int]]:
     """(process, thread) of every thread with ranges, in order."""
-    pairs = shown.ranges[["pid", "tid"]].drop_duplicates().sort_values(["pid", "tid"])
+    pairs = drawn.ranges[["pid", "tid"]].drop_duplicates().sort_values(["pid", "tid"])
     return [(int(pid), int(tid)) for pid, tid in pairs.itertuples(index=False)]
 
 
@@ -124,31 +124,31 @@ def _lane_track(lane: Any) -> Any:
     return _LANES + 3 * lane
 
 
-def _thread_track(place: int) -> int:
-    return 100_000 + place
+def _thread_track(number: int) -> int:
+    return 100_000 + number
 
 
 # ---------------------------------------------------------------- slices
 
 
 def slices(
-    shown: Timeline, moved: Callable[[Slices], Slices] | None = None, origin: int | None = None
+    drawn: Timeline, moved: Callable[[Slices], Slices] | None = None, origin: int | None = None
 ) -> Iterator[Slices]:
     """All slices, block by block, to limit memory.
 
     Args:
-        shown: The timeline.
+        drawn: The timeline.
         moved: Moves slices to other tracks or to another clock.
         origin: Time zero; the first event's time by default.
     """
-    origin = _origin(shown) if origin is None else origin
-    for kind in _kinds(shown):
-        made = kind if moved is None else moved(kind)
-        for start in range(0, len(made.start_ns), _BLOCK):
-            yield _block(made, start, origin)
+    origin = _origin(drawn) if origin is None else origin
+    for kind in _kinds(drawn):
+        moved_slices = kind if moved is None else moved(kind)
+        for start in range(0, len(moved_slices.start_ns), _BLOCK):
+            yield _block(moved_slices, start, origin)
 
 
-def _block(made: Slices, start: int, origin: int) -> Slices:
+def _block(of_kind: Slices, start: int, origin: int) -> Slices:
     """A part of some slices, with times since the trace's first event."""
 
     def part(values: Any) -> Any:
@@ -157,54 +157,54 @@ def _block(made: Slices, start: int, origin: int) -> Slices:
         return values[start : start + _BLOCK]
 
     return Slices(
-        category=made.category,
-        names=part(made.names),
-        process=part(made.process),
-        track=part(made.track),
-        start_ns=part(made.start_ns) - origin,
-        end_ns=part(made.end_ns) - origin,
-        args={name: part(one) for name, one in made.args.items()},
+        category=of_kind.category,
+        names=part(of_kind.names),
+        process=part(of_kind.process),
+        track=part(of_kind.track),
+        start_ns=part(of_kind.start_ns) - origin,
+        end_ns=part(of_kind.end_ns) - origin,
+        args={name: part(labels) for name, labels in of_kind.args.items()},
     )
 
 
-def _origin(shown: Timeline) -> int:
-    starts = [int(frame["start_ns"].min()) for frame in (shown.ops, shown.ranges) if len(frame)]
-    return min([shown.start_ns, *starts])
+def _origin(drawn: Timeline) -> int:
+    starts = [int(frame["start_ns"].min()) for frame in (drawn.ops, drawn.ranges) if len(frame)]
+    return min([drawn.start_ns, *starts])
 
 
-def _kinds(shown: Timeline) -> Iterator[Slices]:
+def _kinds(drawn: Timeline) -> Iterator[Slices]:
     """All slices of one kind at a time, with the capture's times."""
-    yield _idle(shown)
-    yield _steps(shown)
-    for runs, category in _runs(shown):
-        yield _on_lane(shown, runs, _labels(runs["text"]), category, {"step": _numbers(runs["step"])})
-    spans = shown.spans.sort_values(["lane", "start_ns", "level"])
+    yield _idle(drawn)
+    yield _steps(drawn)
+    for runs, category in _runs(drawn):
+        yield _on_lane(drawn, runs, _labels(runs["text"]), category, {"step": _numbers(runs["step"])})
+    spans = drawn.spans.sort_values(["lane", "start_ns", "level"])
     level: dict[str, Labels | Int64Array] = {"phase": _labels(spans["phase"]), "level": _numbers(spans["level"])}
-    yield _on_lane(shown, spans, _labels(spans["layer"]), "layer", level)
-    ops = shown.ops
+    yield _on_lane(drawn, spans, _labels(spans["layer"]), "layer", level)
+    ops = drawn.ops
     owner: dict[str, Labels | Int64Array] = {
         "layer": _labels(ops["layer"]),
         "phase": _labels(ops["phase"]),
         "step": _numbers(ops["step"]),
         "ns": _numbers(ops["end_ns"]) - _numbers(ops["start_ns"]),
     }
-    yield _on_lane(shown, ops, _labels(ops["name"]), "operation", owner)
-    yield _cpu(shown)
+    yield _on_lane(drawn, ops, _labels(ops["name"]), "operation", owner)
+    yield _cpu(drawn)
 
 
-def _idle(shown: Timeline) -> Slices:
-    gaps = shown.idle
-    device = np.searchsorted(_devices(shown), _numbers(gaps["device"])) + 1
+def _idle(drawn: Timeline) -> Slices:
+    gaps = drawn.idle
+    device = np.searchsorted(_devices(drawn), _numbers(gaps["device"])) + 1
     return Slices(
         "idle", Labels(np.zeros(len(gaps), dtype=np.int8), ("idle",)), device, np.ones_like(device), *_times(gaps),
         {"after": _labels(gaps["after"]), "before": _labels(gaps["before"])},
     )  # fmt: skip
 
 
-def _steps(shown: Timeline) -> Slices:
+def _steps(drawn: Timeline) -> Slices:
     """The steps of each GPU, as long as their step time."""
-    steps = shown.steps
-    device = np.searchsorted(_devices(shown), _numbers(steps["device"])) + 1
+    steps = drawn.steps
+    device = np.searchsorted(_devices(drawn), _numbers(steps["device"])) + 1
     number = _numbers(steps["step"])
     length = _numbers(steps["end_ns"]) - _numbers(steps["start_ns"])
     return Slices(
@@ -213,11 +213,11 @@ def _steps(shown: Timeline) -> Slices:
     )  # fmt: skip
 
 
-def _runs(shown: Timeline) -> Iterator[tuple[pd.DataFrame, str]]:
+def _runs(drawn: Timeline) -> Iterator[tuple[pd.DataFrame, str]]:
     """The operations of a step as runs on a lane, from the first to the last, and phases as runs inside them: start_ns,
     end_ns, lane, text, step. Such a run is shorter than the step time, and a step can have several.
     """
-    ops = shown.ops
+    ops = drawn.ops
     lane, step, phase = (ops["lane"].to_numpy(), ops["instance"].to_numpy(), ops["phase"].cat.codes.to_numpy())
     for category, keys in ((_OF_STEP, (lane, step)), ("phase", (lane, step, phase))):
         changes = np.ones(len(ops), dtype=bool)
@@ -233,22 +233,22 @@ def _runs(shown: Timeline) -> Iterator[tuple[pd.DataFrame, str]]:
 
 
 def _on_lane(
-    shown: Timeline, frame: pd.DataFrame, names: Labels, category: str, args: Mapping[str, Labels | Int64Array]
+    drawn: Timeline, frame: pd.DataFrame, names: Labels, category: str, args: Mapping[str, Labels | Int64Array]
 ) -> Slices:
     """Slices of a frame with a column lane, on one of the lane's tracks."""
     offset = {"layer": 1, "operation": 2}.get(category, 0)
     lane = _numbers(frame["lane"])
-    process = np.array([_devices(shown).index(one.device) + 1 for one in shown.lanes], dtype=np.int64)
+    process = np.array([_devices(drawn).index(drawn_lane.device) + 1 for drawn_lane in drawn.lanes], dtype=np.int64)
     return Slices(category, names, process[lane], _lane_track(lane) + offset, *_times(frame), args)
 
 
-def _cpu(shown: Timeline) -> Slices:
+def _cpu(drawn: Timeline) -> Slices:
     """The ranges of the CPU's threads."""
-    threads, ranges = _threads(shown), shown.ranges
+    threads, ranges = _threads(drawn), drawn.ranges
     processes = sorted({pid for pid, _ in threads})
-    lines = {tid: _thread_track(place) for place, (_, tid) in enumerate(threads)}
-    places = {pid: _CPU + place for place, pid in enumerate(processes)}
-    process, track = (_numbers(ranges[key].map(known)) for key, known in (("pid", places), ("tid", lines)))
+    lines = {tid: _thread_track(number) for number, (_, tid) in enumerate(threads)}
+    places = {pid: _CPU + number for number, pid in enumerate(processes)}
+    process, track = (_numbers(ranges[key].map(number_of)) for key, number_of in (("pid", places), ("tid", lines)))
     return Slices(
         "range", _labels(ranges["text"]), process, track, *_times(ranges), {"category": _labels(ranges["category"])}
     )

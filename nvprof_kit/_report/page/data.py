@@ -61,32 +61,32 @@ class ClassTimes:
     warnings: tuple[Issue, ...] = ()
 
 
-def class_times(operations: Operations, counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:
+def class_times(operations: Operations, is_counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:
     """Time by kernel class; None if the capture has no kernels.
 
     Args:
         operations: The operations.
-        counted: Which operations count; all by default.
+        is_counted: Which operations count; all by default.
     """
     trace = operations.trace
     if not trace.info.on_gpu:
         return None
-    found = operations.classes
+    classes = operations.classes
     length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    length = length if counted is None else np.where(counted, length, 0)
-    sums = exact_sums(found.code.astype(np.int64), length, len(CLASSES)).tolist()
-    took = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
-    return ClassTimes(dict(sorted(took, key=lambda one: -one[1])), found.warnings(sum(sums)))
+    length = length if is_counted is None else np.where(is_counted, length, 0)
+    sums = exact_sums(classes.code.astype(np.int64), length, len(CLASSES)).tolist()
+    times = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
+    return ClassTimes(dict(sorted(times, key=lambda one: -one[1])), classes.warnings(sum(sums)))
 
 
 def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
     """A row for each class: name, time per step, percent, and bar width in percent."""
     if times is None or not times.gpu_ns:
         return []
-    whole, longest = sum(times.gpu_ns.values()), max(times.gpu_ns.values())
-    ms = Milliseconds.for_total(whole, max(steps, 1))
+    total, longest = sum(times.gpu_ns.values()), max(times.gpu_ns.values())
+    ms = Milliseconds.for_total(total, max(steps, 1))
     return [
-        {"name": name, "time": ms(ns), "percent": percent(ns / whole), "width": f"{100 * ns / longest:.2f}"}
+        {"name": name, "time": ms(ns), "percent": percent(ns / total), "width": f"{100 * ns / longest:.2f}"}
         for name, ns in times.gpu_ns.items()
     ]
 
@@ -170,51 +170,51 @@ def headlines(sheet: Sheet) -> list[Headline]:
     ms = Milliseconds.for_total(summary.total_ns, steps)
     per_step = " per step" if summary.steps > 1 else ""
     operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
-    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
+    lines = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
     if len(sheet.steps):
         lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
-        middle = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
-        made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
+        median_text = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
+        lines.append(Headline("Median step", f"{median_text} ms", f"{shortest} to {longest} ms"))
     if sheet.moments is not None and sheet.idle is not None and result.info.on_gpu:
-        made.append(_idle_headline(sheet.moments, *sheet.idle))
+        lines.append(_idle_headline(sheet.moments, *sheet.idle))
     if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
-        made.append(_flops_headline(sheet.flops))
+        lines.append(_flops_headline(sheet.flops))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
-    made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
+    lines.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
     rows = result.rows
-    own = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
-    if len(own):
-        share = percent(own.max() / max(summary.total_ns, 1))
-        made.append(Headline("Costliest layer by its own work", short_text(str(own.idxmax())), share))
-    return made
+    self_ns = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
+    if len(self_ns):
+        share = percent(self_ns.max() / max(summary.total_ns, 1))
+        lines.append(Headline("Costliest layer by its own work", short_text(str(self_ns.idxmax())), share))
+    return lines
 
 
 def _ends(lengths: Int64Array) -> tuple[int, int]:
     return int(lengths.min()), int(lengths.max())
 
 
-def _flops_headline(found: Flops) -> Headline:
-    whole = found.whole
-    rate = f"{whole.flops / max(whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
-    note = "above the peak: `nvprof-kit flops` says why" if whole.above_the_peak else rate
-    return Headline("MFU", percent(whole.mfu), f"{note}; {percent(whole.busy_mfu)} while the GPU works")
+def _flops_headline(flops: Flops) -> Headline:
+    total = flops.whole
+    rate = f"{total.flops / max(total.step_ns, 1) / 1000:,.1f} TFLOP/s"
+    note = "above the peak: `nvprof-kit flops` says why" if total.above_the_peak else rate
+    return Headline("MFU", percent(total.mfu), f"{note}; {percent(total.busy_mfu)} while the GPU works")
 
 
-def _idle_headline(moments: Moments, idle: int, window: int) -> Headline:
-    number = moments.steps[0].number
+def _idle_headline(view: Moments, idle: int, window: int) -> Headline:
+    number = view.steps[0].number
     where = f"of step {number}" if number is not None else "of the capture"
-    devices = len({lane.device for lane in moments.shown.lanes})
+    devices = len({lane.device for lane in view.shown.lanes})
     return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
 
 
 def phase_split(result: LayersResult) -> list[tuple[str, int]]:
     """The total time by phase of the loop, in ns, without empty phases."""
     by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
-    known = [phase for phase in PHASES if phase in by_phase]
+    loop_phases = [phase for phase in PHASES if phase in by_phase]
     by_time = by_phase.sort_values(ascending=False, kind="stable").index
-    others = [str(phase) for phase in by_time if phase not in PHASES]
-    return [(phase, int(by_phase[phase])) for phase in (*known, *others) if by_phase[phase] > 0]
+    other_phases = [str(phase) for phase in by_time if phase not in PHASES]
+    return [(phase, int(by_phase[phase])) for phase in (*loop_phases, *other_phases) if by_phase[phase] > 0]
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ def changes(compared: Sequence[LayersResult]) -> list[Change]:
     """
     parents: dict[str, str] = {}
     by_sheet: list[dict[str, float]] = []
-    for one in compared:
-        steps = max(one.summary.steps, 1)
-        rows = one.tree
+    for capture in compared:
+        steps = max(capture.summary.steps, 1)
+        rows = capture.tree
         names = row_names(rows)
         work = (rows["total_ns"] - rows["comm_ns"]).tolist()
         by_sheet.append({name: ns / steps for name, ns in zip(names, work, strict=True)})
@@ -257,18 +257,18 @@ def changes(compared: Sequence[LayersResult]) -> list[Change]:
     children: dict[str, list[str]] = {}
     for name, parent in parents.items():
         children.setdefault(parent, []).append(name)
-    found = []
+    result = []
     waiting = [(name, 0) for name in reversed(children.get("", []))]
     while waiting:
         name, depth = waiting.pop()
-        found.append(Change(name, parents[name], depth, tuple(times.get(name) for times in by_sheet)))
+        result.append(Change(name, parents[name], depth, tuple(times.get(name) for times in by_sheet)))
         waiting += [(child, depth + 1) for child in reversed(children.get(name, []))]
-    return found
+    return result
 
 
 def total_change(compared: Sequence[LayersResult]) -> Change:
     """The totals of the captures as a row of the comparison."""
-    totals = (one.summary.work_ns / max(one.summary.steps, 1) for one in compared)
+    totals = (capture.summary.work_ns / max(capture.summary.steps, 1) for capture in compared)
     return Change("total", "", 0, tuple(totals))
 
 
@@ -281,7 +281,7 @@ def row_names(tree: pd.DataFrame) -> list[str]:
 def sheet_of(
     trace: Trace,
     step: int | None = None,
-    found: AdviseResult | None = None,
+    advice: AdviseResult | None = None,
     own_rules: tuple[Rule, ...] = (),
     *,
     steps: StepOptions = ALL_STEPS,
@@ -295,7 +295,7 @@ def sheet_of(
         trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
             `nvprof_kit._trace.schema.MEMORY_TABLES` to show memory.
         step: The only step on the timeline; None for all.
-        found: The findings; None if not computed.
+        advice: The findings; None if not computed.
         own_rules: Rules for kernel classes, which take precedence over the package's rules.
         steps: The steps that the figures per step cover; all but warm-up by default.
         known: The same operations with layers and classes, if already computed.
@@ -309,56 +309,63 @@ def sheet_of(
     attribution = operations.attribution
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
-    pointed = [] if found is None or step is not None else _steps_of(found, times)
-    listed = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
-    moments, idle, unshown = _moments(trace, attribution, times, listed, alone=step is not None)
-    counted = result.steps.of_ops(attribution)
+    pointed = [] if advice is None or step is not None else _steps_of(advice, times)
+    instances = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
+    view, idle, unshown = _moments(trace, attribution, times, instances, alone=step is not None)
+    is_counted = result.steps.of_ops(attribution)
     tables = [] if broken_down is None else breakdown_tables(broken_down, trace.info.path)
     return Sheet(
         layers=result,
         steps=times,
-        moments=moments,
+        moments=view,
         idle=idle,
-        classes=class_times(operations, counted),
-        findings=[] if found is None else _findings(found, result, moments),
+        classes=class_times(operations, is_counted),
+        findings=[] if advice is None else _findings(advice, result, view),
         memory=memory_tree(layer_memory(trace, attribution), result.tree) if has_memory(trace) else None,
-        kernels=kernel_table(operations, counted) if "name" in trace.ops and len(trace.ops) else None,
+        kernels=kernel_table(operations, is_counted) if "name" in trace.ops and len(trace.ops) else None,
         tables=tables,
         left_out=(*left_out, *unshown),
     )
 
 
-def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
+def _steps_of(advice: AdviseResult, times: pd.DataFrame) -> list[int]:
     """Step instances with findings, the most severe first."""
     chosen: list[int] = []
-    for finding in found.findings:
+    for finding in advice.findings:
         here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
         chosen += times.index[here][:1].tolist()
     return list(dict.fromkeys(chosen))
 
 
 def _moments(
-    trace: Trace, attribution: Attribution, times: pd.DataFrame, known: Sequence[tuple[str, int | None]], *, alone: bool
+    trace: Trace,
+    attribution: Attribution,
+    times: pd.DataFrame,
+    titled: Sequence[tuple[str, int | None]],
+    *,
+    alone: bool,
 ) -> tuple[Moments, tuple[int, int], list[str]]:
     """The timeline, the idle time of the devices in the first step, and the steps that cannot be shown."""
-    first = known[0][1]
+    first = titled[0][1]
     if first is None or alone:
-        shown = timeline(trace, attribution, first)
-        idle = {one: _idle_in(shown, one) for one in sorted({lane.device for lane in shown.lanes})}
-        step = ShownStep(first, shown.step, known[0][0], shown.start_ns, shown.end_ns, _idle_sentences(idle))
-        return Moments(shown, [step]), _idle_sum(idle), []
-    shown = timeline(trace, attribution, steps_idle=True)
-    windows = idle_by_step(trace, attribution, shown)
+        drawn = timeline(trace, attribution, first)
+        idle = {instance: _idle_in(drawn, instance) for instance in sorted({lane.device for lane in drawn.lanes})}
+        step = ShownStep(first, drawn.step, titled[0][0], drawn.start_ns, drawn.end_ns, _idle_sentences(idle))
+        return Moments(drawn, [step]), _idle_sum(idle), []
+    drawn = timeline(trace, attribution, steps_idle=True)
+    windows = idle_by_step(trace, attribution, drawn)
     names = ("step", "start_ns", "end_ns")
     plain = {name: dict(zip(times.index.tolist(), times[name].tolist(), strict=True)) for name in names}
-    listed = {one for _, one in known}
-    others = [(f"step {number}", one) for one, number in plain["step"].items() if one not in listed]
-    chosen = [*known, *others][:MAX_STEPS]
-    steps = [_shown_step(title, one, plain, windows) for title, one in chosen if one is not None]
+    titled_set = {instance for _, instance in titled}
+    other_steps = [
+        (f"step {number}", instance) for instance, number in plain["step"].items() if instance not in titled_set
+    ]
+    chosen = [*titled, *other_steps][:MAX_STEPS]
+    steps = [_shown_step(title, instance, plain, windows) for title, instance in chosen if instance is not None]
     unshown = len(times) - len(chosen)
     left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
-    apart = [one for _, one in known if one is not None]
-    return Moments(shown, steps, apart), _idle_sum(_idle_of(windows, first)), left_out
+    titled_instances = [instance for _, instance in titled if instance is not None]
+    return Moments(drawn, steps, titled_instances), _idle_sum(_idle_of(windows, first)), left_out
 
 
 def _shown_step(title: str, instance: int, times: dict[str, dict[int, int]], windows: StepWindows) -> ShownStep:
@@ -369,13 +376,13 @@ def _shown_step(title: str, instance: int, times: dict[str, dict[int, int]], win
 def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, int]]:
     """Idle time, duration and number of gaps of a step, for each device that ran it."""
     columns = (windows.idle_ns, windows.end_ns - windows.start_ns, windows.gaps)
-    found = zip(windows.devices, *(column[:, instance].tolist() for column in columns), strict=True)
-    return {device: (idle, length, gaps) for device, idle, length, gaps in found if length > 0}
+    rows = zip(windows.devices, *(column[:, instance].tolist() for column in columns), strict=True)
+    return {device: (idle, length, gaps) for device, idle, length, gaps in rows if length > 0}
 
 
-def _idle_in(shown: Timeline, device: int) -> tuple[int, int, int]:
-    gaps, (begin, end) = shown.idle_in_step(device), shown.own_window(device)
-    return int(gaps.sum()), end - begin, len(gaps)
+def _idle_in(drawn: Timeline, device: int) -> tuple[int, int, int]:
+    gaps, (start, end) = drawn.idle_in_step(device), drawn.own_window(device)
+    return int(gaps.sum()), end - start, len(gaps)
 
 
 def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
@@ -383,40 +390,40 @@ def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
 
 
 def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
-    return sum(one[0] for one in idle.values()), sum(one[1] for one in idle.values())
+    return sum(device_idle[0] for device_idle in idle.values()), sum(device_idle[1] for device_idle in idle.values())
 
 
-def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Linked]:
+def _findings(advice: AdviseResult, result: LayersResult, view: Moments) -> list[Linked]:
     """The findings, each with a link to its position on the page."""
     rows = set(row_names(result.tree))
-    made = []
-    for one in found.findings:
-        layer = f"{NO_LAYER} {one.phase}" if one.layer == NO_LAYER else one.layer
-        seen = any(step.start_ns <= one.start_ns and one.end_ns <= step.end_ns for step in moments.steps)
-        made.append(
+    linked = []
+    for finding in advice.findings:
+        layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
+        seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in view.steps)
+        linked.append(
             Linked(
-                one,
-                saving=saving(one, found),
+                finding,
+                saving=saving(finding, advice),
                 layer=layer if layer in rows else "",
-                window=(one.start_ns, one.end_ns) if seen else None,
+                window=(finding.start_ns, finding.end_ns) if seen else None,
             )
         )
-    return made
+    return linked
 
 
 def _listed_steps(
-    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], shown: npt.NDArray[np.bool_]
+    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], is_shown: npt.NDArray[np.bool_]
 ) -> list[tuple[str, int | None]]:
     """The highlighted step instances with titles; None for the whole capture."""
     if step is not None:
         return [(f"step {step}", instance_of(times, step, path))]
-    typical, slowest = typical_step(times[shown]), slowest_step(times[shown])
+    typical, slowest = typical_step(times[is_shown]), slowest_step(times[is_shown])
     if typical is None or slowest is None:
         return [("the whole capture", None)]
     number = times["step"]
     titles = {typical: f"step {number[typical]}, a typical one"}
     titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
-    for one in pointed:
+    for instance in pointed:
         if len(titles) < MAX_TITLES:
-            titles.setdefault(one, f"step {number[one]}, of a finding")
-    return [(title, one) for one, title in titles.items()]
+            titles.setdefault(instance, f"step {number[instance]}, of a finding")
+    return [(title, instance) for instance, title in titles.items()]

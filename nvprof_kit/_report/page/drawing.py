@@ -33,22 +33,23 @@ def drawn(sheet: Sheet, of: int = 1) -> dict[str, Any]:
         of: Number of captures on the page.
     """
     block, texts = Block(), Texts()
-    kept = rows_on_page(sheet, of)
-    moments, kernels = sheet.moments, sheet.kernels
-    shown = {
+    tree_rows = rows_on_page(sheet, of)
+    view, kernels = sheet.moments, sheet.kernels
+    drawing = {
         "steps": max(sheet.layers.summary.steps, 1),
         "timeName": time_name(sheet.layers),
         "phases": PHASES,
-        "tree": _drawn_tree(sheet.layers.tree, kept),
+        "tree": _drawn_tree(sheet.layers.tree, tree_rows),
         "folds": [
-            {"name": short_text(one.name), "rows": one.rows} for one in folds_of(sheet, tuple(kept.tolist())).folds
+            {"name": short_text(fold.name), "rows": fold.rows}
+            for fold in folds_of(sheet, tuple(tree_rows.tolist())).folds
         ],
-        "memory": _drawn_memory(sheet, kept),
-        "bySteps": _drawn_steps(sheet, kept, block, MAX_CELLS // of),
-        "timeline": None if moments is None else drawn_timeline(moments, texts, block, timeline.MAX_ROWS // of),
+        "memory": _drawn_memory(sheet, tree_rows),
+        "bySteps": _drawn_steps(sheet, tree_rows, block, MAX_CELLS // of),
+        "timeline": None if view is None else drawn_timeline(view, texts, block, timeline.MAX_ROWS // of),
         "kernels": None if kernels is None else drawn_kernels(kernels, texts, block, MAX_KERNELS // of),
     }
-    return {**shown, "texts": [short_text(text) for text in texts.numbers], "block": block.packed()}
+    return {**drawing, "texts": [short_text(text) for text in texts.numbers], "block": block.packed()}
 
 
 def rows_on_page(sheet: Sheet, of: int = 1) -> npt.NDArray[np.int64]:
@@ -56,23 +57,23 @@ def rows_on_page(sheet: Sheet, of: int = 1) -> npt.NDArray[np.int64]:
     tree, limit = sheet.layers.tree, MAX_ROWS // of
     if len(tree) <= limit:
         return np.arange(len(tree))
-    place = {name: index for index, name in enumerate(row_names(tree))}
-    parents = [place.get(parent, -1) for parent in tree["parent"].tolist()]
-    kept = set(np.argsort(-tree["total_ns"].to_numpy(), kind="stable")[:limit].tolist())
-    for row in sorted(kept, reverse=True):  # parents precede their children
+    index_of_row = {name: index for index, name in enumerate(row_names(tree))}
+    parents = [index_of_row.get(parent, -1) for parent in tree["parent"].tolist()]
+    chosen = set(np.argsort(-tree["total_ns"].to_numpy(), kind="stable")[:limit].tolist())
+    for row in sorted(chosen, reverse=True):  # parents precede their children
         while (row := parents[row]) >= 0:
-            kept.add(row)
-    return np.array(sorted(kept), dtype=np.int64)
+            chosen.add(row)
+    return np.array(sorted(chosen), dtype=np.int64)
 
 
-def _drawn_tree(tree: pd.DataFrame, kept: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
-    tree = tree.iloc[kept]
+def _drawn_tree(tree: pd.DataFrame, tree_rows: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
+    tree = tree.iloc[tree_rows]
     names = row_names(tree)
-    place = {name: index for index, name in enumerate(names)}
+    index_of_row = {name: index for index, name in enumerate(names)}
     times = {f"{phase}_ns": tree[f"{phase}_ns"].tolist() for phase in (*PHASES, "other", "total")}
     return {
         "name": [short_text(name) for name in names],
-        "parent": [place.get(parent, -1) for parent in tree["parent"].tolist()],
+        "parent": [index_of_row.get(parent, -1) for parent in tree["parent"].tolist()],
         "depth": tree["depth"].tolist(),
         **{name.removesuffix("_ns"): values for name, values in times.items()},
     }
@@ -80,31 +81,34 @@ def _drawn_tree(tree: pd.DataFrame, kept: npt.NDArray[np.int64]) -> dict[str, li
 
 def measures(sheet: Sheet) -> dict[str, str]:
     """Measures for the widths in the model tree, with their labels."""
-    found = {"time": time_name(sheet.layers)}
+    measure_names = {"time": time_name(sheet.layers)}
     if sheet.memory is not None:
         names = {"kept": "memory kept by a forward", "cuda": "memory taken from CUDA"}
-        found |= {one: name for one, name in names.items() if (sheet.memory[f"{one}_bytes"].fillna(0) > 0).any()}
-    return found
+        measure_names |= {
+            measure: name for measure, name in names.items() if (sheet.memory[f"{measure}_bytes"].fillna(0) > 0).any()
+        }
+    return measure_names
 
 
-def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] | None:
+def _drawn_memory(sheet: Sheet, tree_rows: npt.NDArray[np.int64]) -> dict[str, Any] | None:
     """Memory of each row of the tree, and its drawn width: at least the sum of its children."""
     if sheet.memory is None:
         return None
     measures = {
-        str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in sheet.memory.iloc[kept].items()
+        str(name).removesuffix("_bytes"): column.fillna(0).tolist()
+        for name, column in sheet.memory.iloc[tree_rows].items()
     }
-    tree = sheet.layers.tree.iloc[kept]
+    tree = sheet.layers.tree.iloc[tree_rows]
     names = row_names(tree)
-    place = {name: index for index, name in enumerate(names)}
-    parents = [place.get(parent, -1) for parent in tree["parent"].tolist()]
+    index_of_row = {name: index for index, name in enumerate(names)}
+    parents = [index_of_row.get(parent, -1) for parent in tree["parent"].tolist()]
     for measure in ("kept", "cuda"):
-        held = [0] * len(names)
-        width = held.copy()
+        in_children = [0] * len(names)
+        width = in_children.copy()
         for row in range(len(names) - 1, -1, -1):  # children follow their parent
-            width[row] = max(measures[measure][row], held[row])
+            width[row] = max(measures[measure][row], in_children[row])
             if parents[row] >= 0:
-                held[parents[row]] += width[row]
+                in_children[parents[row]] += width[row]
         measures[f"{measure}_width"] = width
     return measures
 
@@ -120,12 +124,16 @@ def _drawn_steps(sheet: Sheet, rows_kept: npt.NDArray[np.int64], block: Block, c
     by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
     by_phase = by_phase.reindex(columns=instances, fill_value=0)
     by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=instances, fill_value=0).to_numpy()[rows_kept]
-    most = max(cells // max(len(instances), 1), 1)
-    kept = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:most])
+    limit = max(cells // max(len(instances), 1), 1)
+    costliest = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:limit])
     return {
         "number": block.add(sheet.steps["step"]),
         "length": block.add(sheet.steps["wall_ns"]),
-        "phases": {str(one): block.add(by_phase.loc[one]) for one in (*PHASES, "other") if one in by_phase.index},
-        "layers": kept.tolist(),
-        "cells": block.add(by_layer[kept].ravel()),
+        "phases": {
+            str(phase_name): block.add(by_phase.loc[phase_name])
+            for phase_name in (*PHASES, "other")
+            if phase_name in by_phase.index
+        },
+        "layers": costliest.tolist(),
+        "cells": block.add(by_layer[costliest].ravel()),
     }

@@ -47,7 +47,7 @@ class Folds:
     @property
     def wanted(self) -> bool:
         """Whether blocks are folded by default."""
-        return any(len(one.rows) >= MANY for one in self.folds)
+        return any(len(equal_blocks.rows) >= MANY for equal_blocks in self.folds)
 
 
 def folds_of(sheet: Sheet, rows: tuple[int, ...]) -> Folds:
@@ -57,20 +57,22 @@ def folds_of(sheet: Sheet, rows: tuple[int, ...]) -> Folds:
         sheet: The capture.
         rows: The rows of its tree on the page.
     """
-    made: FoldedTree = fold(sheet.layers.tree.iloc[list(rows)].reset_index(drop=True))
+    folded: FoldedTree = fold(sheet.layers.tree.iloc[list(rows)].reset_index(drop=True))
     members: dict[int, list[int]] = {}
-    for row, place in enumerate(made.line.tolist()):
-        members.setdefault(place, []).append(row)
-    records = made.tree.to_dict("records")
+    for row, line in enumerate(folded.line.tolist()):
+        members.setdefault(line, []).append(row)
+    records = folded.tree.to_dict("records")
     folds = [
-        Fold(records[place]["layer"], tuple(held), place, _each(records[place]))
-        for place, held in members.items()
-        if len(held) > 1
+        Fold(records[line]["layer"], tuple(members_of_line), line, _each(records[line]))
+        for line, members_of_line in members.items()
+        if len(members_of_line) > 1
     ]
-    unlike = tuple(records[place]["unlike"] for place in made.line.tolist())
-    return Folds(made.tree, tuple(sorted(folds, key=lambda one: one.rows[0])), unlike)
+    unlike = tuple(records[line]["unlike"] for line in folded.line.tolist())
+    return Folds(folded.tree, tuple(sorted(folds, key=lambda one: one.rows[0])), unlike)
 
 
 def _each(row: dict[Any, Any]) -> str:
-    median, least, most = (row[name] / 1e6 for name in ("median_ns", "min_ns", "max_ns"))
-    return f"each {median:,.3f} ms in all steps that are shown, {least:,.3f} to {most:,.3f}, without communication"
+    median, shortest, longest = (row[name] / 1e6 for name in ("median_ns", "min_ns", "max_ns"))
+    return (
+        f"each {median:,.3f} ms in all steps that are shown, {shortest:,.3f} to {longest:,.3f}, without communication"
+    )

@@ -40,11 +40,11 @@ class Block:
             column = np.diff(column, prepend=column.dtype.type(0))
         kind = _kind(column)
         data = column.astype(f"<{kind}").tobytes()
-        place = [kind, self._size, count, int(rising)]
+        entry = [kind, self._size, count, int(rising)]
         padded = data + bytes(-len(data) % 8)
         self._pieces.append(padded)
         self._size += len(padded)
-        return place
+        return entry
 
     def packed(self) -> str:
         """The block as base64."""
@@ -57,5 +57,5 @@ def _kind(column: npt.NDArray[Any]) -> str:
         return "u1"
     if column.dtype.kind not in "iub" or int(column.min()) < 0:
         return "f8"
-    most = int(column.max())
-    return next((kind for kind in _SMALL if most <= np.iinfo(kind).max), "f8")
+    largest = int(column.max())
+    return next((kind for kind in _SMALL if largest <= np.iinfo(kind).max), "f8")

@@ -63,11 +63,11 @@ def report_page(sheets: Sequence[Sheet], compared: Sequence[LayersResult] = (), 
         left_out: Captures that are not on the page.
     """
     compared = compared or [sheet.layers for sheet in sheets]
-    made = _page(sheets, compared, left_out)
-    while len(made) > BUDGET and len(sheets) > 1:
+    html = _page(sheets, compared, left_out)
+    while len(html) > BUDGET and len(sheets) > 1:
         sheets = sheets[: max(len(sheets) // 2, 1)]
-        made = _page(sheets, compared, left_out)
-    return made
+        html = _page(sheets, compared, left_out)
+    return html
 
 
 def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: Sequence[str]) -> bytes:
@@ -78,14 +78,14 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: S
         scripts=_SCRIPTS,
         styles=("page.css",),
         loading=True,
-        title=f"{', '.join(one.info.path for one in compared[:3])}{', …' * (len(compared) > 3)} · nvprof-kit",
+        title=f"{', '.join(capture.info.path for capture in compared[:3])}{', …' * (len(compared) > 3)} · nvprof-kit",
         sheets=[_shown(sheet, len(sheets)) for sheet in sheets],
-        compared=[{"path": one.info.path, "short_path": _short_path(one.info.path)} for one in compared],
+        compared=[{"path": capture.info.path, "short_path": _short_path(capture.info.path)} for capture in compared],
         changes=rows,
         changes_note=note,
-        without_comm=any(one.summary.comm_ns for one in compared),
+        without_comm=any(capture.summary.comm_ns for capture in compared),
         change_total=_change_cells(total_change(compared)),
-        only_compared=[one.info.path for one in compared[len(sheets) :]],
+        only_compared=[capture.info.path for capture in compared[len(sheets) :]],
         absent=list(left_out),
         data=[drawn(sheet, len(sheets)) for sheet in sheets],
     )
@@ -94,14 +94,14 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: S
 def _comparison(compared: Sequence[LayersResult]) -> tuple[list[dict[str, Any]], str]:
     """The rows of the comparison, and a sentence about omissions."""
     rows = changes(compared)
-    most = max(MAX_CELLS // len(compared), 1)
-    if len(rows) <= most:
+    limit = max(MAX_CELLS // len(compared), 1)
+    if len(rows) <= limit:
         return [_change(row) for row in rows], ""
     size = [max(map(abs, (row.change or 0, row.times[0] or 0, row.times[-1] or 0))) for row in rows]
-    kept = sorted(sorted(range(len(rows)), key=lambda one: -size[one])[:most])
+    largest = sorted(sorted(range(len(rows)), key=lambda one: -size[one])[:limit])
     first, last = compared[0].info.path, compared[-1].info.path
-    note = f"{len(rows) - most:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
-    return [_change(rows[one]) for one in kept], note
+    note = f"{len(rows) - limit:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
+    return [_change(rows[index]) for index in largest], note
 
 
 def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
@@ -162,17 +162,17 @@ def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
 def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     """Header, rows and total of the per-layer table."""
     result = sheet.layers
-    tree, whole = result.tree, max(result.summary.total_ns, 1)
+    tree, total_ns = result.tree, max(result.summary.total_ns, 1)
     last = total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
     more = _memory_cells(sheet) | _flops_cells(sheet)
-    kept = rows_on_page(sheet, of).tolist()
-    folds = folds_of(sheet, tuple(kept))
+    tree_rows = rows_on_page(sheet, of).tolist()
+    folds = folds_of(sheet, tuple(tree_rows))
     comm = bool(result.summary.comm_ns)
 
     def row_of(row: dict[Any, Any], name: str, line: Line, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
         times = [_cell(line.times[phase], _in_phase(row, phase)) for phase in phases]
-        share = _cell(line.percent, row["total_ns"], row["total_ns"] / whole)
+        share = _cell(line.percent, row["total_ns"], row["total_ns"] / total_ns)
         row_cells = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
         row_cells += [
             *([_cell(line.comm, row["comm_ns"])] if comm else []),
@@ -182,21 +182,21 @@ def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list
         ]
         return {**_named(name, str(row["parent"]), row["depth"]), "cells": row_cells, "outside": line.outside}
 
-    every = list(zip(tree.to_dict("records"), row_names(tree), layers_lines(result, LayersView()), strict=True))
+    all_rows = list(zip(tree.to_dict("records"), row_names(tree), layers_lines(result, LayersView()), strict=True))
     joined = _folded_rows(result, folds)
-    begins = {one.rows[0]: number for number, one in enumerate(folds.folds)}
+    fold_at_row = {one.rows[0]: number for number, one in enumerate(folds.folds)}
     inside = {row for one in folds.folds for row in one.rows}
     rows = []
-    for place, number in enumerate(kept):
-        if place in begins:
-            found = folds.folds[begins[place]]
-            row, line = joined[found.place]
+    for position, number in enumerate(tree_rows):
+        if position in fold_at_row:
+            fold = folds.folds[fold_at_row[position]]
+            row, line = joined[fold.place]
             nothing = [_cell("", None) for _ in more]
-            shown = {"row": len(kept) + begins[place], "count": len(found.rows), "each": found.each}
-            rows.append({**row_of(row, found.name, line, nothing), **shown, "inside": False, "unlike": ""})
-        shown = {"row": place, "count": 1, "inside": place in inside, "unlike": folds.unlike[place]}
-        row, name, line = every[number]
-        rows.append({**row_of(row, name, line, [column[number] for column in more.values()]), **shown})
+            links = {"row": len(tree_rows) + fold_at_row[position], "count": len(fold.rows), "each": fold.each}
+            rows.append({**row_of(row, fold.name, line, nothing), **links, "inside": False, "unlike": ""})
+        links = {"row": position, "count": 1, "inside": position in inside, "unlike": folds.unlike[position]}
+        row, name, line = all_rows[number]
+        rows.append({**row_of(row, name, line, [column[number] for column in more.values()]), **links})
     total = ["", *(last.times[phase] for phase in phases), last.total, *([last.comm] * comm), last.percent, ""]
     heads = ["layer", "calls", *phases, "total", *(["comm"] * comm), "share", "CPU", *more]
     return heads, rows, [*total, *("" for _ in more)]
@@ -215,10 +215,10 @@ def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
     """The memory columns by header, without empty ones."""
     if sheet.memory is None:
         return {}
-    columns = {head: sheet.memory[name].fillna(0).tolist() for name, head in MEMORY_COLUMNS.items()}
+    columns = {heading: sheet.memory[name].fillna(0).tolist() for name, heading in MEMORY_COLUMNS.items()}
     return {
-        head: [_cell(mib_cell(count) if count else "", count) for count in counts]
-        for head, counts in columns.items()
+        heading: [_cell(mib_cell(count) if count else "", count) for count in counts]
+        for heading, counts in columns.items()
         if any(counts)
     }
 
@@ -227,8 +227,14 @@ def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
     """The MFU columns by header, if operators were counted and the GPU's peak is known."""
     if sheet.flops is None or sheet.flops.peaks is None:
         return {}
-    found = sheet.flops.rows
-    mfu_of = dict(zip(zip(found["layer"], found["phase"], strict=True), found["mfu"].fillna(0).tolist(), strict=True))
+    flops_rows = sheet.flops.rows
+    mfu_of = dict(
+        zip(
+            zip(flops_rows["layer"], flops_rows["phase"], strict=True),
+            flops_rows["mfu"].fillna(0).tolist(),
+            strict=True,
+        )
+    )
     columns = {}
     for phase in ("forward", "backward"):
         values = [mfu_of.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
@@ -248,14 +254,14 @@ def _in_phase(row: dict[Any, Any], phase: str) -> int:
 def _named(name: str, parent: str, depth: int) -> dict[str, Any]:
     """A row by path, split into the parent's path and its own name."""
     prefix = f"{parent}." if parent and name.startswith(f"{parent}.") else ""
-    own = name.removeprefix(prefix)
-    return {"path": short_text(name), "prefix": short_text(prefix), "name": short_text(own), "depth": depth}
+    short_name = name.removeprefix(prefix)
+    return {"path": short_text(name), "prefix": short_text(prefix), "name": short_text(short_name), "depth": depth}
 
 
 def _cell(text: str, value: float | None, bar: float | None = None, mark: str = "") -> dict[str, Any]:
     """A cell: text, sort value, bar length (0 to 1), and CSS class."""
-    shown = None if bar is None else f"{bar:.4f}"
-    return {"text": text, "value": "" if value is None else value, "bar": shown, "mark": mark}
+    bar_text = None if bar is None else f"{bar:.4f}"
+    return {"text": text, "value": "" if value is None else value, "bar": bar_text, "mark": mark}
 
 
 def _change(change: Change) -> dict[str, Any]:
@@ -271,8 +277,8 @@ def _change_cells(change: Change) -> list[dict[str, Any]]:
     cells = [_cell("" if ns is None else ms(round(ns)) or "0.000", ns) for ns in change.times]
     if difference is None:
         return [*cells, _cell("new" if first is None else "gone", None), _cell("", None)]
-    part = difference / first if first else None
-    mark = "" if part is None or abs(part) < MARKED_CHANGE else "worse" if part > 0 else "better"
+    relative = difference / first if first else None
+    mark = "" if relative is None or abs(relative) < MARKED_CHANGE else "worse" if relative > 0 else "better"
     sign = "+" if difference >= 0 else ""
     cells.append(_cell(f"{sign}{ms(round(difference)) or '0.000'}", difference, mark=mark))
-    return [*cells, _cell("" if part is None else f"{100 * part:+.1f} %", part, mark=mark)]
+    return [*cells, _cell("" if relative is None else f"{100 * relative:+.1f} %", relative, mark=mark)]

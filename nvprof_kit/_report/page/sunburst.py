@@ -38,12 +38,12 @@ def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
         points: The time points.
     """
     for kind, (name, title) in PAGES.items():
-        most = max(points, key=_Sum(kind))
-        rows = [(row[1], row[2]) for row in _here(most) if row[0] == kind]
-        write_file(folder / name, sunburst_page(title, f"At {most[0]}.", rows))
-    most = max(points, key=_Sum(None))
-    rows = [(f"{row[0]}.{row[1]}" if row[1] else row[0], row[2]) for row in _here(most)]
-    write_file(folder / SUMMARY, sunburst_page("Memory", f"At {most[0]}, when it was most.", rows))
+        peak_point = max(points, key=_Sum(kind))
+        rows = [(row[1], row[2]) for row in _here(peak_point) if row[0] == kind]
+        write_file(folder / name, sunburst_page(title, f"At {peak_point[0]}.", rows))
+    peak_point = max(points, key=_Sum(None))
+    rows = [(f"{row[0]}.{row[1]}" if row[1] else row[0], row[2]) for row in _here(peak_point)]
+    write_file(folder / SUMMARY, sunburst_page("Memory", f"At {peak_point[0]}, when it was most.", rows))
 
 
 def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> bytes:
@@ -54,8 +54,8 @@ def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> by
         about: A sentence below the heading.
         rows: Path and bytes of each row; rows without positive bytes are left out.
     """
-    shown = {"title": title, "about": about, "data": _tree(title, rows)}
-    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **shown)
+    values = {"title": title, "about": about, "data": _tree(title, rows)}
+    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **values)
 
 
 def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:
@@ -66,17 +66,17 @@ def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:
             continue
         node = root
         node["bytes"] += count
-        for part in path.split("."):
-            node = node["parts"].setdefault(part, {"name": part, "bytes": 0, "parts": {}})
+        for path_part in path.split("."):
+            node = node["parts"].setdefault(path_part, {"name": path_part, "bytes": 0, "parts": {}})
             node["bytes"] += count
     return _listed(root)
 
 
 def _listed(node: dict[str, Any]) -> dict[str, Any]:
-    parts = [_listed(part) for part in node["parts"].values()]
-    own = node["bytes"] - sum(part["bytes"] for part in parts)
-    if parts and own:
-        parts.append({"name": "(itself)", "bytes": own})
+    parts = [_listed(child) for child in node["parts"].values()]
+    own_bytes = node["bytes"] - sum(child["bytes"] for child in parts)
+    if parts and own_bytes:
+        parts.append({"name": "(itself)", "bytes": own_bytes})
     return {"name": node["name"], "bytes": node["bytes"], **({"parts": parts} if parts else {})}
 
 

@@ -67,28 +67,31 @@ def page_table(
         divisor: Number of steps to divide times by.
         limit: Maximum number of rows.
     """
-    shown = frame.iloc[:limit]
-    columns = [str(one) for one in shown.columns if not _empty(shown[one])]
-    numbers = {one: shown[one].dtype.kind in "iufb" or str(shown[one].dtype).startswith("Int") for one in columns}
-    cells = [[_cell(one, value, divisor) for value in shown[one].tolist()] for one in columns]
-    rest = len(frame) - len(shown)
+    head_rows = frame.iloc[:limit]
+    columns = [str(column) for column in head_rows.columns if not _empty(head_rows[column])]
+    numbers = {
+        column: head_rows[column].dtype.kind in "iufb" or str(head_rows[column].dtype).startswith("Int")
+        for column in columns
+    }
+    cells = [[_cell(column, value, divisor) for value in head_rows[column].tolist()] for column in columns]
+    omitted = len(frame) - len(head_rows)
     return PageTable(
         name=name,
         title=title,
         about=about,
-        heads=[(_head(one), numbers[one]) for one in columns],
+        heads=[(_head(column), numbers[column]) for column in columns],
         rows=[list(row) for row in zip(*cells, strict=True)],
-        note=f"{rest:,} more rows are not on the page" if rest else "",
+        note=f"{omitted:,} more rows are not on the page" if omitted else "",
         command=command,
     )
 
 
-def breakdown_tables(found: BreakdownResult, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
+def breakdown_tables(breakdown: BreakdownResult, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
     """The tables of a breakdown that are not empty."""
-    made = [_steps(found, path, limit)]
-    step = found.steps["step"].iloc[found.critical_window] if len(found.steps) else None
+    made = [_steps(breakdown, path, limit)]
+    step = breakdown.steps["step"].iloc[breakdown.critical_window] if len(breakdown.steps) else None
     for view, (title, about) in _TITLES.items():
-        rows = found.table(view)
+        rows = breakdown.table(view)
         if len(rows):
             of_step = f" of step {step}" if view == "critical-path" and str(step) not in ("None", "<NA>") else ""
             made.append(

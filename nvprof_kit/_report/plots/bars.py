@@ -35,23 +35,23 @@ def bars_figure(frame: pd.DataFrame, values: Sequence[str], labels: Sequence[str
 
     lengths = frame[list(values)].apply(lambda column: column.astype(float)).fillna(0.0)
     drawn = lengths.abs().sum(axis=1)
-    kept = drawn[drawn > 0].nlargest(MAX_BARS).index
-    shown = lengths.loc[lengths.index.isin(kept)]
-    unit, factor = next((found for ending, found in UNITS.items() if values[0].endswith(ending)), ("", 1.0))
-    figure = Figure(figsize=(10, 1.4 + 0.28 * max(len(shown), 1)), layout="constrained")
+    longest_rows = drawn[drawn > 0].nlargest(MAX_BARS).index
+    bars = lengths.loc[lengths.index.isin(longest_rows)]
+    unit, factor = next((unit_factor for ending, unit_factor in UNITS.items() if values[0].endswith(ending)), ("", 1.0))
+    figure = Figure(figsize=(10, 1.4 + 0.28 * max(len(bars), 1)), layout="constrained")
     axes = figure.add_subplot()
     left = 0.0
     for column, colour in zip(values, PALETTE, strict=False):
-        axes.barh(range(len(shown)), shown[column] * factor, left=left, color=colour, label=_words(column))
-        left = left + shown[column].to_numpy() * factor
-    axes.set_yticks(range(len(shown)), _labels(frame.loc[shown.index, list(labels)]))
+        axes.barh(range(len(bars)), bars[column] * factor, left=left, color=colour, label=_words(column))
+        left = left + bars[column].to_numpy() * factor
+    axes.set_yticks(range(len(bars)), _labels(frame.loc[bars.index, list(labels)]))
     axes.invert_yaxis()
     axes.set_xlabel(f"{_words(values[0])}, {unit}" if len(values) == 1 else unit)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if len(values) > 1:
         axes.legend(frameon=False, ncols=len(values), loc="lower right", bbox_to_anchor=(1, 1))
-    left_out = int((drawn > 0).sum()) - len(shown)
+    left_out = int((drawn > 0).sum()) - len(bars)
     figure.suptitle(f"{title} (and {left_out} smaller)" if left_out else title)
     return figure
 
@@ -65,11 +65,11 @@ def _labels(named: pd.DataFrame) -> list[str]:
     varying = [column for column in named if named[column].nunique(dropna=False) > 1] or list(named)[:1]
     texts = []
     for row in named[varying].itertuples(index=False):
-        parts = [(column, part) for column, part in zip(varying, row, strict=True) if not _missing(part)]
-        text = " ".join(part if isinstance(part, str) else f"{column} {part}" for column, part in parts)
+        parts = [(column, value) for column, value in zip(varying, row, strict=True) if not _missing(value)]
+        text = " ".join(value if isinstance(value, str) else f"{column} {value}" for column, value in parts)
         texts.append(text or "(none)")
     return fit(texts, _LONGEST)
 
 
-def _missing(part: object) -> bool:
-    return str(part) in ("", "None", "nan", "<NA>")
+def _missing(value: object) -> bool:
+    return str(value) in ("", "None", "nan", "<NA>")

@@ -59,14 +59,14 @@ def layers_bars(tree: pd.DataFrame, depth: int | None = None) -> pd.DataFrame:
 
 def _cut(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
     """Partition the total: each layer of the first levels without its children among them."""
-    shown = tree[tree["depth"] < levels].reset_index(drop=True)
-    times = shown[[f"{phase}_ns" for phase in _PHASES]].set_axis(_PHASES, axis=1)
-    in_children = times.groupby(shown["parent"]).sum().reindex(shown["layer"], fill_value=0)
-    own = times - in_children.to_numpy()
-    label = shown["layer"].mask(shown["layer"] == NO_LAYER, NO_LAYER + " " + shown["phase"])
-    label = label.mask(shown["layer"].isin(shown["parent"]), label + " (itself)")
-    own.insert(0, "label", label)
-    bars: pd.DataFrame = own[own[_PHASES].sum(axis=1) > 0].reset_index(drop=True)
+    cut_tree = tree[tree["depth"] < levels].reset_index(drop=True)
+    times = cut_tree[[f"{phase}_ns" for phase in _PHASES]].set_axis(_PHASES, axis=1)
+    in_children = times.groupby(cut_tree["parent"]).sum().reindex(cut_tree["layer"], fill_value=0)
+    self_times = times - in_children.to_numpy()
+    label = cut_tree["layer"].mask(cut_tree["layer"] == NO_LAYER, NO_LAYER + " " + cut_tree["phase"])
+    label = label.mask(cut_tree["layer"].isin(cut_tree["parent"]), label + " (itself)")
+    self_times.insert(0, "label", label)
+    bars: pd.DataFrame = self_times[self_times[_PHASES].sum(axis=1) > 0].reset_index(drop=True)
     return bars
 
 
@@ -79,8 +79,8 @@ def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
             axes.barh(places, lengths, left=left, color=PHASE_COLOURS[phase], label=phase, height=0.78)
             left = left + lengths
     longest = left.max(initial=0) or 1.0
-    for place, length in enumerate(left):
-        axes.text(length + 0.006 * longest, place, percent(length / left.sum()), va="center", fontsize=10)
+    for row, length in enumerate(left):
+        axes.text(length + 0.006 * longest, row, percent(length / left.sum()), va="center", fontsize=10)
     axes.set_yticks(places, fit(bars["label"].tolist(), _LONGEST, paths=True), fontsize=11)
     axes.tick_params(axis="x", labelsize=11)
     axes.invert_yaxis()

@@ -66,8 +66,8 @@ def timeline_figure(result: Memory) -> Figure:
 
 def _mark_steps(result: Memory, axes: Axes) -> None:
     """Mark the start of each step, if there are few."""
-    own = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
-    first = own.groupby(own["step"].astype("int64"))["start"].min()
+    in_steps = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
+    first = in_steps.groupby(in_steps["step"].astype("int64"))["start"].min()
     if 0 < len(first) <= _STEPS:
         axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
 
@@ -76,19 +76,19 @@ def _bands(result: Memory, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[n
     """Bytes at these events by the largest layers at the peak, by other layers, and from before the recording."""
     import numpy as np
 
-    held = result.held[result.held["start"] >= 0]
-    layers = held["layer"].astype("str")
+    allocations = result.held[result.held["start"] >= 0]
+    layers = allocations["layer"].astype("str")
     order = result.by_layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
     present = set(layers)
     chosen = [name for name in order.index if name in present][:_LAYERS]
     bands = {}
     left = result.level_bytes[at].copy()
     groups = {name: layers == name for name in chosen} | {"other layers": ~layers.isin(chosen)}
-    for name, mine in groups.items():
+    for name, rows in groups.items():
         change = np.zeros(len(result.level_bytes) + 1, dtype=np.int64)
-        sizes = held["size_bytes"][mine].to_numpy()
-        np.add.at(change, held["start"][mine].to_numpy(), sizes)
-        np.subtract.at(change, held["end"][mine].to_numpy(), sizes)
+        sizes = allocations["size_bytes"][rows].to_numpy()
+        np.add.at(change, allocations["start"][rows].to_numpy(), sizes)
+        np.subtract.at(change, allocations["end"][rows].to_numpy(), sizes)
         level = np.cumsum(change)[at]
         if level.any():
             bands[name] = level
@@ -104,15 +104,15 @@ def segments_figure(snapshot: Snapshot, device: int) -> Figure:
     figure = Figure(figsize=(12, 1.6 + 0.16 * len(segments)), layout="constrained")
     axes = figure.add_subplot()
     blocks = snapshot.blocks.groupby("segment")
-    for place, (row, segment) in enumerate(segments.iterrows()):
-        axes.barh(place, segment["total_bytes"] / _MIB, color="#DDDDDD", height=0.8)
+    for position, (row, segment) in enumerate(segments.iterrows()):
+        axes.barh(position, segment["total_bytes"] / _MIB, color="#DDDDDD", height=0.8)
         if row not in blocks.groups:
             continue
-        mine = blocks.get_group(row)
-        mine = mine[mine["state"] != "inactive"]
-        starts = (mine["address"] - segment["address"]) / _MIB
-        spans = list(zip(starts, mine["size_bytes"] / _MIB, strict=True))
-        axes.broken_barh(spans, (place - 0.4, 0.8), color=PALETTE[0], edgecolor="white", linewidth=0.3)
+        segment_blocks = blocks.get_group(row)
+        segment_blocks = segment_blocks[segment_blocks["state"] != "inactive"]
+        starts = (segment_blocks["address"] - segment["address"]) / _MIB
+        spans = list(zip(starts, segment_blocks["size_bytes"] / _MIB, strict=True))
+        axes.broken_barh(spans, (position - 0.4, 0.8), color=PALETTE[0], edgecolor="white", linewidth=0.3)
     labels = [f"{kind} {stream}" for kind, stream in zip(segments["kind"], segments["stream"], strict=True)]
     axes.set_yticks(range(len(segments)), labels, fontsize=8)
     axes.invert_yaxis()

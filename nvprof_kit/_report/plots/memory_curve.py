@@ -32,19 +32,23 @@ def curve_figure(boundaries: Sequence[Any]) -> Figure:
     steps = sorted({boundary.step for boundary in boundaries})
     with_backward = [b.step for b in boundaries if b.phase == "backward"]
     step = max(with_backward, default=steps[-1])
-    own = [boundary for boundary in boundaries if boundary.step == step]
-    places = range(len(own))
+    step_boundaries = [boundary for boundary in boundaries if boundary.step == step]
+    places = range(len(step_boundaries))
     figure = Figure(figsize=(13, 5.5), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(places, [b.reserved / _MIB for b in own], color="#8C8C8C", lw=2, label="reserved")
-    axes.plot(places, [b.peak / _MIB for b in own], color="#D55E00", lw=1, ls="--", label="peak inside the layer")
-    axes.plot(places, [b.end / _MIB for b in own], color="#0072B2", lw=2, marker=".", label="allocated at its end")
-    turn = next((number for number, b in enumerate(own) if b.phase != "forward"), None)
+    axes.plot(places, [b.reserved / _MIB for b in step_boundaries], color="#8C8C8C", lw=2, label="reserved")
+    axes.plot(
+        places, [b.peak / _MIB for b in step_boundaries], color="#D55E00", lw=1, ls="--", label="peak inside the layer"
+    )
+    axes.plot(
+        places, [b.end / _MIB for b in step_boundaries], color="#0072B2", lw=2, marker=".", label="allocated at its end"
+    )
+    turn = next((number for number, b in enumerate(step_boundaries) if b.phase != "forward"), None)
     if turn is not None:
         axes.axvline(turn - 0.5, color="#222222", lw=0.8, ls=":")
         axes.text(turn - 0.3, 1.0, "backward", transform=axes.get_xaxis_transform(), va="bottom", fontsize=11)
-    every = max(len(own) // _LABELS, 1)
-    axes.set_xticks(list(places)[::every], [b.layer for b in own][::every], rotation=90, fontsize=8)
+    stride = max(len(step_boundaries) // _LABELS, 1)
+    axes.set_xticks(list(places)[::stride], [b.layer for b in step_boundaries][::stride], rotation=90, fontsize=8)
     axes.set_ylabel("MiB", fontsize=12)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)

@@ -53,5 +53,5 @@ def _show_texts_as_they_are(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def _plain_label(formatter: FuncFormatter, value: float, place: int | None = None) -> str:
-    return plain(str(formatter(value, place)))
+def _plain_label(formatter: FuncFormatter, value: float, position: int | None = None) -> str:
+    return plain(str(formatter(value, position)))

@@ -34,7 +34,7 @@ def waits_figure(table: pd.DataFrame) -> Figure:
         values = chosen[cause].to_numpy()
         axes.bar(places, values, 0.78, bottom=bottom, color=PALETTE[number % len(PALETTE)], label=cause)
         bottom += values
-    axes.set_xticks(places, [str(one) for one in chosen.index], rotation=90 if len(chosen) > 20 else 0)
+    axes.set_xticks(places, [str(label) for label in chosen.index], rotation=90 if len(chosen) > 20 else 0)
     axes.set_xlabel("rank that the others waited for", fontsize=13)
     axes.set_ylabel("waiting, ms", fontsize=13)
     axes.legend(fontsize=10)
@@ -57,9 +57,9 @@ def layers_figure(table: pd.DataFrame) -> Figure:
     axes = figure.add_subplot()
     limit = float(np.nanmax(np.abs(chosen.to_numpy()))) or 1.0
     image = axes.imshow(chosen.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
-    axes.set_yticks(np.arange(len(chosen)), [str(one) for one in chosen.index], fontsize=8)
-    every = max(len(chosen.columns) // 20, 1)
-    axes.set_xticks(np.arange(len(chosen.columns))[::every], [str(one) for one in chosen.columns][::every])
+    axes.set_yticks(np.arange(len(chosen)), [str(label) for label in chosen.index], fontsize=8)
+    stride = max(len(chosen.columns) // 20, 1)
+    axes.set_xticks(np.arange(len(chosen.columns))[::stride], [str(label) for label in chosen.columns][::stride])
     axes.set_xlabel("rank", fontsize=13)
     figure.colorbar(image, label="longer than its equals, ms")
     return figure

@@ -76,9 +76,9 @@ def _ceilings(axes: Axes, roofline: Roofline) -> None:
             axes.text(span[1], peak, f"{names} {peak / 1e12:,.0f} T/s ", ha="right", va="bottom", fontsize=10)
     slope = np.array([span[0], highest / roofline.bandwidth])
     axes.plot(slope, slope * roofline.bandwidth, color="#444444", linewidth=1.2)
-    middle = float(np.sqrt(slope.prod()))
-    what = f"DRAM {roofline.bandwidth / 1e12:.1f} TB/s "
-    axes.text(middle, middle * roofline.bandwidth, what, ha="right", va="bottom", fontsize=10)
+    center = float(np.sqrt(slope.prod()))
+    label = f"DRAM {roofline.bandwidth / 1e12:.1f} TB/s "
+    axes.text(center, center * roofline.bandwidth, label, ha="right", va="bottom", fontsize=10)
 
 
 def _heights(peaks: dict[str, float]) -> list[tuple[str, float]]:
@@ -99,11 +99,11 @@ def _dots(axes: Axes, roofline: Roofline) -> None:
     colours = _layer_colours(points)
     layers = points["layer"].astype(str).where(points["layer"].astype(str).isin(list(colours)), _OTHERS)
     phases = points["phase"].astype(str)
-    for (layer, phase), some in points.groupby([layers, phases], sort=False):
+    for (layer, phase), group in points.groupby([layers, phases], sort=False):
         axes.scatter(
-            some["intensity"],
-            some["rate"],
-            s=8 + _LARGEST * some["gpu_ns"] / longest,
+            group["intensity"],
+            group["rate"],
+            s=8 + _LARGEST * group["gpu_ns"] / longest,
             color=colours[str(layer)],
             marker=_MARKERS.get(str(phase), "D"),
             alpha=0.6,
@@ -121,28 +121,30 @@ def _dots(axes: Axes, roofline: Roofline) -> None:
             fontsize=8,
             color="#333333",
         )
-    shown = [phase for phase in _MARKERS if (phases == phase).any()]
-    _legend(axes, colours, shown, others=not phases.isin(list(_MARKERS)).all())
+    phases_present = [phase for phase in _MARKERS if (phases == phase).any()]
+    _legend(axes, colours, phases_present, has_others=not phases.isin(list(_MARKERS)).all())
 
 
 def _layer_colours(points: pd.DataFrame) -> dict[str, str]:
     """Colors of the costliest layers, and of all others together."""
-    spent = points.groupby(points["layer"].astype(str))["gpu_ns"].sum().sort_values(ascending=False, kind="stable")
-    made = dict(zip(map(str, spent.index), _COLOURS, strict=False))
-    return made | ({_OTHERS: _OTHER_COLOUR} if len(spent) > len(made) else {})
+    time_of_layer = (
+        points.groupby(points["layer"].astype(str))["gpu_ns"].sum().sort_values(ascending=False, kind="stable")
+    )
+    colours = dict(zip(map(str, time_of_layer.index), _COLOURS, strict=False))
+    return colours | ({_OTHERS: _OTHER_COLOUR} if len(time_of_layer) > len(colours) else {})
 
 
 def _named(points: pd.DataFrame) -> list[int]:
     """Rows of the costliest kernels, except those with overlapping labels."""
     where = np.log10(points[["intensity", "rate"]].to_numpy(dtype=np.float64))
-    found: list[int] = []
-    for place in np.argsort(-points["gpu_ns"].to_numpy(), kind="stable").tolist():
-        if all(np.abs(where[place] - where[other]).max() > _APART for other in found):
-            found.append(place)
-    return found[:_NAMED]
+    labelled: list[int] = []
+    for point in np.argsort(-points["gpu_ns"].to_numpy(), kind="stable").tolist():
+        if all(np.abs(where[point] - where[other]).max() > _APART for other in labelled):
+            labelled.append(point)
+    return labelled[:_NAMED]
 
 
-def _legend(axes: Axes, colours: dict[str, str], phases: list[str], *, others: bool) -> None:
+def _legend(axes: Axes, colours: dict[str, str], phases: list[str], *, has_others: bool) -> None:
     from matplotlib.lines import Line2D
 
     def entry(marker: str, colour: str, text: str) -> Line2D:
@@ -150,5 +152,5 @@ def _legend(axes: Axes, colours: dict[str, str], phases: list[str], *, others: b
 
     handles = [entry("o", colour, layer) for layer, colour in colours.items()]
     handles += [entry(_MARKERS[phase], "#777777", phase) for phase in phases]
-    handles += [entry("D", "#777777", "other phases")] if others else []
+    handles += [entry("D", "#777777", "other phases")] if has_others else []
     axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=9)

@@ -36,25 +36,25 @@ class Band(NamedTuple):
     boxes: pd.DataFrame
 
 
-def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None = None) -> Figure:
+def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None = None) -> Figure:
     """The timeline of one step.
 
     Args:
-        shown: The timeline data.
+        drawn: The timeline data.
         gpus: Names of the GPUs, for the title.
         depth: Levels of the model to draw; None for all.
     """
     from matplotlib.figure import Figure
 
-    bands = timeline_bands(shown, depth)
+    bands = timeline_bands(drawn, depth)
     figure = Figure(figsize=(10, 1.75 + 0.36 * len(bands)), layout="constrained")
     axes = figure.add_subplot()
-    begin, end = shown.own_window()
-    for place, band in enumerate(bands):
-        _draw(axes, place, band, begin, (end - begin) / 1e6)
+    start, end = drawn.own_window()
+    for row, band in enumerate(bands):
+        _draw(axes, row, band, start, (end - start) / 1e6)
     axes.set_yticks(range(len(bands)), [band.name for band in bands], fontsize=11)
     axes.set_ylim(len(bands) - 0.4, -0.6)
-    axes.set_xlim(0, (end - begin) / 1e6)
+    axes.set_xlim(0, (end - start) / 1e6)
     axes.set_xlabel("time, ms", fontsize=13)
     axes.tick_params(axis="x", labelsize=11)
     axes.tick_params(axis="y", length=0)
@@ -62,46 +62,50 @@ def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     _legend(axes, bands)
-    step = f"Step {shown.step}" if shown.step is not None else "The capture"
+    step = f"Step {drawn.step}" if drawn.step is not None else "The capture"
     figure.suptitle(f"{step} in time{f' on {counted(gpus)}' if gpus else ''}", fontsize=15)
     return figure
 
 
-def timeline_bands(shown: Timeline, depth: int | None = None) -> list[Band]:
+def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[Band]:
     """The rows of the plot from top to bottom: idle gaps of each GPU; layers and operations of each stream."""
     bands = []
-    for device in sorted({lane.device for lane in shown.lanes}):
-        begin, end = shown.own_window(device)
-        share = int(shown.idle_in_step(device).sum()) / max(end - begin, 1)
-        gaps = shown.idle[shown.idle["device"] == device]
-        if any(lane.on_gpu for lane in shown.lanes if lane.device == device):
-            bands.append(Band(f"GPU {device} idle, {percent(share)}", _boxes(shown, gaps, IDLE, "")))
-        for place, lane in enumerate(shown.lanes):
+    for device in sorted({lane.device for lane in drawn.lanes}):
+        start, end = drawn.own_window(device)
+        share = int(drawn.idle_in_step(device).sum()) / max(end - start, 1)
+        gaps = drawn.idle[drawn.idle["device"] == device]
+        if any(lane.on_gpu for lane in drawn.lanes if lane.device == device):
+            bands.append(Band(f"GPU {device} idle, {percent(share)}", _boxes(drawn, gaps, IDLE, "")))
+        for row, lane in enumerate(drawn.lanes):
             if lane.device == device:
-                bands += [band for band in _stream(shown, place, lane_label(lane, shown), depth) if len(band.boxes)]
+                bands += [band for band in _stream(drawn, row, lane_label(lane, drawn), depth) if len(band.boxes)]
     return bands
 
 
-def _stream(shown: Timeline, place: int, name: str, depth: int | None) -> list[Band]:
-    spans = shown.spans[shown.spans["lane"] == place]
+def _stream(drawn: Timeline, lane: int, name: str, depth: int | None) -> list[Band]:
+    spans = drawn.spans[drawn.spans["lane"] == lane]
     bands = []
-    for level, mine in spans.groupby("level", sort=True):
+    for level, spans_of_level in spans.groupby("level", sort=True):
         if depth is None or int(level) < depth:
-            label = mine["layer"].astype(str).map(last_words)
-            colour = mine["phase"].map(lambda phase: PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]))
-            bands.append(Band("layers" if level == 0 else "", _boxes(shown, mine, colour.to_numpy(), label.to_numpy())))
-    ops = shown.ops[shown.ops["lane"] == place]
+            label = spans_of_level["layer"].astype(str).map(last_words)
+            colour = spans_of_level["phase"].map(lambda phase: PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]))
+            bands.append(
+                Band("layers" if level == 0 else "", _boxes(drawn, spans_of_level, colour.to_numpy(), label.to_numpy()))
+            )
+    ops = drawn.ops[drawn.ops["lane"] == lane]
     colours = [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in ops["phase"].cat.categories]
-    bands.append(Band(name, _boxes(shown, ops, np.array(colours, dtype=object)[ops["phase"].cat.codes], "")))
+    bands.append(Band(name, _boxes(drawn, ops, np.array(colours, dtype=object)[ops["phase"].cat.codes], "")))
     return bands
 
 
-def _boxes(shown: Timeline, frame: pd.DataFrame, colour: np.ndarray | str, label: np.ndarray | str) -> pd.DataFrame:
+def _boxes(drawn: Timeline, frame: pd.DataFrame, colour: np.ndarray | str, label: np.ndarray | str) -> pd.DataFrame:
     """Clip boxes to the step."""
-    begin, end = shown.own_window()
+    window_start, end = drawn.own_window()
     boxes = frame[["start_ns", "end_ns"]].assign(colour=colour, label=label)
-    inside = boxes[(boxes["end_ns"] > begin) & (boxes["start_ns"] < end)]
-    clipped: pd.DataFrame = inside.assign(**{name: inside[name].clip(begin, end) for name in ("start_ns", "end_ns")})
+    inside = boxes[(boxes["end_ns"] > window_start) & (boxes["start_ns"] < end)]
+    clipped: pd.DataFrame = inside.assign(
+        **{name: inside[name].clip(window_start, end) for name in ("start_ns", "end_ns")}
+    )
     return clipped
 
 
@@ -111,9 +115,9 @@ def last_words(path: str) -> str:
     return ".".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
 
 
-def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> None:
+def _draw(axes: Axes, row: int, band: Band, window_start: int, whole_ms: float) -> None:
     boxes = _merged(band.boxes, whole_ms * 1e6 / _GRAINS)
-    start = (boxes["start_ns"].to_numpy() - begin) / 1e6
+    start = (boxes["start_ns"].to_numpy() - window_start) / 1e6
     length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
     height = 0.82
     # a white edge separates neighbors; narrow boxes get an edge in their own color to stay visible
@@ -123,17 +127,17 @@ def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> No
             these = (boxes["colour"] == colour).to_numpy() & (parted == white)
             axes.broken_barh(
                 list(zip(start[these], length[these], strict=True)),
-                (place - height / 2, height),
+                (row - height / 2, height),
                 facecolors=colour,
                 edgecolors="white" if white else colour,
                 linewidth=0.5 if white else 0.15,
             )
     for at, wide, label, colour in zip(start, length, boxes["label"], boxes["colour"], strict=True):
         letters = wide / (_LETTER * whole_ms)
-        text = next((one for one in (label, label.rpartition(".")[2]) if len(one) <= letters), "")
+        text = next((candidate for candidate in (label, label.rpartition(".")[2]) if len(candidate) <= letters), "")
         if text:
             dark = "black" if colour == PHASE_COLOURS["backward"] else "white"
-            axes.text(at + wide / 2, place, text, ha="center", va="center", fontsize=9, color=dark, clip_on=True)
+            axes.text(at + wide / 2, row, text, ha="center", va="center", fontsize=9, color=dark, clip_on=True)
 
 
 def _merged(boxes: pd.DataFrame, grain_ns: float) -> pd.DataFrame:
