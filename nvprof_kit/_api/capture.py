@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
     from nvprof_kit._analysis.metrics import Metrics
     from nvprof_kit._analysis.ncu.plan import NcuPlan
-    from nvprof_kit._analysis.ranks.verdict import Judged
     from nvprof_kit._analysis.timeline import Timeline
+    from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._result.document import Document
     from nvprof_kit._result.selection import RowOptions

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.ranks.words import many
 from nvprof_kit._api.job_maps import map_captures
+from nvprof_kit._ranks.words import many
 from nvprof_kit._trace.jobs.store import is_maps
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, as_issues
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.foreign.rules import Rules
-    from nvprof_kit._analysis.ranks.aligning import Alignment
-    from nvprof_kit._analysis.ranks.replay import Graph
-    from nvprof_kit._analysis.ranks.verdict import Verdict
-    from nvprof_kit._analysis.ranks.waits.waits import Waits
     from nvprof_kit._api.capture import TraceForm
+    from nvprof_kit._ranks.matching import Alignment
+    from nvprof_kit._ranks.replay import Graph
+    from nvprof_kit._ranks.verdict import Verdict
+    from nvprof_kit._ranks.waits import Waits
     from nvprof_kit._result.document import Document
     from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
@@ -53,26 +53,26 @@ class Job:
 
     @cached_property
     def _aligned(self) -> Alignment:
-        from nvprof_kit._analysis.ranks.aligning import align_job
+        from nvprof_kit._ranks.matching import align_job
 
         return align_job(self._tables, self.ranks["rank"].tolist())
 
     @cached_property
     def _waits(self) -> Waits:
-        from nvprof_kit._analysis.ranks.waits.waits import find_waits
+        from nvprof_kit._ranks.waits import find_waits
 
         return find_waits(self._tables, self._aligned.floor_ns)
 
     @cached_property
     def _layers(self) -> pd.DataFrame:
-        from nvprof_kit._analysis.ranks.layers import layer_table
+        from nvprof_kit._ranks.stages import layer_table
 
         return layer_table(self._tables.layer_medians())
 
     @cached_property
     def verdict(self) -> Verdict:
         """Which rank the others wait for, if any; with layer, phase, cause and cost per step in nanoseconds."""
-        from nvprof_kit._analysis.ranks.verdict import Evidence, judge
+        from nvprof_kit._ranks.verdict import Evidence, judge
 
         waits, communicators = self._waits, self._tables.communicators()
         steps = self._tables.step_lengths()
@@ -108,20 +108,20 @@ class Job:
 
     @cached_property
     def _stages(self) -> dict[int, int]:
-        from nvprof_kit._analysis.ranks.stages import stages_of
+        from nvprof_kit._ranks.stages import stages_of
 
         return stages_of(self._tables.layer_medians())
 
     def groups(self) -> RankTable:
         """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
-        from nvprof_kit._analysis.ranks.parallel import parallel_groups
+        from nvprof_kit._ranks.groups import parallel_groups
 
         aligned = self._aligned  # communicators of one name are told apart with the clocks
         return self._table("groups", parallel_groups(self._tables, self._stages, aligned.listed.name_of))
 
     @cached_property
     def _micro_batches(self) -> pd.DataFrame:
-        from nvprof_kit._analysis.ranks.bubbles import micro_batches
+        from nvprof_kit._ranks.stages import micro_batches
 
         self._aligned  # noqa: B018
         return micro_batches(self._tables, self._stages)
@@ -132,14 +132,14 @@ class Job:
 
     def bubbles(self) -> RankTable:
         """The pipeline bubbles: time in ns per stage and step without computing; empty without pipeline parallelism."""
-        from nvprof_kit._analysis.ranks.bubbles import bubbles
+        from nvprof_kit._ranks.stages import bubbles
 
         return self._table("bubbles", bubbles(self._tables, self._stages, self._micro_batches))
 
     @cached_property
     def warnings(self) -> tuple[Issue, ...]:
         """What may be missing or distorted; each sentence says what to do about it."""
-        from nvprof_kit._analysis.ranks.words import job_warnings
+        from nvprof_kit._ranks.words import job_warnings
 
         own = job_warnings(self.ranks, self._aligned.clocks, self._tables)
         return as_issues("job", (*own, *self._aligned.warnings, *self._of_captures()))
@@ -153,8 +153,8 @@ class Job:
 
     @cached_property
     def _graph(self) -> tuple[Graph, pd.DataFrame]:
-        from nvprof_kit._analysis.ranks.replay import build
-        from nvprof_kit._analysis.ranks.waits.waits import MOST
+        from nvprof_kit._ranks.replay import build
+        from nvprof_kit._ranks.waits import MOST
 
         self._aligned  # noqa: B018  # the collectives are matched with the clocks
         if self._tables.count() > MOST:
@@ -171,7 +171,7 @@ class Job:
         Raises:
             UsageError: The job has too many collectives to replay.
         """
-        from nvprof_kit._analysis.ranks.replay import critical_path
+        from nvprof_kit._ranks.replay import critical_path
 
         return self._table("critical-path", critical_path(self._graph[0]))
 
@@ -188,7 +188,7 @@ class Job:
         Raises:
             UsageError: The job does not contain the rank, or has too many collectives to replay.
         """
-        from nvprof_kit._analysis.ranks import replay
+        from nvprof_kit._ranks import replay
 
         if rank is not None and rank not in set(self.ranks["rank"]):
             raise UsageError(f"no rank {rank} in the job")
@@ -212,8 +212,8 @@ class Job:
         Args:
             top: Maximum number of rows to print per table.
         """
-        from nvprof_kit._analysis.ranks.replay import error
-        from nvprof_kit._analysis.ranks.waits.waits import MOST
+        from nvprof_kit._ranks.replay import error
+        from nvprof_kit._ranks.waits import MOST
         from nvprof_kit._results.ranks import Ranks
 
         replayed = 0 < self._tables.count() <= MOST if self._waits else False

@@ -61,7 +61,7 @@ def map_capture(task: MapTask) -> list[str]:
         CaptureError: The capture cannot be read, or its rank is unknown.
     """
     from nvprof_kit._analysis.foreign.translate import translate
-    from nvprof_kit._analysis.ranks.maps.mapping import OPTIONAL, map_rank
+    from nvprof_kit._ranks.maps.mapping import OPTIONAL, map_rank
     from nvprof_kit._trace.open import open_capture
 
     path, folder = Path(task.capture), Path(task.folder)

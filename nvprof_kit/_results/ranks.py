@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay
-from nvprof_kit._analysis.ranks.answer import RanksAnswer
-from nvprof_kit._analysis.ranks.waits import waits
+from nvprof_kit._ranks import clocks, groups, replay, stages, waits
+from nvprof_kit._ranks.answer import RanksAnswer
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import Result, no_plot
@@ -30,11 +29,11 @@ REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 COLUMNS: Mapping[str, Columns] = {
     "ranks-waits": waits.WAIT_COLUMNS,
     "ranks-charges": waits.CHARGE_COLUMNS,
-    "ranks-layers": layers.COLUMNS,
+    "ranks-layers": stages.LAYER_COLUMNS,
     "ranks-clocks": clocks.COLUMNS,
-    "ranks-groups": parallel.GROUP_COLUMNS,
-    "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
-    "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
+    "ranks-groups": groups.GROUP_COLUMNS,
+    "ranks-bubbles": stages.BUBBLE_COLUMNS,
+    "ranks-micro-batches": stages.MICRO_BATCH_COLUMNS,
     "ranks-critical-path": replay.PATH_COLUMNS,
     "ranks-what-if": replay.WHAT_IF_COLUMNS,
 }

@@ -5,7 +5,7 @@
 
 The traces (Apache-2.0; "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI'25) hold the
 operations of pipelines on 8, 64 and 128 GPUs: computing by micro-batch, sends and receives, and the collectives of the
-data-parallel ranks. Here they become a graph of `nvprof_kit._analysis.ranks.replay`, in which what is computed between
+data-parallel ranks. Here they become a graph of `nvprof_kit._ranks.replay`, in which what is computed between
 two collectives is work. Their ideal is taken over: every computing operation takes the mean of its type, every
 transfer the median of its type, and nothing is late to be launched. Printed are mean steps in seconds, and slowdowns:
 the step without launch delays, or with one stage or one data-parallel rank as it was, over the ideal one.
@@ -27,7 +27,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nvprof_kit._analysis.ranks.replay import Graph, build, replay, spent, step_ends
+from nvprof_kit._ranks.replay import Graph, build, replay, spent, step_ends
 
 TRACES = ("ST", "AR", "SE")
 COMPUTES = ("forward-compute", "backward-compute", "optimizer", "layernorm-grads-all-reduce")

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FOUNDATION = {"names", "errors", "issues", "_findings", "_toml"}
+READING = FOUNDATION | {"_trace", "_result", "_analysis", "_ranks"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
@@ -30,10 +31,11 @@ MAY_IMPORT = {
     "_trace": FOUNDATION,
     "_result": FOUNDATION | {"_trace"},
     "_analysis": FOUNDATION | {"_trace", "_result"},
-    "_report": FOUNDATION | {"_trace", "_result", "_analysis"},
-    "_results": FOUNDATION | {"_trace", "_result", "_analysis", "_report"},
-    "_api": FOUNDATION | {"_capture", "_trace", "_result", "_analysis", "_report", "_results"},
-    "_cli": FOUNDATION | {"_capture", "_trace", "_result", "_analysis", "_report", "_results", "_api", "integrations"},
+    "_ranks": FOUNDATION | {"_trace", "_result", "_analysis"},
+    "_report": READING,
+    "_results": READING | {"_report"},
+    "_api": READING | {"_capture", "_report", "_results"},
+    "_cli": READING | {"_capture", "_report", "_results", "_api", "integrations"},
     "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_result", "_analysis", "_report"},
     "integrations": FOUNDATION | {"_instrument", "_capture"},
     "__main__": {"_cli"},
@@ -65,6 +67,19 @@ INSTRUMENT = (
     {"meters"},
 )
 """Rooms of ``_instrument`` in order: each imports those before it; the last three import none of each other."""
+
+
+RANKS = (
+    {"words"},
+    {"maps"},
+    {"clocks", "groups", "messages", "stages"},
+    {"matching"},
+    {"causes"},
+    {"waits"},
+    {"verdict", "replay"},
+    {"answer"},
+)
+"""Files and rooms of ``_ranks`` in order: each imports those before it, and none beside it."""
 
 
 def module_name(path: Path) -> str:
@@ -130,6 +145,19 @@ def test_instrument_imports_go_one_way() -> None:
             target = rank.get(".".join(imported.split(".")[1:2])) if imported.startswith("_instrument.") else None
             if room is not None and target is not None and (target > room or room > target >= last):
                 against.add((module_name(path), imported))
+    assert against == set()
+
+
+def test_ranks_imports_go_one_way() -> None:
+    rank = {name: index for index, names in enumerate(RANKS) for name in names}
+    files = {path: module_name(path).split(".")[1] for path in (PACKAGE / "_ranks").rglob("*.py")}
+    assert set(files.values()) - {"__init__"} == rank.keys()
+    against = {
+        (module_name(path), imported)
+        for path, room in files.items()
+        for imported in imports(path)
+        if imported.startswith("_ranks.") and (target := imported.split(".")[1]) != room and rank[target] >= rank[room]
+    }
     assert against == set()
 
 
@@ -246,7 +274,7 @@ WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]
 
 def test_every_file_is_written_by_the_writer() -> None:
     """It refuses inputs, and writes whole or not at all; what only fills a buffer is none of it."""
-    rooms = ("_cli", "_report", "_result", "_results", "_analysis", "_profiler", "_api")
+    rooms = ("_cli", "_report", "_result", "_results", "_analysis", "_ranks", "_profiler", "_api")
     found = {
         f"{module_name(path)}: {line.strip()}"
         for path in FILES

@@ -16,7 +16,7 @@ import numpy as np
 from nvprof_kit._analysis.advise import metric_rules as advice_metrics
 from nvprof_kit._analysis.advise import time_rules as advice_time
 from nvprof_kit._analysis.advise import work_rules as advice_work
-from nvprof_kit._analysis.advise.evidence import Evidence
+from nvprof_kit._analysis.advise.evidence import Evidence, RankVerdict
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
-    from nvprof_kit._analysis.ranks.verdict import Verdict
 
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 """The optional columns that `nvprof_kit._trace.open.open_capture` must read."""
@@ -134,7 +133,7 @@ def advise(
     own_rules: tuple[Rule, ...] = (),
     steps: StepOptions = ALL_STEPS,
     known: Operations | None = None,
-    late: Verdict | None = None,
+    late: RankVerdict | None = None,
     *,
     times: BreakdownResult | None = None,
 ) -> AdviseResult:
@@ -200,7 +199,7 @@ def _with_slowest(slowest: Finding, found: list[Finding]) -> list[Finding]:
     return [replace(slowest, evidence=evidence), *rest]
 
 
-def _slowest(evidence: Evidence, late: Verdict) -> Finding:
+def _slowest(evidence: Evidence, late: RankVerdict) -> Finding:
     """The finding that the other ranks wait for one."""
     saves = min(evidence.waited_ns, evidence.wall_ns)
     rows = np.flatnonzero(evidence.classes.is_a("comm") & evidence.inside)

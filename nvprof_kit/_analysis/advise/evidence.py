@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ from nvprof_kit.names import NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.ranks.verdict import Verdict
-
 
 _OF_TRAINING = ("backward", "recompute", "optimizer")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
@@ -40,6 +38,38 @@ SCORES_PART = 0.25
 
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
+
+
+class RankVerdict(Protocol):
+    """Which rank of a job the others wait for, if any: a `nvprof_kit._ranks.verdict.Verdict`."""
+
+    @property
+    def rank(self) -> int | None:
+        """The late rank; None if there is none."""
+
+    @property
+    def layer(self) -> str | None:
+        """The layer in which it loses the time; None if it is not a single layer."""
+
+    @property
+    def phase(self) -> str | None:
+        """The phase in which it loses the time."""
+
+    @property
+    def cause(self) -> str:
+        """Why it is late."""
+
+    @property
+    def severity(self) -> str:
+        """``none``, ``warning`` or ``critical``."""
+
+    @property
+    def cost_ns_per_step(self) -> int:
+        """Waiting time that it costs each other rank, in ns per step."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence."""
 
 
 class Evidence(Operations):
@@ -60,7 +90,7 @@ class Evidence(Operations):
         own_rules: Sequence[Rule] = (),
         steps: StepOptions = ALL_STEPS,
         known: Operations | None = None,
-        late: Verdict | None = None,
+        late: RankVerdict | None = None,
         *,
         times: BreakdownResult | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.ranks.words import of_job
+from nvprof_kit._ranks.words import of_job
 from nvprof_kit._report.page.job_moments import apart, collectives_of, work_of
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.tables import PageTable, page_table, short_text
@@ -25,7 +25,7 @@ from nvprof_kit.names import NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._ranks.answer import RanksAnswer
     from nvprof_kit._trace.jobs.tables import JobTables
 
 Floats = npt.NDArray[np.float64]

@@ -45,7 +45,7 @@ def layers_figure(table: pd.DataFrame) -> Figure:
     """A heat map of layers and ranks: how much longer each layer computes than on equal ranks.
 
     Args:
-        table: See `nvprof_kit._analysis.ranks.layers.layer_table`.
+        table: See `nvprof_kit._ranks.stages.layer_table`.
     """
     from matplotlib.figure import Figure
 

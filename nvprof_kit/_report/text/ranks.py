@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
-from nvprof_kit._analysis.ranks.words import many, of_job
+from nvprof_kit._ranks.words import many, of_job
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, percent
@@ -16,7 +16,7 @@ from nvprof_kit._report.text.table.units import Cells, percent
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._ranks.answer import RanksAnswer
 
 FOLD = 8
 """Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""

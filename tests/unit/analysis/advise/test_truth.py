@@ -10,7 +10,7 @@ from support.captures.advise_programs import LOOKALIKES, Program
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
-from nvprof_kit._analysis.ranks.verdict import Verdict
+from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"

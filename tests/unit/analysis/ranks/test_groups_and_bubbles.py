@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from nvprof_kit import RankTable, open_job
-from nvprof_kit._analysis.ranks.clocks import align
-from nvprof_kit._analysis.ranks.parallel import named_parallel, used_parallel
-from nvprof_kit._analysis.ranks.stages import stages_of, with_equals
 from nvprof_kit._api.job import Job
+from nvprof_kit._ranks.clocks import align
+from nvprof_kit._ranks.groups import named_parallel, used_parallel
+from nvprof_kit._ranks.stages import stages_of, with_equals
 from nvprof_kit.errors import UsageError
 
 RANKS = Path(__file__).parents[3] / "data" / "ranks"

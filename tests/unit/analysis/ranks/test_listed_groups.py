@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from nvprof_kit import open_job
-from nvprof_kit._analysis.ranks.groups import groups_of
-from nvprof_kit._analysis.ranks.listed import listed_groups, listed_parts
+from nvprof_kit._ranks.groups import groups_of, listed_groups, listed_parts
 
 GRID = Path(__file__).parents[3] / "data" / "ranks" / "grid"
 MARKS = {

@@ -14,8 +14,8 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit import open_job
-from nvprof_kit._analysis.ranks.passing import pair_messages
 from nvprof_kit._api.job import Job
+from nvprof_kit._ranks.messages import pair_messages
 
 MS, US = 1_000_000, 1_000
 STAGES, MICRO_BATCHES, STEPS = 4, 4, 3

@@ -11,7 +11,7 @@ import pytest
 from support.captures.synthetic_job import Fault, SyntheticJob, play, write_maps
 
 from nvprof_kit import open_job
-from nvprof_kit._analysis.ranks.replay import Graph, critical_path
+from nvprof_kit._ranks.replay import Graph, critical_path
 from nvprof_kit.errors import CaptureError, UsageError
 
 

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from nvprof_kit import open_job
-from nvprof_kit._analysis.ranks.chains import pair_chain
-from nvprof_kit._analysis.ranks.passing import pair_messages
 from nvprof_kit._api.job import Job
+from nvprof_kit._ranks.messages import pair_chain, pair_messages
 
 STAGES = Path(__file__).parents[3] / "data" / "ranks" / "stages"
 MS, US = 1_000_000, 1_000

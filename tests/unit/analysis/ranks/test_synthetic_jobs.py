@@ -14,9 +14,8 @@ import pytest
 from support.captures.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
 
 from nvprof_kit import open_job
-from nvprof_kit._analysis.ranks import aligning
-from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._api.job import Job
+from nvprof_kit._ranks import matching, waits
 
 
 def opened(job: SyntheticJob, folder: Path) -> Job:
@@ -133,7 +132,7 @@ def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", [True, False])
 def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With marks, a sample of the ranks decides which groups share a stream; without, nothing is matched wrongly."""
-    monkeypatch.setattr(aligning, "MOST_SEPARATED", 10)
+    monkeypatch.setattr(matching, "MOST_SEPARATED", 10)
     fault = Fault("slow_gpu", 9, size=2)
     job = SyntheticJob(5, 4, 6, 20, fault=fault, seed=9, named=False, sized=False, listed=listed)
     said = opened(job, tmp_path)

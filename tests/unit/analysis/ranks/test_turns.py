@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from nvprof_kit._analysis.ranks.verdict import Evidence, judge
+from nvprof_kit._ranks.verdict import Evidence, judge
 
 STEP_NS = 50_000_000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvprof_kit._analysis.ranks.waits.causes import _resolved
+from nvprof_kit._ranks.causes import _resolved
 
 COLUMNS = ["instance", "late_rank", "cause", "layer", "phase", "share"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.ranks.verdict import Verdict
+from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
@@ -24,23 +24,23 @@ class RanksAnswer:
 
     Attributes:
         verdict: Which rank the others wait for, if any.
-        clocks: Offset and drift of each clock; columns `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
-        waits: Each wait; columns `nvprof_kit._analysis.ranks.waits.waits.WAIT_COLUMNS`.
-        charges: Total waiting by what caused it; columns `nvprof_kit._analysis.ranks.waits.waits.CHARGE_COLUMNS`.
+        clocks: Offset and drift of each clock; columns `nvprof_kit._ranks.clocks.COLUMNS`.
+        waits: Each wait; columns `nvprof_kit._ranks.waits.WAIT_COLUMNS`.
+        charges: Total waiting by what caused it; columns `nvprof_kit._ranks.waits.CHARGE_COLUMNS`.
         matrix: Who waited for whom; columns waiting_rank, late_rank, wait_ns.
-        layers: One row per layer, phase and rank; columns `nvprof_kit._analysis.ranks.layers.COLUMNS`.
-        critical_path: Columns `nvprof_kit._analysis.ranks.replay.PATH_COLUMNS`; empty for a job with too many
+        layers: One row per layer, phase and rank; columns `nvprof_kit._ranks.stages.LAYER_COLUMNS`.
+        critical_path: Columns `nvprof_kit._ranks.replay.PATH_COLUMNS`; empty for a job with too many
             collectives.
-        what_if: Columns `nvprof_kit._analysis.ranks.replay.WHAT_IF_COLUMNS`; empty for a job with too many collectives.
+        what_if: Columns `nvprof_kit._ranks.replay.WHAT_IF_COLUMNS`; empty for a job with too many collectives.
         replay_error: Difference between a replay with unchanged durations and the measurement, as a fraction of the
             step time; None without a replay.
         steps: Number of steps.
         collectives: Number of matched collectives.
         total_wait_ns: Total waiting time of all ranks.
         warnings: What may be missing or distorted; each sentence says what to do about it.
-        groups: Columns `nvprof_kit._analysis.ranks.parallel.GROUP_COLUMNS`; None if not computed.
-        bubbles: Columns `nvprof_kit._analysis.ranks.bubbles.BUBBLE_COLUMNS`; empty without pipeline parallelism.
-        micro_batches: Columns `nvprof_kit._analysis.ranks.bubbles.MICRO_BATCH_COLUMNS`; empty without pipeline
+        groups: Columns `nvprof_kit._ranks.groups.GROUP_COLUMNS`; None if not computed.
+        bubbles: Columns `nvprof_kit._ranks.stages.BUBBLE_COLUMNS`; empty without pipeline parallelism.
+        micro_batches: Columns `nvprof_kit._ranks.stages.MICRO_BATCH_COLUMNS`; empty without pipeline
             parallelism.
     """
 

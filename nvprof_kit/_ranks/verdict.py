@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nvprof_kit._analysis.ranks.words import many
+from nvprof_kit._ranks.words import many
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class Evidence:
     """The data for a verdict.
 
     Attributes:
-        charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
+        charges: See `nvprof_kit._ranks.waits.Waits.charges`.
         steps: One row per step: step, median_ns (median duration over ranks), ranks (how many ranks have it), warm_up
             (whether it is warm-up).
-        layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
+        layers: See `nvprof_kit._ranks.stages.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
         groups: Ranks of each communicator.
         ranks: Number of ranks.

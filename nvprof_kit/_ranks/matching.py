@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.ranks.clocks import align
-from nvprof_kit._analysis.ranks.groups import groups_of
-from nvprof_kit._analysis.ranks.listed import ListedGroups, listed_groups, listed_parts
-from nvprof_kit._analysis.ranks.lost import shifted_steps, voted
-from nvprof_kit._analysis.ranks.passing import leave_out, pair_messages
-from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
-from nvprof_kit._analysis.ranks.words import COARSE_NS, many
+from nvprof_kit._ranks.clocks import align, shifted_steps, voted
+from nvprof_kit._ranks.groups import ListedGroups, groups_of, listed_groups, listed_parts
+from nvprof_kit._ranks.messages import leave_out, pair_messages
+from nvprof_kit._ranks.stages import spans_of, stages_of
+from nvprof_kit._ranks.words import COARSE_NS, many
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class Alignment(NamedTuple):
     """The aligned clocks of a job's ranks.
 
     Attributes:
-        clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
+        clocks: With `nvprof_kit._ranks.clocks.COLUMNS`.
         floor_ns: The resolution of the aligned clocks.
         warnings: Sentences about groups that contradict each other or could not be separated, and messages that could
             not be matched.

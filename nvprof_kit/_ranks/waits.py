@@ -1,6 +1,14 @@
 """Which rank waits for which, how long, and why: every nanosecond of waiting has one late rank and one cause.
 
 A rank waits in a collective from its own arrival (its kernel's start, on the aligned clock) to that of the last rank.
+
+The collectives of a small job are analyzed one by one (`nvprof_kit._ranks.causes`), those of a large one per step
+(`coarse_charges`): a rank is a root if it spends clearly more time computing, copying or idle than its equals (ranks
+with the same layers). Waiting for a root is charged to that root. Waiting for a rank that is late without spending more
+time is a chain; it is charged to the step's roots in proportion to their excess.
+
+`host_reasons` and `stage_work` refine the causes: a host that is late because of data loading or garbage collection,
+and the part of a pipeline stage's time that is regular work and not a fault.
 """
 
 from __future__ import annotations
@@ -11,15 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.ranks.waits.causes import Causes, Pair, unresolved
-from nvprof_kit._analysis.ranks.waits.coarse import coarse_charges
-from nvprof_kit._analysis.ranks.waits.reasons import host_reasons, stage_work
+from nvprof_kit._ranks.causes import Causes, Pair, unresolved
+from nvprof_kit._ranks.stages import with_equals
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 WAIT_COLUMNS: Columns = {
     "step": Column("step of the collective, -1 outside steps"),
@@ -276,4 +284,142 @@ def _checked(made: Waits, tables: JobTables) -> Waits:
     if charged != made.total_ns:
         tables.refuse_unchecked(f"{charged} ns of waiting have a cause, of {made.total_ns} ns")
         raise AssertionError(f"{charged} ns charged, {made.total_ns} ns waited: please report this")
+    return made
+
+
+LEAST_EXCESS_NS = 20_000
+LEAST_SHARE = 0.03
+"""Minimum excess in a layer."""
+
+ROOT = 0.25
+"""Minimum excess of a root, as a share of the step's largest."""
+
+
+def coarse_charges(tables: JobTables) -> pd.DataFrame:
+    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, bare (its exposed share), and n,
+    the communicator's ranks.
+    """
+    import pandas as pd
+
+    waited = tables.by_late_rank().rename(columns={"late_rank": "rank"})
+    waited["bare"] = waited["exposed_ns"] / waited["wait_ns"].clip(lower=1)
+    shares = _coarse_shares(tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE))
+    roots = shares.groupby(["step", "rank"], sort=False)["weight"].sum().reset_index()
+    own = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
+    # the profilers start in the first step, so a late rank there has no root to charge
+    cold = own["step"] == own["step"].min()
+    is_root = (own["root"] == "both").to_numpy() & ~cold.to_numpy()
+    own = own.drop(columns="root")
+    direct = own[is_root].merge(shares, on=["step", "rank"])
+    direct["share"] = direct["weight"] / direct.groupby(["step", "c", "rank"])["weight"].transform("sum")
+    rest = (
+        own[~is_root & ~cold.to_numpy()]
+        .groupby(["step", "c"], sort=False)
+        .agg(wait_ns=("wait_ns", "sum"), n=("n", "max"), exposed_ns=("exposed_ns", "sum"))
+        .reset_index()
+    )
+    rest["bare"] = rest["exposed_ns"] / rest["wait_ns"].clip(lower=1)
+    chained = rest.merge(shares, on="step")
+    chained["share"] = chained["weight"] / chained.groupby(["step", "c"])["weight"].transform("sum")
+    lonely = own[~is_root & ~(own["step"].isin(shares["step"]) & ~cold).to_numpy()]
+    cause = np.where(lonely["step"] == own["step"].min(), "start_up", "unresolved")
+    unknown = lonely.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE)
+    parts = [_whole(direct, ["step", "c", "rank"]), _whole(chained, ["step", "c"]), unknown]
+    columns = ["step", "c", "n", "rank", "cause", "layer", "phase", "wait_ns", "bare"]
+    made: pd.DataFrame = pd.concat([part[columns] for part in parts], ignore_index=True)
+    return made
+
+
+def _coarse_shares(more: pd.DataFrame) -> pd.DataFrame:
+    """The roots of each step and their causes: step, rank, cause, layer, phase, weight (in ns)."""
+    more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
+    more = more[more["whole"] >= ROOT * more.groupby("step")["whole"].transform("max")]
+    compute = np.where(more["more_ops"], "more_kernels", "slower_kernels")
+    made: pd.DataFrame = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]))
+    named = made.rename(columns={"excess_ns": "weight"})
+    table: pd.DataFrame = named[["step", "rank", "cause", "layer", "phase", "weight"]]
+    return table
+
+
+def _whole(shared: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The shares in integer nanoseconds that add up to each wait."""
+    shared = shared.sort_values([*keys, "share"], kind="stable", ignore_index=True)
+    ns = np.floor(shared["share"].to_numpy() * shared["wait_ns"].to_numpy()).astype(np.int64)
+    groups = shared.groupby(keys, sort=False)
+    last = ~shared.duplicated(keys, keep="last").to_numpy()
+    given = groups["wait_ns"].transform("first").to_numpy()
+    total = shared.assign(ns=ns).groupby(keys, sort=False)["ns"].transform("sum").to_numpy()
+    made: pd.DataFrame = shared.assign(wait_ns=ns + np.where(last, given - total, 0))
+    return made
+
+
+LEAST_NS = 300_000
+"""Minimum excess of a host's time over the median of the ranks."""
+
+EXPLAINS = 0.5
+"""A host's lateness in a step is attributed to an earlier activity that took at least this share of it."""
+
+_WORK = ("more_kernels", "slower_kernels")
+
+
+def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
+    """Rename rows of the cause ``host`` if the host spent more time than others loading data or collecting garbage in
+    that step: it lost its lead then, and the device idled later.
+
+    Args:
+        causes: step, rank, cause, layer, phase, and cost (how long a waiting rank waits).
+        tables: The job's maps.
+
+    Returns:
+        The rows, in the same order, with updated cause, layer and phase.
+    """
+    made = causes.copy()
+    for spent, cause in (("gc_ns", "garbage_collection"), ("loading_ns", "data_loading")):
+        more = tables.host_excesses(spent, LEAST_NS)
+        if not len(more):
+            continue
+        sums = made.assign(host=made["cost"].where(made["cause"] == "host", 0.0))
+        sums["direct"] = made["cost"].where(made["cause"] == cause, 0.0)
+        found = sums.groupby(["step", "rank"])[["host", "direct"]].sum().reset_index().merge(more, on=["step", "rank"])
+        found = found[found["excess_ns"] - found["direct"] >= EXPLAINS * found["host"]]
+        merged = made[["step", "rank"]].merge(found[["step", "rank"]], on=["step", "rank"], how="left", indicator="is")
+        renamed = (merged["is"] == "both").to_numpy() & (made["cause"] == "host").to_numpy()
+        made.loc[renamed, "cause"] = cause
+        if cause == "data_loading":
+            made.loc[renamed, ["layer", "phase"]] = [NO_LAYER, "data"]
+    named: pd.DataFrame = made
+    return named
+
+
+def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -> pd.DataFrame:
+    """Split shares of sends and receives between stages: time that the late stage's equals also spend is regular work.
+
+    Args:
+        shares: instance, late_rank, cause, layer, phase, share.
+        passed_on: Which instances are sends and receives, shape ``(m,)``.
+        tables: The job's maps.
+    """
+    import pandas as pd
+
+    table = with_equals(tables.layer_medians())
+    if table["stage"].nunique() < 2:
+        return shares
+    over = {
+        "work": 1 - table["peers_ns"] / table["median_ns"].clip(lower=1),
+        "host": 1 - table["peers_idle_ns"] / table["idle_ns"].clip(lower=1),
+    }
+    kinds = [
+        table[["rank", "layer", "phase"]].assign(kind=kind, over=value.clip(lower=0)) for kind, value in over.items()
+    ]
+    keys = ["rank", "layer", "phase", "kind"]
+    kind = np.where(shares["cause"].isin(_WORK), "work", shares["cause"])
+    wanted = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
+    fault = wanted.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
+    # work outside layers, such as the loss, is specific to a stage
+    fault = np.where(np.isnan(fault) | ((shares["layer"] == NO_LAYER) & (kind == "work")).to_numpy(), 0.0, fault)
+    split = passed_on[shares["instance"].to_numpy()] & np.isin(kind, list(over))
+    own = shares[split].assign(cause="pipeline", share=shares["share"][split] * (1 - fault[split]))
+    rest = shares.assign(share=np.where(split, shares["share"] * fault, shares["share"]))
+    both = pd.concat([rest, own], ignore_index=True)
+    made: pd.DataFrame = both[both["share"] > 0].reset_index(drop=True)
     return made

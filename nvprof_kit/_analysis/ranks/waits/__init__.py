@@ -1,1 +1,0 @@
-"""Which rank waits for which, and why."""

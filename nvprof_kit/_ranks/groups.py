@@ -1,0 +1,380 @@
+"""Which ranks form a communicator, what the program calls it, and which kind of parallelism it serves.
+
+**By time** (`groups_of`). A capture without communicator ids identifies a communicator by its stream. The streams of
+two tensor-parallel groups have the same name; the ends of their collectives separate them. Within a group, ends differ
+by a constant (the clock offset), and between groups they do not.
+
+**Kinds of parallelism** (`parallel_groups`). The program's name for the group decides, if the capture has one
+(``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``). Otherwise its operations decide: sends between stages are pipeline
+parallel, all-to-all is expert parallel, reductions in the forward pass are tensor parallel, and groups that only gather
+in the forward or reduce in the backward pass are data parallel.
+
+**By marks** (`listed_groups`). A capture without communicator ids shows only the stream of a collective. Where the
+programs' marks list the process groups, the ends of the collectives only decide to which of them a stream belongs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._ranks.words import some
+from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit.names import Category, GroupName, parse_groups
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+LEAST_NS = 3_000
+"""Two ranks are in one group if from one collective to the next, their ends move relative to each other by less than
+this in most of them,"""
+
+TIMES = 8
+"""or by less than this multiple of the minimum over all pairs."""
+
+MOST_OF_THEM = 0.75
+"""Ranks of different groups can end together most of the time, because they wait for the same ranks in other groups."""
+
+NEARLY_ALL = 0.9
+"""A group is taken for several of equal size if in this share of the collectives, its ranks move"""
+
+APART_NS, APART_TIMES = 200_000, 4
+"""by more than this relative to those of the others, and by this multiple of what they move within their own. On a GPU
+that ranks share, the ends of one collective move by 0.1 ms.
+"""
+
+MOST_SAMPLES = 300
+"""Maximum number of collectives to compare."""
+
+
+def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
+    """The groups of ranks of communicators identified by streams: comm, rank, part.
+
+    Args:
+        ends: The ends of their collectives: comm, s, k, rank, end_ns, size (ranks of the communicator, -1: unknown).
+    """
+    rows: list[tuple[str, int, int]] = []
+    for comm, mine in ends.groupby("comm"):
+        if mine["rank"].nunique() < 3:
+            continue
+        ranks, moved, rarely = movements(mine)
+        limit = max(LEAST_NS, TIMES * float(moved.min()))
+        size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
+        parts = _joined(moved, limit, size)
+        if (size <= 0).all():
+            parts = _divided(rarely, parts)
+        rows += [(str(comm), rank, which) for rank, which in zip(ranks, parts, strict=True)]
+    return part_table(rows)
+
+
+def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
+    """The part of a communicator to which a rank belongs: comm, rank, part."""
+    import pandas as pd
+
+    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
+    made: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
+    return made
+
+
+def movements(mine: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The ranks of a communicator, and how far the ends of two of them move relative to each other from one collective
+    to the next: in `MOST_OF_THEM`, and in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few.
+
+    Args:
+        mine: The ends of its collectives: s, k, rank, end_ns.
+    """
+    # where a rank lost collectives of a step, its others have wrong numbers
+    count = mine.groupby(["s", "rank"])["end_ns"].transform("size")
+    whole = mine[count == count.groupby(mine["s"]).transform("max")]
+    wide = whole.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
+    wide = wide.reindex(columns=sorted(mine["rank"].unique()))
+    moved, rarely = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
+    return [int(str(rank)) for rank in wide.columns], moved, rarely
+
+
+def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.int64]) -> list[int]:
+    """The part of each rank: the pairs that move least are joined first, up to the communicator's known size."""
+    part = list(range(len(size)))
+    room = np.where(size > 1, size, len(size))
+    one, other = np.nonzero(moved <= limit)
+    order = np.argsort(moved[one, other], kind="stable")
+    for a, b in zip(one[order].tolist(), other[order].tolist(), strict=True):
+        both = [place for place, of in enumerate(part) if of in (part[a], part[b])]
+        if part[a] != part[b] and len(both) <= room[both].min():
+            joined = part[a]
+            for place in both:
+                part[place] = joined
+    return part
+
+
+def _divided(moved: npt.NDArray[np.float64], part: list[int]) -> list[int]:
+    """The parts; one that consists of groups of equal size, far from each other, is divided into these."""
+    made = list(part)
+    for which in sorted(set(part)):
+        mine = [rank for rank, of in enumerate(part) if of == which]
+        if len(mine) < 4:
+            continue
+        among = moved[np.ix_(mine, mine)]
+        for rank, first in zip(mine, _equal_groups(among), strict=True):
+            made[rank] = mine[first]
+    return made
+
+
+def _equal_groups(moved: npt.NDArray[np.float64]) -> list[int]:
+    """The first rank of each rank's group; 0 for all if they are not clearly several groups of equal size."""
+    part = np.arange(len(moved))
+    known = np.triu(np.ones_like(moved, dtype=bool), 1)
+    one, other = np.nonzero(known & np.isfinite(moved))
+    for index in np.argsort(moved[one, other], kind="stable").tolist():
+        a, b = part[one[index]], part[other[index]]
+        if a == b:
+            continue
+        sizes = np.unique(part, return_counts=True)[1]
+        if sizes.min() > 1 and sizes.min() == sizes.max():
+            inside = part[:, None] == part[None, :]
+            apart = max(APART_NS, APART_TIMES * float(moved[known & inside].max()))
+            if float(moved[known & ~inside].min()) >= apart:
+                return [int(first) for first in part]
+        part[part == b] = a
+    return [0] * len(part)
+
+
+def _moved(ends: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """How far the ends of two ranks move relative to each other from one collective to the next: in `MOST_OF_THEM`, and
+    in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few. Neither offset nor drift of the clocks
+    matters.
+
+    Args:
+        ends: By collective and rank, NaN where there is none.
+    """
+    ranks = ends.shape[1]
+    steps = np.diff(ends, axis=0)
+    steps = steps[:: max(len(steps) // MOST_SAMPLES, 1)]
+    moved, rarely = (np.full((ranks, ranks), np.inf) for _ in range(2))
+    for one in range(ranks - 1):
+        apart = np.abs(steps[:, one + 1 :] - steps[:, one, None])
+        enough = np.count_nonzero(~np.isnan(apart), axis=0) > 2
+        if enough.any():
+            found = np.nanquantile(apart[:, enough], (MOST_OF_THEM, NEARLY_ALL), axis=0)
+            moved[one, one + 1 + np.flatnonzero(enough)], rarely[one, one + 1 + np.flatnonzero(enough)] = found
+    return moved, rarely
+
+
+GROUP_COLUMNS: Columns = {
+    "group": Column("the communicator", kind="str"),
+    "name": Column("name that the program gave it, '' if unknown", kind="str"),
+    "parallel": Column("data, tensor, pipeline, context, expert, or unknown", kind="str"),
+    "told_by": Column("how it was recognized: `name`, or `use` (kinds of collectives and where they run)", kind="str"),
+    "size": Column("number of ranks"),
+    "ranks": Column("ranks with a capture", kind="str"),
+    "kinds": Column("kinds of its collectives", kind="str"),
+    "collectives": Column("number of collectives, summed over its ranks"),
+}
+"""The columns of the table of groups."""
+
+_NAMES: Mapping[str, re.Pattern[str]] = {
+    parallel: re.compile(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", re.IGNORECASE)
+    for parallel, words in {
+        "expert": "expert|ep|etp|moe",
+        "context": "context|cp|sequence|sp|ulysses|ring",
+        "pipeline": "pipeline|pipe|pp|embedding",
+        "tensor": "tensor|tp|model_parallel|mp",
+        "data": "data|dp|fsdp|hsdp|ddp|shard|replicate|dp_shard|dp_replicate|zero",
+    }.items()
+}
+_FORWARD = (Category.FORWARD.value, Category.RECOMPUTE.value)
+_POINT_TO_POINT = {"Send", "Recv", "SendRecv"}
+_LISTED = 16
+
+
+def parallel_groups(
+    tables: JobTables, stages: Mapping[int, int], name_of: Callable[..., str] = lambda _ranks, **_kind: ""
+) -> pd.DataFrame:
+    """The groups, with `GROUP_COLUMNS`.
+
+    Args:
+        tables: The job's maps, with separated communicators.
+        stages: The pipeline stage of each rank.
+        name_of: The program's name for a group without one, by its ranks
+            (`nvprof_kit._ranks.groups.ListedGroups.name_of`).
+    """
+    import pandas as pd
+
+    rows = []
+    for _, mine in tables.uses().groupby("c", sort=False):
+        ranks = sorted({int(rank) for listed in mine["ranks"] for rank in listed})
+        name, kinds = str(mine["group"].max()), sorted(filter(None, set(mine["kind"])))
+        name = name or name_of(ranks, passes_on=set(kinds) <= _POINT_TO_POINT)
+        parallel, found_by = named_parallel(name), "name"
+        if parallel == "unknown":
+            parallel, found_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
+        size = max(int(mine["size"].max()), len(ranks))
+        shown = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
+        count = int(mine["collectives"].sum())
+        rows.append((str(mine["comm"].iloc[0]), name, parallel, found_by, size, shown, ", ".join(kinds), count))
+    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
+    ordered: pd.DataFrame = frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
+    return ordered
+
+
+def named_parallel(name: str) -> str:
+    """The kind of parallelism according to the group's name, ``unknown`` if the name does not say."""
+    found = {parallel: match.start() for parallel, pattern in _NAMES.items() if (match := pattern.search(name))}
+    return min(found, key=lambda parallel: found[parallel]) if found else "unknown"
+
+
+def used_parallel(uses: pd.DataFrame, spans_stages: bool) -> str:
+    """The kind of parallelism according to the group's operations.
+
+    Args:
+        uses: kind, phase and collectives of the group.
+        spans_stages: Whether its ranks are in several pipeline stages.
+    """
+    kinds = set(uses["kind"])
+    forward = set(uses[uses["phase"].isin(_FORWARD)]["kind"])
+    if kinds & _POINT_TO_POINT and not kinds & {"ReduceScatter", "AllGather"}:
+        return "pipeline" if spans_stages else "context" if forward & _POINT_TO_POINT else "unknown"
+    if "AllToAll" in kinds:
+        return "expert"
+    if forward & {"AllReduce", "ReduceScatter"}:
+        return "tensor"
+    return "data" if kinds & {"AllReduce", "ReduceScatter", "AllGather", "Broadcast"} else "unknown"
+
+
+CLOSE_TIMES = 3
+"""Groups fit a stream if their ranks' ends move by at most this multiple of those of the groups that move least (and by
+at most `TIMES` that of the two ranks that move least, which may be in no common group),
+"""
+
+APART_SHARE = 0.7
+"""and by at most this share of what ranks of different groups move."""
+
+SAMPLED = 8
+"""Number of ranks of a group to compare in a job of many ranks."""
+
+
+@dataclass(frozen=True)
+class ListedGroups:
+    """The groups of each rank whose capture has the mark, and warnings about marks that contradict each other."""
+
+    of: Mapping[int, tuple[GroupName, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def name_of(self, ranks: Iterable[int], *, passes_on: bool) -> str:
+        """The description of the only group with these ranks (or, of sends and receives, the smallest that contains
+        them); '' if there is none or several.
+        """
+        wanted = frozenset(ranks)
+        every = {group.name: group for rank in wanted for group in self.of.get(rank, ())}.values()
+        found = [group for group in every if len(wanted) == len(group.ranks) and wanted == frozenset(group.ranks)]
+        if passes_on and not found:
+            around = [group for group in every if wanted <= frozenset(group.ranks)]
+            least = min((len(group.ranks) for group in around), default=0)
+            found = [group for group in around if len(group.ranks) == least]
+        names = {group.description or group.name for group in found}
+        return names.pop() if len(names) == 1 else ""
+
+    def sampled(self, ranks: Sequence[int], most: int) -> list[int]:
+        """At most this many of the ranks, such that many of them share their groups."""
+        there, chosen, waiting = set(ranks), dict.fromkeys(ranks[:1]), deque(ranks[:1])
+        while waiting and len(chosen) < min(most, len(there)):
+            for group in self.of.get(waiting.popleft(), ()):
+                found = [rank for rank in group.ranks[:: max(len(group.ranks) // SAMPLED, 1)] if rank in there]
+                waiting.extend(rank for rank in found if rank not in chosen)
+                chosen |= dict.fromkeys(found)
+        return sorted([*chosen, *(rank for rank in ranks if rank not in chosen)][:most])
+
+    def may_pass(self, one: int, other: int) -> bool:
+        """Whether two ranks can send to each other: they share a group, of pipeline parallelism if they have one."""
+        if one not in self.of or other not in self.of:
+            return True
+        pipelines = [group for group in self.of[one] if named_parallel(group.description) == "pipeline"]
+        return any(other in group.ranks for group in pipelines or self.of[one])
+
+
+def listed_groups(listed: Mapping[int, str], ranks: Iterable[int] = ()) -> ListedGroups:
+    """The groups by rank; none if marks contradict each other or their rank.
+
+    Args:
+        listed: By rank, the text of its mark (`nvprof_kit.names.groups_text`).
+        ranks: All ranks; those without a mark are in the groups that others list.
+    """
+    of = {rank: tuple(parse_groups(text)) for rank, text in sorted(listed.items())}
+    every: dict[str, GroupName] = {}
+    members: dict[str, set[int]] = {}
+    odd: set[int] = set()
+    for rank, groups in of.items():
+        for group in groups:
+            first = every.setdefault(group.name, group)
+            if first.ranks is not group.ranks and first.ranks != group.ranks:
+                odd.add(rank)
+            members.setdefault(group.name, set()).add(rank)
+    for group in every.values():
+        odd |= members[group.name].difference(group.ranks)
+    if odd:
+        return ListedGroups(
+            warnings=(
+                f"the process groups that the marks of ranks {some(sorted(odd))} list contradict those of other ranks "
+                "or their own rank: they are left out, and groups are found by time; are the captures of one run?",
+            )
+        )
+    without = set(ranks).difference(listed)
+    for group in every.values() if without else ():
+        for rank in without.intersection(group.ranks):
+            of[rank] = (*of.get(rank, ()), group)
+    return ListedGroups({rank: groups for rank, groups in of.items() if groups})
+
+
+def listed_parts(ends: pd.DataFrame, listed: ListedGroups, members: pd.DataFrame) -> pd.DataFrame:
+    """The groups of ranks of communicators identified by streams, of those that the marks list: comm, rank, part.
+
+    Communicators that no list of groups fits are left out.
+
+    Args:
+        ends: See `nvprof_kit._ranks.groups.groups_of`; of all ranks or a sample.
+        listed: The groups.
+        members: All ranks of the communicators: comm, rank.
+    """
+    rows: list[tuple[str, int, int]] = []
+    every = {str(comm): sorted(map(int, ranks)) for comm, ranks in members.groupby("comm")["rank"]}
+    for comm, mine in ends.groupby("comm"):
+        ranks, moved, _ = movements(mine)
+        size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
+        fits = []
+        for groups in _partitions(listed, every[str(comm)]):
+            first = {name: min(group.ranks) for name, group in {one.name: one for one in groups.values()}.items()}
+            part_of = {rank: first[group.name] for rank, group in groups.items()}
+            parts = np.array([part_of[rank] for rank in ranks])
+            known = np.triu(np.isfinite(moved), 1)
+            inside = parts[:, None] == parts[None, :]
+            within, across = moved[known & inside], moved[known & ~inside]
+            fitting = all(one <= 0 or one == len(groups[rank].ranks) for rank, one in zip(ranks, size, strict=True))
+            if len(within) and fitting:
+                apart = float(np.median(across)) if len(across) else np.inf
+                fits.append((float(np.median(within)), apart, len(first), part_of))
+        close = max(LEAST_NS, CLOSE_TIMES * min((fit[0] for fit in fits), default=0.0))
+        close = min(close, max(LEAST_NS, TIMES * float(moved.min())))
+        fits = sorted((fit for fit in fits if fit[0] <= close), key=lambda fit: fit[2])
+        if fits and fits[0][0] <= APART_SHARE * fits[0][1]:
+            rows += [(str(comm), rank, part) for rank, part in fits[0][3].items()]
+    return part_table(rows)
+
+
+def _partitions(listed: ListedGroups, ranks: Sequence[int]) -> list[dict[int, GroupName]]:
+    """By description: the group of each rank, where each rank is in exactly one group of that description."""
+    found: dict[str, dict[int, GroupName]] = {}
+    several: set[str] = set()
+    for rank in ranks:
+        for group in listed.of.get(rank, ()):
+            described = group.description or group.name
+            if len(group.ranks) > 1 and found.setdefault(described, {}).setdefault(rank, group) is not group:
+                several.add(described)
+    return [of for name, of in sorted(found.items()) if len(of) == len(ranks) and name not in several]

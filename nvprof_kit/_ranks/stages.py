@@ -1,0 +1,232 @@
+"""Pipeline stages: which ranks have which layers, and which ranks are a rank's equals.
+
+Ranks with the same layers are in one stage, and are equals. If a stage has only one rank, its layers are compared with
+those of the same role in all such stages: ``layers.3.mlp`` with every ``layers.N.mlp``.
+
+`layer_table` compares each rank's median over steps with its equals'. `bubbles` tells how long each stage computes
+nothing in a step, and `micro_batches` its wait for each micro-batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+ALIKE = 0.5
+"""Minimum share of common layers for ranks of one stage."""
+
+_NUMBER = re.compile(r"\d+")
+
+
+def stages_of(medians: pd.DataFrame) -> dict[int, int]:
+    """The stage of each rank, ordered by the number of its first layer; 0 for all if all ranks have the same layers.
+
+    Args:
+        medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
+    """
+    named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
+    layers = {int(str(rank)): frozenset(mine["layer"]) for rank, mine in named.groupby("rank", sort=True)}
+    kinds: list[frozenset[str]] = []
+    kind_of: dict[frozenset[str], int] = {}
+    for one in layers.values():
+        if one not in kind_of:
+            alike = (place for place, other in enumerate(kinds) if len(one & other) >= ALIKE * len(one | other))
+            kind_of[one] = next(alike, len(kinds))
+            if kind_of[one] == len(kinds):
+                kinds.append(one)
+    order = sorted(range(len(kinds)), key=lambda place: (_first_number(kinds[place]), place))
+    number = {place: stage for stage, place in enumerate(order)}
+    stages = {rank: number[kind_of[one]] for rank, one in layers.items()}
+    return {int(rank): stages.get(int(rank), 0) for rank in medians["rank"].unique()}
+
+
+def _first_number(layers: frozenset[str]) -> float:
+    found = [int(number) for layer in layers for number in _NUMBER.findall(layer)[:1]]
+    return float(np.median(found)) if found else -1.0
+
+
+def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:
+    """First and last number of each rank's layers if they are contiguous; empty if any rank's are not."""
+    named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
+    spans = {}
+    for rank, mine in named.groupby("rank", sort=True):
+        numbers = {int(part) for layer in mine["layer"].unique() for part in str(layer).split(".") if part.isdecimal()}
+        if not numbers or max(numbers) - min(numbers) >= len(numbers):
+            return {}
+        spans[int(str(rank))] = (min(numbers), max(numbers))
+    return spans
+
+
+def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
+    """Add stage, group (an id for each set of equals), equals (its size), and peers_ns and peers_idle_ns (the group's
+    medians of compute and idle time) to the medians.
+    """
+    stages = stages_of(medians)
+    table = medians.assign(stage=medians["rank"].map(stages))
+    keys = ["layer", "phase", "stage"]
+    table["equals"] = table.groupby(keys, sort=False)["rank"].transform("size")
+    groups = table.groupby(keys, sort=False)
+    table["group"] = groups.ngroup()
+    table["peers_ns"], table["peers_idle_ns"] = (groups[name].transform("median") for name in ("median_ns", "idle_ns"))
+    alone = (table["equals"] == 1).to_numpy() if len(set(stages.values())) > 1 else np.zeros(len(table), dtype=bool)
+    if alone.any():
+        role = table["layer"].where(table["layer"] != NO_LAYER, table["layer"] + table["stage"].astype(str))
+        role = role.str.replace(_NUMBER, "*", regex=True).where(table["layer"] != NO_LAYER, role)
+        roles = table[alone].groupby([role[alone], table["phase"][alone]], sort=False)
+        table.loc[alone, "group"] = roles.ngroup() + len(table)
+        table.loc[alone, "equals"] = roles["rank"].transform("size")
+        for name, of in (("peers_ns", "median_ns"), ("peers_idle_ns", "idle_ns")):
+            table.loc[alone, name] = roles[of].transform(lambda values: values.quantile(0.5, interpolation="lower"))
+    made: pd.DataFrame = table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
+    return made
+
+
+LAYER_COLUMNS: Columns = {
+    "layer": Column("module path, or `(none)`", kind="str"),
+    "phase": Column("phase of the layer or of the loop", kind="str"),
+    "rank": Column("rank"),
+    "median_ns": Column("time in its own compute kernels, median over the rank's steps", "ns", kind="float"),
+    "idle_ns": Column("time in which the device was idle in this layer, median over steps", "ns", kind="float"),
+    "comm_ns": Column("time in its communication kernels, including waiting, median over steps", "ns", kind="float"),
+    "ops": Column("number of its compute kernels, median over steps", kind="float"),
+    "steps": Column("number of steps that contain it"),
+    "stage": Column("pipeline stage of the rank, in the order of layers; 0 if all ranks have the same layers"),
+    "peers_ns": Column(
+        "median of `median_ns` over its peers: the ranks of its stage with this layer and phase; if there are "
+        "none, the corresponding layers of all stages",
+        "ns",
+        kind="float",
+    ),
+    "peers_idle_ns": Column("median of `idle_ns` over its peers", "ns", kind="float"),
+    "excess_ns": Column("`median_ns` minus `peers_ns`", "ns", kind="float"),
+    "score": Column("`excess_ns` divided by the scaled median absolute deviation of the peers", kind="float"),
+    "unlike": Column(
+        "True if the rank differs from its peers: score above 5, and excess above 5 % and 10 µs", kind="bool"
+    ),
+}
+"""The columns of the table of layers."""
+
+
+def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
+    """The table, with `LAYER_COLUMNS`; see `nvprof_kit._ranks.stages` for the definition of equals.
+
+    Args:
+        medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
+    """
+    medians = with_equals(medians)
+    peers = medians["peers_ns"]
+    excess = medians["median_ns"] - peers
+    spread = 1.4826 * excess.abs().groupby(medians["group"], sort=False).transform("median")
+    made = medians.assign(
+        excess_ns=excess.astype("int64"),
+        score=np.round(excess / np.maximum(spread, np.maximum(peers * 0.01, 1000.0)), 2),
+    )
+    several = made["equals"] > 2
+    made["unlike"] = several & (made["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
+    ordered = made.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
+    table: pd.DataFrame = ordered[list(LAYER_COLUMNS)]
+    return table
+
+
+BUBBLE_COLUMNS: Columns = {
+    "step": Column("step"),
+    "stage": Column("pipeline stage"),
+    "rank": Column("rank"),
+    "step_ns": Column("duration of the step on the rank's device", "ns", kind="float"),
+    "busy_ns": Column("the part spent computing or copying", "ns", kind="float"),
+    "wait_ns": Column(
+        "the part in exposed sends and receives: waiting for the other stage, and moving bytes", "ns", kind="float"
+    ),
+    "host_ns": Column(
+        "the idle part: the host had not launched the next operation, was fetching data, …", "ns", kind="float"
+    ),
+    "other_ns": Column("the part in other exposed collectives", "ns", kind="float"),
+    "bubble_ns": Column("the part that is not busy", "ns", kind="float"),
+    "bubble_share": Column("`bubble_ns` divided by `step_ns`", kind="float"),
+    "ideal_share": Column(
+        "minimum for GPipe and 1F1B: (p - 1) / (m + p - 1) for p equal stages and m micro-batches", kind="float"
+    ),
+}
+"""The columns of the table of bubbles."""
+
+MICRO_BATCH_COLUMNS: Columns = {
+    "step": Column("step"),
+    "stage": Column("stage that waits"),
+    "rank": Column("rank that waits"),
+    "direction": Column("`forward`: waits for the previous stage; `backward`: for the next stage", kind="str"),
+    "micro_batch": Column("index of the message in the step in this direction, from 0"),
+    "from_rank": Column("rank that it waits for"),
+    "wait_ns": Column("time from its arrival to that of the sender", "ns", kind="float"),
+    "transfer_ns": Column("time from the arrival of the sender to the end", "ns", kind="float"),
+    "bubble_ns": Column("the exposed part of `wait_ns`", "ns", kind="float"),
+}
+"""The columns of the table of micro-batches."""
+
+_BUSY = ("compute", "copy")
+
+
+def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
+    """How long each stage waits for each micro-batch, with `MICRO_BATCH_COLUMNS`; empty without a pipeline."""
+    ends = tables.passed_on()
+    both = ends.merge(ends, on=["c", "s", "k"], suffixes=("", "_from"))
+    both = both[both["rank"] != both["rank_from"]]
+    stage, other = (both[name].map(stages).fillna(0).astype("int64") for name in ("rank", "rank_from"))
+    both = both.assign(stage=stage, apart=other - stage)
+    # if the capture does not distinguish sends and receives, the side that waits receives
+    receives = (both["kind"] == "Recv") | ((both["kind"] == "SendRecv") & (both["a"] < both["a_from"]))
+    got = both[receives & (both["apart"] != 0)].sort_values(["rank", "step", "a"], kind="stable")
+    first = got["apart"].abs() == 1
+    direction = np.where((got["apart"] < 0) == first, "forward", "backward")  # a ring wraps from the last to the first
+    got = got.assign(direction=direction, from_rank=got["rank_from"])
+    got["micro_batch"] = got.groupby(["step", "rank", "direction"]).cumcount()
+    got["wait_ns"] = (got["a_from"] - got["a"]).clip(lower=0).clip(upper=(got["e"] - got["a"]).clip(lower=0))
+    got["transfer_ns"] = (got["e"] - got[["a", "a_from"]].max(axis=1)).clip(lower=0)
+    got["bubble_ns"] = got[["wait_ns", "alone"]].min(axis=1)
+    made: pd.DataFrame = got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
+    return made
+
+
+def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame) -> pd.DataFrame:
+    """The bubble of each stage in each step, with `BUBBLE_COLUMNS`; empty without a pipeline.
+
+    Args:
+        tables: The job's maps.
+        stages: The pipeline stage of each rank.
+        batches: See `micro_batches`.
+    """
+    import pandas as pd
+
+    if not len(batches):
+        nothing: pd.DataFrame = pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
+        return nothing
+    spent = tables.step_times()
+    sort = np.select(
+        [spent["doing"].isin(_BUSY), spent["passes_on"], spent["doing"] == "communication"],
+        ["busy_ns", "wait_ns", "other_ns"],
+        "host_ns",
+    )
+    names = ["busy_ns", "wait_ns", "host_ns", "other_ns"]
+    wide = spent.assign(sort=sort).pivot_table(
+        index=["step", "rank"], columns="sort", values="ns", aggfunc="sum", fill_value=0
+    )
+    table = wide.reindex(columns=names, fill_value=0).astype("int64").reset_index()
+    table["stage"] = table["rank"].map(stages).fillna(0).astype("int64")
+    table["step_ns"] = table[names].sum(axis=1)
+    table["bubble_ns"] = table["step_ns"] - table["busy_ns"]
+    table["bubble_share"] = table["bubble_ns"] / table["step_ns"].clip(lower=1)
+    number, many = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
+    of_step = table["step"].map(many).fillna(1)
+    table["ideal_share"] = (number - 1) / (of_step + number - 1)
+    made: pd.DataFrame = table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)
+    return made
