@@ -116,7 +116,7 @@ class Summary:
         comm_ns: The part of `total_ns` in communication; None if the operations' names were not read.
         layer_ns: The part of `work_ns` (compute and copies) in a named layer.
         work_ns: The part of `total_ns` without communication, much of which is waiting.
-        wall_ns: Wall time of the shown steps, summed over devices (`nvprof_kit._analysis.attribution.windows`); without
+        wall_ns: Wall time of the shown steps, summed over devices; without
             steps, from the first operation's start to the last one's end.
         busy_ns: The part of `wall_ns` in which the device ran at least one operation.
         ops: Number of operations in `total_ns`.
