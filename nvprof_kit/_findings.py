@@ -15,6 +15,7 @@ RULES: Mapping[str, str] = MappingProxyType(
     {
         # what costs time
         "launch": "the GPU waits for launches",
+        "slow-host-layer": "the host is slower in a layer than in its peers",
         "sync": "the host waits for the GPU",
         "dataloader": "the GPU waits for data",
         "python": "the GPU waits for a Python function",

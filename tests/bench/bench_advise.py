@@ -1,14 +1,20 @@
 """How well `nvprof-kit advise` tells known faults: precision and recall by rule.
 
     python tests/bench/bench_advise.py [--programs 120] [--verbose]
+    python tests/bench/bench_advise.py --faults FOLDER
 
 On committed captures of which the faults are known (`tests/support/brute_force/advise_truth.py`), and on programs made
 up by chance with faults planted in them (`tests/support/captures/advise_programs.py`).
+
+With ``--faults``, on the captures of a folder named ``BASE+FAULT.sqlite.xz``, beside a ``steps.txt`` with lines such as
+``STEP BASE+FAULT 12.3 ms``, the time of a step without a profiler. A fault is found if a rule that knows it is among
+the first three findings at its place; its saving is compared with what the step takes longer than that of its base.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -17,13 +23,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.brute_force.advise_truth import Judged, by_rule, made_up, real
 
+import nvprof_kit
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=120)
     parser.add_argument("--first", type=int, default=1000)
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--faults", type=Path)
     options = parser.parse_args()
+    if options.faults:
+        planted(options.faults)
+        return
     shown("committed captures", list(real()), options.verbose)
     with tempfile.TemporaryDirectory() as folder:
         seeds = range(options.first, options.first + options.programs)
@@ -41,6 +53,53 @@ def shown(title: str, judged: list[Judged], verbose: bool) -> None:
     for one in judged if verbose else ():
         if one.missed or one.wrong:
             print(f"  {one.name}: missed {sorted(one.missed)}, wrong {sorted(one.wrong)}")
+
+
+def planted(folder: Path) -> None:
+    """Print what is found in each capture of a folder."""
+    steps = {name: float(ms) for _, name, ms, _ in map(str.split, (folder / "steps.txt").read_text().splitlines())}
+    print(f"{'capture':28}{'rank':>5}  {'finding':20}{'saves ms':>9}{'measured':>9}{'ratio':>7}")
+    for path in sorted(folder.glob("*.sqlite.xz")):
+        name = path.name.removesuffix(".sqlite.xz")
+        base, _, fault = name.partition("+")
+        findings = nvprof_kit.open(path).advise().findings
+        if not fault:
+            above = ", ".join(f"{one.rule} {one.saves_ns / 1e6:.2f} {one.confidence}" for one in findings)
+            print(f"{name:28}       {above}")
+            continue
+        rules, place = PLANTED[fault]
+        ranked = [
+            (rank, finding)
+            for rank, finding in enumerate(findings, 1)
+            if finding.rule in rules and re.search(place, f"{finding.layer} {finding.phase}")
+        ]
+        if not ranked:
+            print(f"{name:28}{'-':>5}  not found")
+            continue
+        rank, finding = ranked[0]
+        measured = steps[name] - steps[base]
+        ratio = f"{finding.saves_ns / 1e6 / measured:.2f}" if measured > 0 else "noise"
+        print(f"{name:28}{rank:5}  {finding.rule:20}{finding.saves_ns / 1e6:9.2f}{measured:9.2f}{ratio:>7}")
+
+
+PLANTED = {
+    "pageable-input": ({"copies"}, "data|other"),
+    "python-in-layer": ({"slow-host-layer"}, r"layers\.2\.mlp"),
+    "grad-norms": ({"sync"}, r"\(none\)"),
+    "item-in-layers": ({"sync"}, r"layers\.\d+\.mlp"),
+    "logits-to-host": ({"sync", "copies"}, r"\(none\)"),
+    "copies-in-layer": ({"outlier-layer"}, r"layers\.4"),
+    "load-batch": ({"dataloader"}, "data"),
+    "tokenize": ({"dataloader"}, "data"),
+    "eager-attention": ({"unfused-attention"}, "self_attn"),
+    "fp32-layer": ({"fp32-gemms", "outlier-layer"}, r"layers\.3\.mlp"),
+    "optimizer-loop": ({"optimizer-loop"}, "optimizer"),
+    "empty-cache": ({"allocation"}, ""),
+    "small-kernels": ({"slow-host-layer"}, r"layers\.5\.mlp"),
+    "all-logits": ({"outlier-layer", "unfused-chains"}, r"\(none\)|lm_head"),
+    "offload": ({"copies"}, r"layers\.\d+\.mlp"),
+}
+"""The rules that know a planted fault, and a pattern of its layer and phase."""
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ LOW = 0.5
 FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
     {
         "launch": advice_time.launch_bound,
+        "slow-host-layer": advice_time.slow_host_in_layer,
         "sync": advice_time.sync_points,
         "dataloader": advice_time.dataloader,
         "python": advice_time.python_functions,

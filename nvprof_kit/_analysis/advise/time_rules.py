@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LAUNCH_SHARE, SYNC_SHARE, DATA_SHARE, ALLOCATION_SHARE, LOADING_SHARE, GC_SHARE = 0.05, 0.005, 0.01, 0.005, 0.01, 0.005
 EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 OFTEN, OFTEN_SHARE = 4, 0.001
+SIBLINGS, SLOW_HOST_SHARE = 4, 0.02
+_INDEX = r"(?<=\.)\d+(?=\.|$)"
 STALL_OF_STEP, STALL_SHARE = 0.1, 0.01
 STEADY, SURE_SHARE, LIKELY_SHARE = 0.8, 0.5, 0.3
 """Launching late in every step is what the steps that wait least show; a profiler at most doubles the host's time, so
@@ -149,6 +151,41 @@ def _steady_ns(found: Evidence) -> int:
     idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"]
     of_gpu = idle_ns.groupby([rows["process"], rows["device"]])
     return int((of_gpu.quantile(0.25, interpolation="lower") * of_gpu.size()).sum())
+
+
+def slow_host_in_layer(found: Evidence) -> Iterator[Finding]:
+    """A layer in which the host launches later than in others of its kind, in most steps."""
+    gaps, windows = found.times.gaps, found.steps.index
+    here = gaps[gaps["cause"].isin(["launch", "off_cpu"]) & gaps["window"].isin(windows) & (gaps["layer"] != NO_LAYER)]
+    if len(windows) < STEPS_TO_JUDGE or not len(here):
+        return
+    sums = here.groupby(["layer", "phase", "window"], observed=True)["idle_ns"].sum().unstack(fill_value=0)
+    usual = sums.reindex(columns=windows, fill_value=0).median(axis=1).reset_index(name="ns")
+    usual = usual.astype({"layer": str, "phase": str})
+    usual["kind"] = usual["layer"].str.replace(_INDEX, "N", regex=True)
+    peers = usual[usual["kind"] != usual["layer"]].groupby(["kind", "phase"])["ns"]
+    usual["excess"] = usual["ns"] - peers.transform("median").reindex(usual.index)
+    usual["peers"] = peers.transform("size").reindex(usual.index)
+    usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2)]
+    if not len(usual):
+        return
+    worst = usual.loc[usual["excess"].idxmax()]
+    saves = int(worst["excess"]) * len(windows)
+    if saves < SLOW_HOST_SHARE * found.wall_ns:
+        return
+    there = here[(here["layer"] == worst["layer"]) & (here["phase"] == worst["phase"])]
+    longest = there.loc[there["idle_ns"].idxmax()]
+    start = int(longest["start_ns"])
+    evidence = (
+        f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
+        f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
+    )
+    yield Finding(
+        "slow-host-layer", "The host is slower in a layer than in its peers", evidence, str(worst["layer"]),
+        str(worst["phase"]), start, start + int(longest["idle_ns"]), saves,
+        "look at the Python code of this layer: hooks, sleeps, locks, logging, data prepared there, or many small "
+        "operations; move it out of the layer or fuse it", "high", "the layer is meant to do more than its peers",
+    )  # fmt: skip
 
 
 def _stalls_ns(found: Evidence) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,18 @@ def launch(file: NsysFile, bad: bool) -> None:
     file.kernel(1_000, 50_000, launched=(0, 500))
     # launched late, 10 µs after the device ran dry, or long before
     file.kernel(60_000, 100_000, launched=(59_000, 59_500) if bad else (600, 700))
+
+
+def slow_host_layer(file: NsysFile, bad: bool) -> None:
+    """In each step the host takes 30 µs in one of six layers, or in one of them in one step only."""
+    for number in range(6):
+        at = 1_000_000 * number
+        file.range_(f"step {number}", at, at + 300_000, category="step", payload=number)
+        for layer in range(6):
+            late = 30_000 if layer == 3 and (bad or number == 2) else 2_000
+            file.range_(f"layers.{layer}.mlp", at, at + late + 1_000)
+            file.kernel(at + late + 1_000, at + late + 11_000, launched=(at + late, at + late + 1_000), name="nvjet")
+            at += late + 11_000
 
 
 def sync(file: NsysFile, bad: bool) -> None:
@@ -187,6 +200,7 @@ def outlier_layer(file: NsysFile, bad: bool) -> None:
 
 SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "launch": launch,
+    "slow-host-layer": slow_host_layer,
     "sync": sync,
     "dataloader": dataloader,
     "allocation": allocation,
@@ -259,6 +273,7 @@ def test_a_capture_that_must_not(tmp_path: Path, rule: str) -> None:
     ("rule", "saves"),
     [
         ("launch", 500 + 9_500),  # before the first kernel, which is late too, and between, each up to the launch's end
+        ("slow-host-layer", 28_000),
         ("sync", 1_000),
         ("dataloader", 8_000),
         ("allocation", 7_000),
@@ -474,7 +489,7 @@ def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
 
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
-    without = {"python", "unfused-attention", "optimizer-loop", "gpu-clocks"}
+    without = {"python", "slow-host-layer", "unfused-attention", "optimizer-loop", "gpu-clocks"}
     assert set(FINDERS) - without == set().union(*(has for _, has, _ in mark.args[1]))
 
 
@@ -735,3 +750,25 @@ def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path: Path) -> None
     path.write_text(json.dumps({"traceEvents": [operator]}))
     with pytest.raises(NvprofKitError, match="nothing ran on a GPU"):
         nvprof_kit.open(path).advise()
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "layer", "measured_ms"),
+    [
+        # measured without a profiler: 11.593 ms a step without the fault
+        ("offload", "copies", r"model\.layers\.[567]\.mlp", 15.658 - 11.593),
+        ("eager-attention", "unfused-attention", r"model\.layers\.\d\.self_attn", 19.754 - 11.593),
+        ("pageable-input", "copies", r"\(none\)", 17.005 - 11.593),
+    ],
+)
+def test_faults_of_a_real_prefill(fault: str, rule: str, layer: str, measured_ms: float) -> None:
+    result = nvprof_kit.open(DATA / f"faults/prefill-{fault}-2024.2.sqlite.xz").advise()
+    first = result.findings[0]
+    assert result.program == "prefill"
+    assert first.rule == rule and re.fullmatch(layer, first.layer)
+    assert 0.7 * measured_ms < first.saves_ns / 1e6 < 1.5 * measured_ms  # copies take longer under the profiler
+
+
+def test_a_real_prefill_without_a_fault() -> None:
+    rules = {finding.rule for finding in nvprof_kit.open(DATA / "faults/prefill-2024.2.sqlite.xz").advise().findings}
+    assert rules == {"launch", "unfused-chains"}
