@@ -22,7 +22,7 @@ from nvprof_kit._analysis.foreign.rules import preset, presets
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.layers import profile as layer_profile
-from nvprof_kit._analysis.layers.layers import COLUMNS, LayersResult, layers
+from nvprof_kit._analysis.layers.layers import COLUMNS, Layers, layers
 from nvprof_kit._analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
 from nvprof_kit._analysis.layers.split import COLUMNS as LAYER_SPLIT_COLUMNS
 from nvprof_kit._api.capture import ATTRIBUTED
@@ -310,7 +310,7 @@ def _second_block(capture: str) -> _Block:
     whole, computing = layers(trace), layers(replace(trace, ops=trace.ops[~classify(trace.ops).is_a("comm")]))
     per_step = 1e6 * max(whole.summary.steps, 1)
 
-    def times(result: LayersResult) -> list[float]:
+    def times(result: Layers) -> list[float]:
         blocks = result.tree[result.tree["layer"].str.contains(r"(?:layers|h)\.1$")]
         phases = ("forward", "recompute", "backward")
         return [blocks.iloc[0][f"{phase}_ns"] / per_step if len(blocks) else 0.0 for phase in phases]

@@ -1,12 +1,17 @@
 # The one list of what the package offers: the lazy loader, `__all__` and the types all follow from it.
+from ._analysis.advise.advise import Advice as Advice
 from ._analysis.attribution.steps import StepOptions as StepOptions
+from ._analysis.breakdown.breakdown import Breakdown as Breakdown
 from ._analysis.checks import Checks as Checks
+from ._analysis.diff.diff import Diff as Diff
 from ._analysis.flops.flops import Flops as Flops
+from ._analysis.layers.layers import Layers as Layers
 from ._analysis.memory.memory import Memory as Memory
 from ._analysis.metrics import Metrics as Metrics
 from ._analysis.ncu.layers import NcuKernels as NcuKernels
 from ._analysis.ncu.layers import NcuLayers as NcuLayers
 from ._analysis.ncu.plan import NcuPlan as NcuPlan
+from ._analysis.summary.summary import Summary as Summary
 from ._analysis.timers import Timers as Timers
 from ._api.capture import Capture as Capture
 from ._api.capture import Tables as Tables
@@ -53,14 +58,9 @@ from ._profiler.layer_profiler import LayerProfiler as LayerProfiler
 from ._profiler.options import LayerOptions as LayerOptions
 from ._result.document import Document as Document
 from ._result.result import Result as Result
-from ._results.advice import Advice as Advice
-from ._results.breakdown import Breakdown as Breakdown
-from ._results.diff import Diff as Diff
-from ._results.layers import Layers as Layers
 from ._results.plot import Plot as Plot
 from ._results.ranks import Ranks as Ranks
 from ._results.ranks import RankTable as RankTable
-from ._results.summary import Summary as Summary
 from .errors import CaptureError as CaptureError
 from .errors import NvprofKitError as NvprofKitError
 from .errors import ToolError as ToolError

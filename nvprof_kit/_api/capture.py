@@ -25,25 +25,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
+    from nvprof_kit._analysis.advise.advise import Advice
     from nvprof_kit._analysis.attribution.operations import Operations
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._analysis.breakdown.breakdown import Breakdown
+    from nvprof_kit._analysis.diff.diff import Diff
     from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.kernels.classes import Rule
-    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.layers.layers import Layers
     from nvprof_kit._analysis.metrics import Metrics
     from nvprof_kit._analysis.ncu.plan import NcuPlan
+    from nvprof_kit._analysis.summary.summary import Summary
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._result.document import Document
     from nvprof_kit._result.selection import RowOptions
-    from nvprof_kit._results.advice import Advice
-    from nvprof_kit._results.breakdown import Breakdown
-    from nvprof_kit._results.diff import Diff
-    from nvprof_kit._results.layers import Layers
     from nvprof_kit._results.plot import Plot
-    from nvprof_kit._results.summary import Summary
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 
     Steps = StepOptions | int | str | range | None
@@ -239,14 +238,13 @@ class Capture:
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
         from nvprof_kit._analysis.layers.layers import OPTIONAL, LayersOptions, layers
-        from nvprof_kit._results.layers import Layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         chosen = _steps(steps, skip_steps)
         options = LayersOptions(steps=chosen, by_step=by == "step", memory=memory, splits=splits)
         result = layers(known.trace, options, known.attribution)
-        return Layers(**vars(result), sources=self.sources, depth=depth).selected(**rows)
+        return replace(result, sources=self.sources, depth=depth).selected(**rows)
 
     def breakdown(
         self,
@@ -274,11 +272,10 @@ class Capture:
         if view is not None and view not in get_args(BreakdownView):
             raise UsageError(f"{view!r}: no such view of a breakdown; available: {', '.join(get_args(BreakdownView))}")
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
-        from nvprof_kit._results.breakdown import Breakdown
 
         known = self._operations(OPTIONAL)
         result = breakdown(known.trace, self._kernel_rules, _steps(steps, skip_steps), known)
-        return Breakdown(**vars(result), sources=self.sources, view=view).selected(**rows)
+        return replace(result, sources=self.sources, view=view).selected(**rows)
 
     def summary(
         self,
@@ -306,7 +303,6 @@ class Capture:
             UsageError: A view or column is unknown, or none of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
-        from nvprof_kit._results.summary import Summary
 
         for view in views:
             _among(view, VIEWS, "view of a summary")
@@ -317,7 +313,7 @@ class Capture:
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
-        return Summary(**vars(result), sources=self.sources).selected(top=top)
+        return replace(result, sources=self.sources).selected(top=top)
 
     def kernels(self, *, sort: str = "", top: int | None = None, steps: Steps = None, skip_steps: int = 0) -> Summary:
         """The kernels with their class, calls and times, the costliest first: the view ``kernel`` of `summary`."""
@@ -339,12 +335,11 @@ class Capture:
             UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
-        from nvprof_kit._results.advice import Advice
 
         known = self._operations(OPTIONAL)
         late = job.verdict if job is not None else None
         result = advise(known.trace, self._kernel_rules, _steps(steps, skip_steps), known, late)
-        return Advice(**vars(result), sources=self.sources).selected(**rows)
+        return replace(result, sources=self.sources).selected(**rows)
 
     def flops(
         self,
@@ -463,7 +458,6 @@ class Capture:
         """
         from nvprof_kit._analysis.diff.diff import OPTIONAL, DiffOptions, diff
         from nvprof_kit._analysis.diff.gates import parse_gate
-        from nvprof_kit._results.diff import Diff
 
         gates = [parse_gate(limit) for limit in fail_on]
         news = [new] if isinstance(new, (Capture, str, Path)) else new
@@ -483,7 +477,7 @@ class Capture:
         before, after = ([one.trace for one in side] for side in known)
         result = diff(before, after, gates, options, [*known[0], *known[1]])
         sources = tuple(source for side in sides for one in side for source in one.sources)
-        return Diff(**vars(result), sources=sources, view=view).selected(**rows)
+        return replace(result, sources=sources, view=view).selected(**rows)
 
     def plot(
         self,
@@ -543,7 +537,7 @@ class Capture:
         from nvprof_kit._result.document import Document
 
         sheets: list[Sheet] = []
-        compared: list[LayersResult] = []
+        compared: list[Layers] = []
         warnings: list[str] = []
         captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
         for one in captures[:MAX_COMPARED]:

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-__all__ = ["RENDERERS", "encode_figure", "figure", "html_of", "page", "parts", "script", "text_of"]
+__all__ = ["RENDERERS", "diff_markdown", "encode_figure", "figure", "html_of", "page", "parts", "script", "text_of"]
 
 RENDERERS: Mapping[str, Mapping[str, str]] = {
+    "Diff": {"parts": "text.diff:diff_report"},
     "Flops": {"parts": "text.flops:flops_report"},
+    "Advice": {"parts": "text.advise:advise_report"},
+    "Breakdown": {"parts": "text.breakdown:breakdown_report"},
     "Checks": {"parts": "text.doctor:findings_report"},
+    "Layers": {"parts": "text.layers_by_step:report", "figure": "plots.layers:figure"},
     "Memory": {
         "parts": "text.memory:memory_report",
         "figure": "plots.memory:memory_figure",
@@ -28,6 +32,7 @@ RENDERERS: Mapping[str, Mapping[str, str]] = {
     "NcuKernels": {"parts": "text.ncu:kernels_report"},
     "NcuLayers": {"parts": "text.ncu:ncu_layers_report", "figure": "plots.roofline:layers_roofline"},
     "NcuPlan": {"parts": "text.ncu:plan_report", "script": "text.ncu:plan_script"},
+    "Summary": {"parts": "text.summary:summary_report"},
     "Timers": {"parts": "text.timers:timers_report", "figure": "text.timers:timeline_figure"},
 }
 """The functions that show a type, by its name: ``parts`` for the terminal, and perhaps others; each is named as module
@@ -67,6 +72,13 @@ def page(result: Result) -> bytes:
     from nvprof_kit._report.page.plain import result_page
 
     return result_page(type(result).__name__, html_of(result.parts()))
+
+
+def diff_markdown(result: Result) -> str:
+    """A comparison as a report for a pull request."""
+    from nvprof_kit._report.text.diff import diff_markdown as written
+
+    return written(result)  # type: ignore[arg-type]
 
 
 def script(result: Result, report: str) -> str:

@@ -25,7 +25,7 @@ import nvprof_kit
 capture: nvprof_kit.Capture = nvprof_kit.open("run.sqlite", rules="megatron-lm")
 layers = capture.layers(by="step", memory=True, steps=nvprof_kit.StepOptions(first=1))
 total: int = layers.summary.total_ns
-reveal_type(layers)  # nvprof_kit._results.layers.Layers
+reveal_type(layers)  # nvprof_kit._analysis.layers.layers.Layers
 reveal_type(layers.rows)  # pandas.core.frame.DataFrame
 reveal_type(layers.to_frame())  # pandas.core.frame.DataFrame
 reveal_type(layers.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
@@ -47,11 +47,11 @@ reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
 reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(capture.steps)  # pandas.core.frame.DataFrame
-reveal_type(capture.kernels(top=3))  # nvprof_kit._results.summary.Summary
+reveal_type(capture.kernels(top=3))  # nvprof_kit._analysis.summary.summary.Summary
 reveal_type(nvprof_kit.diff("a.sqlite", ["b.sqlite"], fail_on=["step:+5%"]).held)  # bool
 reveal_type(len(layers))  # int
 reveal_type([row["gpu_self_ns"] for row in layers])  # list[Any]
-reveal_type(layers["model.layers.0"])  # nvprof_kit._results.layers.Layers
+reveal_type(layers["model.layers.0"])  # nvprof_kit._analysis.layers.layers.Layers
 reveal_type(layers.plot())  # matplotlib.figure.Figure
 reveal_type(capture.layers(steps=range(3, 5)).to_arrow())  # Any
 with nvprof_kit.open("run.sqlite") as closed:
@@ -84,7 +84,7 @@ reveal_type(reports.report.kernels)  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_snapshot("s.pickle").snapshot.events)  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").logs.stages)  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").sources)  # tuple[pathlib.Path, ...]
-reveal_type(layers.selected(where="*.mlp", sort="gpu_self_ns", top=5))  # nvprof_kit._results.layers.Layers
+reveal_type(layers.selected(where="*.mlp", sort="gpu_self_ns", top=5))  # nvprof_kit._analysis.layers.layers.Layers
 reveal_type(nvprof_kit.open_snapshot("s.pickle").memory().to_frame("leak"))  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.doctor().ok)  # bool

@@ -210,7 +210,7 @@ def test_the_check_sees_relative_and_local_imports() -> None:
     assert set(imports(PACKAGE / "_api" / "capture.py")) >= {
         "_analysis.layers.layers",
         "_trace.open",
-        "_results.layers",
+        "_trace.files.kinds",
     }
     assert "names" in set(imports(PACKAGE / "_instrument" / "ranges" / "backends.py"))
 

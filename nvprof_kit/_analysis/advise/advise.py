@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIO
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -30,7 +31,7 @@ from nvprof_kit.issues import Issue
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
+    from nvprof_kit._analysis.breakdown.breakdown import Breakdown
 
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 """The optional columns that `nvprof_kit._trace.open.open_capture` must read."""
@@ -90,12 +91,12 @@ COLUMNS: Columns = {
     ),
     "refuted_by": Column("observation that would refute the finding", kind="str"),
 }
-"""The columns of `AdviseResult.rows`."""
+"""The columns of `Advice.rows`."""
 
 
-@dataclass(frozen=True)
-class AdviseResult:
-    """The findings of a capture.
+@dataclass(frozen=True, repr=False, eq=False)
+class Advice(Result):
+    """Findings of a capture, ranked by the time they could save.
 
     Attributes:
         findings: The findings, the largest saving first.
@@ -115,6 +116,13 @@ class AdviseResult:
     program: str
     warnings: tuple[Issue, ...]
     info: CaptureInfo
+
+    columns: ClassVar = {"advise": COLUMNS}
+    bars: ClassVar = {"advise": (("saves_ns",), ("title",))}
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One row per finding, the largest saving first."""
+        return self.rows
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -136,8 +144,8 @@ def advise(
     known: Operations | None = None,
     late: RankVerdict | None = None,
     *,
-    times: BreakdownResult | None = None,
-) -> AdviseResult:
+    times: Breakdown | None = None,
+) -> Advice:
     """Find what costs time and could be improved.
 
     Args:
@@ -163,7 +171,7 @@ def advise(
     if late is not None and late.rank is not None:
         found = _with_slowest(_slowest(evidence, late), found)
     parts = evidence.steps_and_gpus
-    return AdviseResult(
+    return Advice(
         findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in found),
         wall_ns=max(round(evidence.wall_ns / parts), 1),
         steps=evidence.choice.count,

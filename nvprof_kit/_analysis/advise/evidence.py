@@ -16,7 +16,7 @@ from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import devices_of
-from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult, breakdown_of
+from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import NO_LAYER
@@ -92,7 +92,7 @@ class Evidence(Operations):
         known: Operations | None = None,
         late: RankVerdict | None = None,
         *,
-        times: BreakdownResult | None = None,
+        times: Breakdown | None = None,
     ) -> None:
         super().__init__(trace, own_rules, known)
         self._steps, self._late, self._times = steps, late, times
@@ -109,7 +109,7 @@ class Evidence(Operations):
         return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
-    def times(self) -> BreakdownResult:
+    def times(self) -> Breakdown:
         """Where the time goes."""
         if self._times is not None:
             return self._times

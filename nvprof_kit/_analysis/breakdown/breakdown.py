@@ -5,9 +5,9 @@ The four add up to the wall time exactly, and the causes add up to the idle time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,16 @@ from nvprof_kit._analysis.attribution.windows import Windows, step_windows
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.breakdown.collectives import first_collective
-from nvprof_kit._analysis.breakdown.critical_path import critical_path, median_window
+from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import PLACE, Idle, idle
-from nvprof_kit._analysis.breakdown.launches import launch_table
-from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
-from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, exposed
+from nvprof_kit._analysis.breakdown.launches import LAUNCH_COLUMNS, launch_table
+from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, QUEUE_TIME_COLUMNS, queue_by_window, queue_over_time
+from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS, comm_table, copy_table, exposed
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
+from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 
@@ -55,7 +57,7 @@ COLUMNS: Columns = {
     **QUEUE_COLUMNS,
     "start_ns": Column("start of the step on the device, in ns since the start of the capture", "ns"),
 }
-"""The columns of `BreakdownResult.steps`."""
+"""The columns of `Breakdown.steps`."""
 
 IDLE_COLUMNS: Columns = {
     "cause": Column("why the device was idle", kind="str"),
@@ -70,11 +72,44 @@ IDLE_COLUMNS: Columns = {
     "longest_ns": Column("the longest such time in one gap", "ns"),
     "longest_at_ns": Column("its start, in ns since the start of the capture; jump there in Nsight", "ns"),
 }
-"""The columns of `BreakdownResult.idle`."""
+"""The columns of `Breakdown.idle`."""
 
 
-@dataclass(frozen=True)
-class BreakdownResult:
+_PATH = "path_ns"
+COSTS = {
+    "idle": "idle_ns",
+    "communication": "exposed_ns",
+    "copies": "gpu_ns",
+    "launches": "idle_ns",
+    "critical-path": _PATH,
+}
+"""What ranks the rows of the tables with layers."""
+
+ALIKE = {"launches": ("idle_ns", "gpu_ns"), "critical-path": ("gpu_ns", "host_ns", "wait_ns")}
+"""What equal blocks have in common, where it is not the cost alone."""
+
+
+_BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "steps": (("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"), ("step", "process", "device")),
+    "idle": (("idle_ns",), ("cause", "layer", "phase", "call")),
+    "communication": (("exposed_ns",), ("collective", "layer", "phase")),
+    "copies": (("gpu_ns",), ("copy", "memory", "layer", "phase")),
+    "launches": (("idle_ns",), ("layer", "phase")),
+    "critical-path": (("gpu_ns", "host_ns", "wait_ns"), ("layer", "phase")),
+}
+"""Plotted columns and labels by table; the queue is drawn by `nvprof_kit._report.plots.queue`."""
+
+
+def with_cost(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A table with the column of `COSTS`, which the critical path does not have."""
+    made: pd.DataFrame = (
+        rows.assign(**{_PATH: rows[list(ALIKE[name])].sum(axis=1)}) if name == "critical-path" else rows
+    )
+    return made
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Breakdown(Result):
     """Time breakdown of each step.
 
     Attributes:
@@ -96,6 +131,7 @@ class BreakdownResult:
             call of the wait; lost_ns, by how much the wait delayed the host.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.
+        view: The table to print and to return from `to_frame`; None prints all and returns ``steps``.
     """
 
     steps: pd.DataFrame
@@ -112,11 +148,38 @@ class BreakdownResult:
     waits: pd.DataFrame
     warnings: tuple[Issue, ...]
     info: CaptureInfo
+    view: str | None = None
 
-    def table(self, view: str) -> pd.DataFrame:
-        """A table by its name on the command line, for example ``critical-path``."""
-        found: pd.DataFrame = getattr(self, view.replace("-", "_"))
-        return found
+    columns: ClassVar = {
+        "breakdown-steps": COLUMNS,
+        "breakdown-idle": IDLE_COLUMNS,
+        "breakdown-communication": COMM_COLUMNS,
+        "breakdown-copies": COPY_COLUMNS,
+        "breakdown-launches": LAUNCH_COLUMNS,
+        "breakdown-queue": QUEUE_TIME_COLUMNS,
+        "breakdown-critical-path": PATH_COLUMNS,
+    }
+    bars: ClassVar = {f"breakdown-{view}": drawn for view, drawn in _BARS.items()}
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return f"breakdown-{self.view or 'steps'}"
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One table: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
+        ``critical-path``.
+        """
+        table: pd.DataFrame = getattr(self, (view or self.view or "steps").replace("-", "_"))
+        return table
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        rows, view = self.table(view), view or self.view or "steps"
+        if self.select.fold and view in COSTS:
+            marked = mark_ranked(with_cost(view, rows), COSTS[view], ALIKE.get(view, ()))
+            rows = marked[[*rows.columns, "folded_into", "unlike"]]
+        return self.select.of(rows)
 
 
 def breakdown(
@@ -124,7 +187,7 @@ def breakdown(
     own_rules: Sequence[Rule] = (),
     options: StepOptions = ALL_STEPS,
     known: Operations | None = None,
-) -> BreakdownResult:
+) -> Breakdown:
     """Compute the time breakdown of each step.
 
     Args:
@@ -150,7 +213,7 @@ def breakdown(
     return replace(made, warnings=(*made.warnings, Issue("collective-bytes", "note", 1.0, text)))
 
 
-def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> BreakdownResult:
+def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> Breakdown:
     """Compute the time breakdown of a capture with known attribution and classes.
 
     Args:
@@ -180,7 +243,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     middle = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(listed[:middle]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
-    return BreakdownResult(
+    return Breakdown(
         steps=steps,
         instances=instances,
         choice=choice,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
-from nvprof_kit._analysis.diff.kernels import compared_kernels
+from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS, compared_kernels
 from nvprof_kit._analysis.diff.samples import StepSums, step_sums
 from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
@@ -69,7 +71,7 @@ COLUMNS: Columns = {
         "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs", kind="float"
     ),
 }
-"""The columns of `DiffResult.rows`."""
+"""The columns of `Diff.rows`."""
 
 LEVELS = ("step", "phase", "class", "layer", "layer class")
 """The levels of the comparison, from the whole step to its parts."""
@@ -107,8 +109,12 @@ class DiffOptions:
     own_rules: tuple[Rule, ...] = ()
 
 
-@dataclass(frozen=True)
-class DiffResult:
+ALIKE = ("base_ns", "new_ns")
+"""What equal blocks have in common; `change_ns` is their cost."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Diff(Result):
     """Two captures compared, or several of each.
 
     Attributes:
@@ -138,6 +144,48 @@ class DiffResult:
     launches: tuple[float, float] = (0.0, 0.0)
     noise: Noise | None = None
     notes: tuple[str, ...] = ()
+    view: str = "rows"
+
+    columns: ClassVar = {"diff": COLUMNS, "diff-kernels": KERNEL_COLUMNS}
+    bars: ClassVar = {"diff": (("change_ns",), ("level", "layer", "kernel_class", "phase"))}
+
+    @property
+    def held(self) -> bool:
+        """Whether all gates hold; True without gates."""
+        return all(outcome.held for outcome in self.gates)
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return "diff-kernels" if self.view == "kernels" else "diff"
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """The comparison (``rows``), or the kernels that are new, gone, renamed or launched a different number of times
+        (``kernels``).
+        """
+        return self.kernels if (view or self.view) == "kernels" else self.rows
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
+        if (view or self.view) == "kernels":
+            return self.kernels
+        rows = self.among(self.rows)
+        if not self.select.fold:
+            return rows
+        return mark_ranked(rows, "change_ns", ALIKE)
+
+    def among(self, rows: pd.DataFrame) -> pd.DataFrame:
+        if not self.select.where:
+            return rows
+        kept: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
+        return kept
+
+    def encode(self, form: str) -> bytes:
+        """As in `Result`; ``md`` is the full report, for a pull request comment."""
+        if form == "md":
+            report: str = renderers().diff_markdown(self)
+            return report.encode("utf-8", "replace")
+        return super().encode(form)
 
 
 def diff(
@@ -146,7 +194,7 @@ def diff(
     gates: Sequence[Gate] = (),
     options: DiffOptions | None = None,
     known: Sequence[Operations | None] = (),
-) -> DiffResult:
+) -> Diff:
     """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
 
     Args:
@@ -177,7 +225,7 @@ def diff(
     rows, widening, stalled = _rows(before, after, noise, options)
     kernels, launches = compared_kernels(before, after)
     limits = Limits(options.level, options.noise, options.allow_undecided, noise if noise.assumed else None)
-    return DiffResult(
+    return Diff(
         rows=rows,
         kernels=kernels,
         gates=tuple(judge(gate, rows, limits) for gate in gates),

@@ -117,7 +117,7 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
 
     Args:
         gate: The gate.
-        rows: `nvprof_kit._analysis.diff.diff.DiffResult.rows`.
+        rows: `nvprof_kit._analysis.diff.diff.Diff.rows`.
         limits: What counts as a change.
 
     Raises:

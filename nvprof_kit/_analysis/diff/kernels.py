@@ -25,7 +25,7 @@ KERNEL_COLUMNS: Columns = {
     "base_count": Column("launches per step in BASE", kind="float"),
     "new_count": Column("launches per step in NEW", kind="float"),
 }
-"""The columns of `nvprof_kit._analysis.diff.diff.DiffResult.kernels`."""
+"""The columns of `nvprof_kit._analysis.diff.diff.Diff.kernels`."""
 
 _SAME_COUNT = 1e-9
 

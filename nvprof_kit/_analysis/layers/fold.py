@@ -37,7 +37,7 @@ COLUMNS = {
     "max_ns": "the most, in ns",
     "unlike": "in what a row differs from its equals: `forward +38 %`, `other parts`; '' where in nothing",
 }
-"""The columns that `fold` adds to those of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
+"""The columns that `fold` adds to those of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _SIGMAS, _MAD_TO_SIGMA = 5.0, 1.4826
@@ -229,7 +229,7 @@ def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
     """Fold the equal blocks of a model.
 
     Args:
-        tree: `nvprof_kit._analysis.layers.layers.LayersResult.tree`.
+        tree: `nvprof_kit._analysis.layers.layers.Layers.tree`.
         least: Minimum number of equal blocks to fold.
     """
     import pandas as pd

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,13 +21,15 @@ from nvprof_kit._analysis.attribution.windows import step_windows
 from nvprof_kit._analysis.foreign.rules import Rules
 from nvprof_kit._analysis.foreign.translate import translate
 from nvprof_kit._analysis.kernels.classes import KernelClasses, classify
-from nvprof_kit._analysis.layers.memory import LayerMemory, layer_memory, with_memory
+from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory, with_memory
 from nvprof_kit._analysis.layers.order import model_order
+from nvprof_kit._analysis.layers.split import COLUMNS as SPLIT_COLUMNS
 from nvprof_kit._analysis.layers.split import parts_by_class, parts_by_phase, split_rows, split_tree
 from nvprof_kit._analysis.layers.sums import Columns as StepColumns
 from nvprof_kit._analysis.layers.sums import LayerSums, sum_layers
 from nvprof_kit._analysis.layers.warnings import layer_warnings
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
@@ -72,7 +74,7 @@ COLUMNS: Columns = {
     ),
     "steps": Column("number of steps over which the times are summed; 0 for a capture without steps (not by step)"),
 }
-"""The columns of `LayersResult.rows` and what they mean."""
+"""The columns of `Layers.rows` and what they mean."""
 
 
 BY_STEP = ("step", "instance")
@@ -149,8 +151,8 @@ class Summary:
         return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
 
 
-@dataclass(frozen=True)
-class LayersResult:
+@dataclass(frozen=True, repr=False, eq=False)
+class Layers(Result):
     """The per-layer table of one capture.
 
     Attributes:
@@ -166,6 +168,7 @@ class LayersResult:
         memory: The memory of each layer, if requested.
         steps: The shown steps, which `rows` and `tree` cover.
         splits: The columns of `rows` and `tree` that split the time, by ``class`` or ``phase``.
+        depth: How many levels of the model to print and draw; None for all.
     """
 
     rows: pd.DataFrame
@@ -176,9 +179,25 @@ class LayersResult:
     steps: StepChoice
     memory: LayerMemory | None = None
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    depth: int | None = None
+
+    columns: ClassVar = {"layers": {**COLUMNS, **MEMORY, **SPLIT_COLUMNS}}
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """The rows in model order, ``(none)`` last."""
+        return self.rows
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        rows = self.rows
+        if self.select.fold:
+            from nvprof_kit._analysis.layers.fold import fold
+
+            rows = fold(self.tree).folding(self.tree).marked(rows)
+        return self.select.of(rows)
 
 
-def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> LayersResult:
+def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> Layers:
     """Compute the per-layer table of a capture.
 
     Args:
@@ -217,7 +236,7 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
             rows = rows[np.append(choice.shown, False)[rows["instance"].fillna(-1).to_numpy(dtype=np.int64)]]
         if not options.by_step:
             rows["steps"] = choice.count
-    return LayersResult(
+    return Layers(
         rows=rows,
         tree=tree,
         splits=splits,

@@ -153,7 +153,7 @@ def with_memory(rows: pd.DataFrame, memory: LayerMemory) -> pd.DataFrame:
 
 
 def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
-    """The memory of each row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`, in its order.
+    """The memory of each row of `nvprof_kit._analysis.layers.layers.Layers.tree`, in its order.
 
     Returns:
         Columns `kept_bytes`, the bytes that a call of its forward leaves allocated, `peak_bytes`, the maximum over its

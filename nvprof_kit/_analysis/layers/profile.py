@@ -16,7 +16,7 @@ from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LAYER_PHASES, LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.layers.layers import LAYER_PHASES, Layers, LayersOptions, layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
@@ -94,7 +94,7 @@ class LayerProfile:
     rows: pd.DataFrame
     kinds: pd.DataFrame
     shown_kinds: pd.DataFrame
-    layers: LayersResult
+    layers: Layers
     busy: float | None
 
     @property
@@ -127,8 +127,8 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     )
 
 
-def _shown(table: pd.DataFrame, result: LayersResult) -> pd.DataFrame:
-    """The rows of a table with ``instance`` that are of the steps of `LayersResult.tree`; all rows without steps."""
+def _shown(table: pd.DataFrame, result: Layers) -> pd.DataFrame:
+    """The rows of a table with ``instance`` that are of the steps of `Layers.tree`; all rows without steps."""
     shown = result.steps.shown
     if not len(shown):
         return table
@@ -140,7 +140,7 @@ def _shown(table: pd.DataFrame, result: LayersResult) -> pd.DataFrame:
 class _Grid:
     """The per-layer table as arrays of shape ``(layers, phases, steps)``; the last step index is outside steps."""
 
-    def __init__(self, result: LayersResult) -> None:
+    def __init__(self, result: Layers) -> None:
         self._table = result.rows
         tree = result.tree[result.tree["layer"] != NO_LAYER]
         self.parent = dict(zip(tree["layer"], tree["parent"], strict=True))

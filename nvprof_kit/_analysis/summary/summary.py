@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
+from nvprof_kit._analysis.summary.views import COLUMNS as VIEW_COLUMNS
 from nvprof_kit._analysis.summary.views import (
     NO_CPU,
     device_view,
@@ -31,7 +32,9 @@ from nvprof_kit._analysis.summary.views import (
     sorted_operators,
     user_view,
 )
+from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
+from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category
 
@@ -72,9 +75,22 @@ class SummaryOptions:
     steps: StepOptions = ALL_STEPS
 
 
-@dataclass(frozen=True)
-class SummaryResult:
-    """The views of a capture.
+_BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "device": (("busy_ns",), ("name", "process", "device")),
+    "overview": (("gpu_total_ns",), ("event",)),
+    "model": (("gpu_total_ns",), ("part",)),
+    "distributed": (("compute_ns", "exposed_comm_ns"), ("process", "device")),
+    "operator": (("gpu_total_ns",), ("operator", "kernel")),
+    "kernel": (("gpu_total_ns",), ("name",)),
+    "memory": (("gpu_total_ns",), ("copy", "memory")),
+    "user": (("gpu_total_ns",), ("range", "category")),
+}
+"""Plotted columns and labels by view, for a summary of a single view."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Summary(Result):
+    """Up to eight views of a capture.
 
     Attributes:
         views: Tables by view. Columns ``cpu_*`` and ``gpu_*`` are total, avg, max, min, p50 and p95 in ns;
@@ -92,13 +108,34 @@ class SummaryResult:
     warnings: tuple[Issue, ...]
     info: CaptureInfo
 
+    columns: ClassVar = {f"summary-{view}": columns for view, columns in VIEW_COLUMNS.items()}
+    bars: ClassVar = {f"summary-{view}": drawn for view, drawn in _BARS.items()}
 
-def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> SummaryResult:
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return "-".join(("summary", *self.views)) if len(self.views) == 1 else "summary"
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One view; the name may be omitted if there is only one.
+
+        Raises:
+            UsageError: There are several views and none is named, or the view is not included.
+        """
+        names = ", ".join(self.views)
+        if view is None and len(self.views) > 1:
+            raise UsageError(f"a table holds one view; name it, one of {names}")
+        if view is not None and view not in self.views:
+            raise UsageError(f"{view}: no such view here; available: {names}")
+        return self.views[view or next(iter(self.views))]
+
+
+def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> Summary:
     """Summarize a capture opened with `OPTIONAL`; attribution and classes come from `known`, if given."""
     options = options or SummaryOptions()
     facts = Facts(trace, options.own_rules, options.by_step, options.steps, known)
     views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
-    return SummaryResult(
+    return Summary(
         views=views,
         notes={
             name: _note(name, table, trace.info.on_gpu) + _other_domains(name, trace.info)

@@ -40,10 +40,10 @@ from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.advise.advise import AdviseResult
-    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
+    from nvprof_kit._analysis.advise.advise import Advice
+    from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.flops.flops import Flops
-    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.layers.layers import Layers
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._trace.schema import Trace
 
@@ -124,7 +124,7 @@ class Sheet:
         left_out: One sentence for each omission, ending in the command that shows the data.
     """
 
-    layers: LayersResult
+    layers: Layers
     steps: pd.DataFrame
     moments: Moments | None = None
     idle: tuple[int, int] | None = None
@@ -208,7 +208,7 @@ def _idle_headline(view: Moments, idle: int, window: int) -> Headline:
     return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
 
 
-def phase_split(result: LayersResult) -> list[tuple[str, int]]:
+def phase_split(result: Layers) -> list[tuple[str, int]]:
     """The total time by phase of the loop, in ns, without empty phases."""
     by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
     loop_phases = [phase for phase in PHASES if phase in by_phase]
@@ -240,7 +240,7 @@ class Change:
         return None if first is None or last is None else last - first
 
 
-def changes(compared: Sequence[LayersResult]) -> list[Change]:
+def changes(compared: Sequence[Layers]) -> list[Change]:
     """All rows of the trees of several captures, as one tree. Each row has the parent that it has in the first capture
     with it; below a parent, those of the first capture come in its order, then those of later captures only.
     """
@@ -266,7 +266,7 @@ def changes(compared: Sequence[LayersResult]) -> list[Change]:
     return result
 
 
-def total_change(compared: Sequence[LayersResult]) -> Change:
+def total_change(compared: Sequence[Layers]) -> Change:
     """The totals of the captures as a row of the comparison."""
     totals = (capture.summary.work_ns / max(capture.summary.steps, 1) for capture in compared)
     return Change("total", "", 0, tuple(totals))
@@ -281,12 +281,12 @@ def row_names(tree: pd.DataFrame) -> list[str]:
 def sheet_of(
     trace: Trace,
     step: int | None = None,
-    advice: AdviseResult | None = None,
+    advice: Advice | None = None,
     own_rules: tuple[Rule, ...] = (),
     *,
     steps: StepOptions = ALL_STEPS,
     known: Operations | None = None,
-    broken_down: BreakdownResult | None = None,
+    broken_down: Breakdown | None = None,
     left_out: Sequence[str] = (),
 ) -> Sheet:
     """The content of the page for a capture.
@@ -328,7 +328,7 @@ def sheet_of(
     )
 
 
-def _steps_of(advice: AdviseResult, times: pd.DataFrame) -> list[int]:
+def _steps_of(advice: Advice, times: pd.DataFrame) -> list[int]:
     """Step instances with findings, the most severe first."""
     chosen: list[int] = []
     for finding in advice.findings:
@@ -393,7 +393,7 @@ def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
     return sum(device_idle[0] for device_idle in idle.values()), sum(device_idle[1] for device_idle in idle.values())
 
 
-def _findings(advice: AdviseResult, result: LayersResult, view: Moments) -> list[Linked]:
+def _findings(advice: Advice, result: Layers, view: Moments) -> list[Linked]:
     """The findings, each with a link to its position on the page."""
     rows = set(row_names(result.tree))
     linked = []

@@ -32,7 +32,7 @@ from nvprof_kit._report.text.table.units import Cells, Milliseconds, mib_cell, p
 from nvprof_kit.issues import printed
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.layers.layers import Layers
 
 MARKED_CHANGE = 0.02
 """Minimum relative change shown in color."""
@@ -54,7 +54,7 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def report_page(sheets: Sequence[Sheet], compared: Sequence[LayersResult] = (), left_out: Sequence[str] = ()) -> bytes:
+def report_page(sheets: Sequence[Sheet], compared: Sequence[Layers] = (), left_out: Sequence[str] = ()) -> bytes:
     """The page as UTF-8, with at most `BUDGET` bytes.
 
     Args:
@@ -70,7 +70,7 @@ def report_page(sheets: Sequence[Sheet], compared: Sequence[LayersResult] = (), 
     return html
 
 
-def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: Sequence[str]) -> bytes:
+def _page(sheets: Sequence[Sheet], compared: Sequence[Layers], left_out: Sequence[str]) -> bytes:
     several = len(compared) > 1
     rows, note = _comparison(compared) if several else ([], "")
     return render(
@@ -91,7 +91,7 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: S
     )
 
 
-def _comparison(compared: Sequence[LayersResult]) -> tuple[list[dict[str, Any]], str]:
+def _comparison(compared: Sequence[Layers]) -> tuple[list[dict[str, Any]], str]:
     """The rows of the comparison, and a sentence about omissions."""
     rows = changes(compared)
     limit = max(MAX_CELLS // len(compared), 1)
@@ -202,7 +202,7 @@ def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list
     return heads, rows, [*total, *("" for _ in more)]
 
 
-def _folded_rows(result: LayersResult, folds: Folds) -> list[tuple[dict[Any, Any], Line]]:
+def _folded_rows(result: Layers, folds: Folds) -> list[tuple[dict[Any, Any], Line]]:
     """The rows of the folded tree with their lines; empty if nothing is folded."""
     if not folds.folds:
         return []

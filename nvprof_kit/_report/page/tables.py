@@ -11,7 +11,7 @@ from nvprof_kit._report.text.table.units import Cells, mib_cell, percent, rate_c
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
+    from nvprof_kit._analysis.breakdown.breakdown import Breakdown
 
 MAX_TABLE_ROWS = 100
 """Maximum number of table rows on the page; a command next to the table shows all."""
@@ -86,7 +86,7 @@ def page_table(
     )
 
 
-def breakdown_tables(breakdown: BreakdownResult, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
+def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
     """The tables of a breakdown that are not empty."""
     made = [_steps(breakdown, path, limit)]
     step = breakdown.steps["step"].iloc[breakdown.critical_window] if len(breakdown.steps) else None
@@ -107,7 +107,7 @@ def breakdown_tables(breakdown: BreakdownResult, path: str, limit: int = MAX_TAB
     return made
 
 
-def _steps(found: BreakdownResult, path: str, limit: int) -> PageTable:
+def _steps(found: Breakdown, path: str, limit: int) -> PageTable:
     times = [name for name in found.steps.columns if str(name).endswith("_ns") and name != "start_ns"]
     several = [name for name in ("process", "device") if found.steps[name].nunique() > 1]
     rows = found.steps[["step", *several, *times]]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.layers.layers import Layers
 
 MAX_BARS = 40
 """Without a given depth, the plot shows as many levels as this number of bars allows."""
@@ -26,7 +26,12 @@ _LONGEST = 60
 _PHASES = list(PHASE_COLOURS)
 
 
-def layers_figure(result: LayersResult, depth: int | None = None) -> Figure:
+def figure(result: Layers) -> Figure:
+    """A bar for each layer, down to the result's depth."""
+    return layers_figure(result, result.depth)
+
+
+def layers_figure(result: Layers, depth: int | None = None) -> Figure:
     """A bar for each layer in model order, its phases stacked; the bars add up to the capture's total.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -11,7 +12,7 @@ from nvprof_kit._report.text.table.terminal import capture_line, warning_lines
 from nvprof_kit._report.text.table.units import Milliseconds, percent
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.advise.advise import AdviseResult
+    from nvprof_kit._analysis.advise.advise import Advice
     from nvprof_kit._findings import Finding
 
 NO_SAVING = "nothing to save on this rank"
@@ -20,13 +21,12 @@ NO_SAVING = "nothing to save on this rank"
 _MS = Milliseconds(1, 3)
 
 
-def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
-    """The report.
-
-    Args:
-        result: The findings.
-        top: Maximum number of findings.
-    """
+def advise_report(result: Advice) -> list[RenderableType]:
+    """The report: the findings of the selected layers, in the selected order."""
+    top = result.select.top or 10
+    if result.select.asked:
+        ranks = result.to_frame()["rank"].tolist()
+        result = replace(result, findings=tuple(result.findings[rank - 1] for rank in ranks))
     parts: list[RenderableType] = [
         capture_line(result.info, result.steps),
         Text(f"The program: {result.program}{' (prefill and decode)' if result.program == 'mixed' else ''}"),
@@ -39,10 +39,10 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
     if len(result.findings) > top:
         parts += [Text(f"… and {len(result.findings) - top:,} more; --top N shows them", "dim"), ""]
     note = "Savings are upper bounds. Findings overlap, so savings do not add up."
-    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
+    return [*parts, Text(note, "dim"), *warning_lines(result.warnings), ""]
 
 
-def saving(finding: Finding, result: AdviseResult) -> str:
+def saving(finding: Finding, result: Advice) -> str:
     """What a finding could save, for a reader."""
     if not finding.saves_ns:
         return NO_SAVING
@@ -51,7 +51,7 @@ def saving(finding: Finding, result: AdviseResult) -> str:
     return f"at most {_MS(finding.saves_ns)} ms{per}, {percent(finding.saves_ns / result.wall_ns)}"
 
 
-def _paragraph(rank: int, finding: Finding, result: AdviseResult) -> list[Text]:
+def _paragraph(rank: int, finding: Finding, result: Advice) -> list[Text]:
     place = " ".join(part for part in (finding.layer, finding.phase) if part)
     where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
     return [

@@ -10,18 +10,18 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_cost
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
-from nvprof_kit._result.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
+    from nvprof_kit._analysis.breakdown.breakdown import Breakdown
 
 _MS = Cells(1, 3)
 _OUTSIDE = "outside steps"
@@ -40,19 +40,6 @@ _RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {
     **dict.fromkeys(("step", "process", "device", *EACH), 3),
     "unlike": 2,
 }
-_PATH = "path_ns"
-
-COSTS = {
-    "idle": "idle_ns",
-    "communication": "exposed_ns",
-    "copies": "gpu_ns",
-    "launches": "idle_ns",
-    "critical-path": _PATH,
-}
-"""What ranks the rows of the tables with layers."""
-
-ALIKE = {"launches": ("idle_ns", "gpu_ns"), "critical-path": ("gpu_ns", "host_ns", "wait_ns")}
-"""What equal blocks have in common, where it is not the cost alone."""
 
 _TITLES = {
     "idle": "Idle time, by cause and by what the host was doing",
@@ -70,17 +57,9 @@ _OF_GPUS = ("copies", "launches", "queue")
 """Tables about what a host does with a GPU."""
 
 
-def breakdown_report(
-    result: BreakdownResult, view: str | None, top: int, select: Selection = EVERYTHING
-) -> list[RenderableType]:
-    """The report: the capture, the breakdown of each step, and the detail tables.
-
-    Args:
-        result: The breakdown.
-        view: The only table to show; None for all that are not empty.
-        top: Maximum number of rows per table.
-        select: Selection and order of rows.
-    """
+def breakdown_report(result: Breakdown) -> list[RenderableType]:
+    """The report: the capture, the breakdown of each step, and the detail tables, each with its first rows."""
+    view, top, select = result.view, result.select.top or 10, result.select
     tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
     tables = select.each(folded({name: one for name, one in select.changed(sort="").each(tables).items()}, select.fold))
     steps = len(result.choice.shown)
@@ -103,7 +82,7 @@ def breakdown_report(
     notes = ranked_notes(tables.values())
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
-    return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings)]
+    return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings), ""]
 
 
 def folded(tables: Mapping[str, pd.DataFrame], wanted: bool | None) -> dict[str, pd.DataFrame]:
@@ -118,15 +97,7 @@ def folded(tables: Mapping[str, pd.DataFrame], wanted: bool | None) -> dict[str,
     }
 
 
-def with_cost(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """A table with the column of `COSTS`, which the critical path does not have."""
-    made: pd.DataFrame = (
-        rows.assign(**{_PATH: rows[list(ALIKE[name])].sum(axis=1)}) if name == "critical-path" else rows
-    )
-    return made
-
-
-def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> RenderableType:
+def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> RenderableType:
     """A row per step and device (the longest if there are many), the median without warm-up, and sums.
 
     The sums are one row each for these steps, for warm-up, and for the time outside steps.
@@ -166,7 +137,7 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
     return made
 
 
-def _count(result: BreakdownResult, rows: pd.DataFrame) -> int:
+def _count(result: Breakdown, rows: pd.DataFrame) -> int:
     """Number of steps in the rows."""
     return len(set(result.instances[rows.index].tolist()))
 
@@ -177,7 +148,7 @@ def _middle(wall: pd.Series[int]) -> int:
     return place
 
 
-def _warm_up(result: BreakdownResult) -> list[RenderableType]:
+def _warm_up(result: Breakdown) -> list[RenderableType]:
     return [Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out]
 
 

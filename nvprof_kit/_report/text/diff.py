@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.diff.diff import LEVELS
+from nvprof_kit._analysis.diff.diff import ALIKE, LEVELS
 from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
@@ -19,7 +20,7 @@ from nvprof_kit._result.plain import title
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.diff.diff import DiffResult
+    from nvprof_kit._analysis.diff.diff import Diff
     from nvprof_kit._trace.schema import CaptureInfo
 
 _MS = Cells(1, 3)
@@ -28,14 +29,9 @@ _UNIT = "Milliseconds per step: geometric means, not the median step"
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
-def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[RenderableType]:
-    """The report for the terminal: verdict, changes, new and removed kernels, gates.
-
-    Args:
-        result: The comparison.
-        top: Maximum number of rows per level.
-        fold: Whether to print layers that are equal blocks as one row; None folds if there are many.
-    """
+def diff_report(result: Diff) -> list[RenderableType]:
+    """The report for the terminal: verdict, changes, new and removed kernels, gates."""
+    result, top, fold = _selected(result)
     changed = _changed(result, fold)
     rows = _shown(changed, top)
     kinds = {0: "path", 5: "words"}
@@ -69,8 +65,15 @@ def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[
     ]
 
 
-def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str:
-    """The report for a pull request; the arguments are those of `diff_report`."""
+def _selected(result: Diff) -> tuple[Diff, int, bool | None]:
+    """The comparison of the selected layers, the maximum number of rows per level, and whether to fold equal blocks."""
+    rows = result.among(result.rows) if result.view == "rows" else result.rows
+    return replace(result, rows=rows), result.select.top or 15, result.select.fold
+
+
+def diff_markdown(result: Diff) -> str:
+    """The report for a pull request."""
+    result, top, fold = _selected(result)
     changed = _changed(result, fold)
     rows = _shown(changed, top)
     lines = [f"**{_headline(result)}**", ""]
@@ -96,7 +99,7 @@ def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str
     return "\n".join(lines) + "\n"
 
 
-def _times(result: DiffResult) -> str:
+def _times(result: Diff) -> str:
     return "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
 
 
@@ -110,7 +113,7 @@ def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text
     ]
 
 
-def _headline(result: DiffResult) -> str:
+def _headline(result: Diff) -> str:
     """One sentence about the change of the step time."""
     step = result.rows.iloc[0]
     times = f"{_MS(int(step['base_ns']))} → {_MS(int(step['new_ns']))} ms"
@@ -135,11 +138,7 @@ def _verdict(row: Any) -> str:
     return f"the same within ±{max(100 * row['within'], 0.1):.1f} %" if same else str(row["verdict"])
 
 
-ALIKE = ("base_ns", "new_ns")
-"""What equal blocks have in common; `change_ns` is their cost."""
-
-
-def _changed(result: DiffResult, fold: bool | None) -> pd.DataFrame:
+def _changed(result: Diff, fold: bool | None) -> pd.DataFrame:
     """The step, and what changed; equal blocks in one row with their sums, and the widest ends of their intervals."""
     import pandas as pd
 
@@ -168,7 +167,7 @@ def _shown(rows: pd.DataFrame, top: int) -> list[dict[Any, Any]]:
     return [row for part in parts for row in part]
 
 
-def _unshown(result: DiffResult, more: int) -> str:
+def _unshown(result: Diff, more: int) -> str:
     rows = result.rows[result.rows["level"].isin(("phase", "class", "layer"))]
     same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
     parts = [f"{more} more changed"] if more else []
@@ -199,12 +198,12 @@ def _cells(row: Any) -> tuple[str, ...]:
     return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
 
 
-def _kernel_head(result: DiffResult) -> str:
+def _kernel_head(result: Diff) -> str:
     base, new = result.launches
     return f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per step"
 
 
-def _kernel_lines(result: DiffResult, top: int) -> tuple[list[str], int]:
+def _kernel_lines(result: Diff, top: int) -> tuple[list[str], int]:
     """The kernels, and how many are left out."""
     lines = []
     for row in result.kernels.head(top).to_dict("records"):
@@ -215,7 +214,7 @@ def _kernel_lines(result: DiffResult, top: int) -> tuple[list[str], int]:
     return lines, max(len(result.kernels) - top, 0)
 
 
-def _gate_lines(result: DiffResult) -> list[tuple[bool, str]]:
+def _gate_lines(result: Diff) -> list[tuple[bool, str]]:
     return [(one.held, f"{'holds' if one.held else 'FAILS'}: {one.gate.text}: {one.reason}") for one in result.gates]
 
 

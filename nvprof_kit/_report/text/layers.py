@@ -30,10 +30,10 @@ from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.layers.layers import LayersResult, Summary
+    from nvprof_kit._analysis.layers.layers import Layers, Summary
 
 Row = dict[Any, Any]
-"""A row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
+"""A row of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _RANKS = {"total": 0, "total share": 0, "self share": 3, "calls": 3, "CPU": 4}
@@ -63,7 +63,7 @@ class LayersView:
         """Whether lines show full paths, because their parents may be missing."""
         return self.select.asked
 
-    def tree(self, result: LayersResult, times: pd.DataFrame | None = None) -> pd.DataFrame:
+    def tree(self, result: Layers, times: pd.DataFrame | None = None) -> pd.DataFrame:
         """The shown rows with memory, and the columns of `nvprof_kit._analysis.layers.fold`.
 
         Args:
@@ -137,7 +137,7 @@ class Line:
     more: Mapping[str, str] = field(default_factory=dict)
 
 
-def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
+def layers_report(result: Layers, view: LayersView) -> list[RenderableType]:
     """The report: the capture, the table, and all warnings."""
     lines = layers_lines(result, view)
     total = total_line(result)
@@ -155,7 +155,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
     return [*header(result), "", made, "", *_notes(result, columns), *warning_lines(result.warnings)]
 
 
-def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[str]:
+def _columns(result: Layers, lines: Sequence[Line], total: Line) -> list[str]:
     """The headers of the non-empty columns."""
     parts = [head for heads in split_heads(result).values() for head in heads.values()]
     used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
@@ -166,7 +166,7 @@ def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[s
     return ["layer", "calls", *phases, *parts, *rest, *memory, *more]
 
 
-def split_heads(result: LayersResult) -> dict[str, dict[str, str]]:
+def split_heads(result: Layers) -> dict[str, dict[str, str]]:
     """Headers of split time columns by column name, for each way to split."""
     return {
         by: {name: name.removeprefix(SPLITS[by]).removesuffix("_ns").replace("_", " ") for name in names}
@@ -174,11 +174,11 @@ def split_heads(result: LayersResult) -> dict[str, dict[str, str]]:
     }
 
 
-def _split_ranks(result: LayersResult) -> dict[str, int]:
+def _split_ranks(result: Layers) -> dict[str, int]:
     return {head: 2 for heads in split_heads(result).values() for head in heads.values()}
 
 
-def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
+def layers_lines(result: Layers, view: LayersView) -> list[Line]:
     """The lines of the table: the model's layers, then rows outside layers."""
     whole, steps = result.summary.total_ns, _divisor(result)
     ms: Milliseconds = Cells.for_total(whole, steps)
@@ -214,7 +214,7 @@ def line_label(row: Row, flat: bool) -> str:
     return f"{label} x{row['count']}" if row["count"] > 1 else label
 
 
-def total_line(result: LayersResult) -> Line:
+def total_line(result: Layers) -> Line:
     """The last line: the sum of the tree's top level, which is the sum of all operations."""
     ms = Cells.for_total(result.summary.total_ns, _divisor(result))
     top = [row for row in result.tree.to_dict("records") if row["depth"] == 0]
@@ -234,7 +234,7 @@ def total_line(result: LayersResult) -> Line:
     )
 
 
-def header(result: LayersResult) -> list[RenderableType]:
+def header(result: Layers) -> list[RenderableType]:
     """Lines about the capture: its contents, total, and the share of the total in named layers."""
     info, summary, steps = result.info, result.summary, _divisor(result)
     per_step, total = (Milliseconds.for_total(summary.total_ns, parts) for parts in (steps, 1))
@@ -264,7 +264,7 @@ LITTLE = 0.7
 """With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
 
 
-def _busy(result: LayersResult) -> str:
+def _busy(result: Layers) -> str:
     """How much of the wall time the GPU was busy, and where to look if that is little."""
     summary = result.summary
     if not result.info.on_gpu or not summary.wall_ns:
@@ -279,7 +279,7 @@ def _without_comm(summary: Summary) -> str:
     return " without communication" if summary.comm_ns else ""
 
 
-def apart(result: LayersResult) -> list[str]:
+def apart(result: Layers) -> list[str]:
     """What the figures leave out, one line each."""
     summary, lines = result.summary, []
     if 0 < summary.outside_ns <= NOTABLE * summary.capture_ns and not result.steps.asked:  # else a warning says it
@@ -289,7 +289,7 @@ def apart(result: LayersResult) -> list[str]:
     return lines
 
 
-def time_name(result: LayersResult) -> str:
+def time_name(result: Layers) -> str:
     """Name of the times: GPU time, or CPU operator time if the capture has no GPU."""
     return "GPU time" if result.info.on_gpu else "operator time"
 
@@ -306,7 +306,7 @@ def tree_label(row: Row) -> str:
     return "  " * int(row["depth"]) + str(row["layer"]).removeprefix(f"{row['parent']}.")
 
 
-def _from_cuda(result: LayersResult) -> int:
+def _from_cuda(result: Layers) -> int:
     """Total bytes allocated from CUDA, also where no row of the tree ran."""
     return 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
 
@@ -320,7 +320,7 @@ def _memory(row: Row) -> Mapping[str, str]:
     return {head: mib_cell(count) if count else "" for head, count in known.items()}
 
 
-def _divisor(result: LayersResult) -> int:
+def _divisor(result: Layers) -> int:
     """Divisor of times: the number of steps, if any; 1 for the whole capture, which also has what ran outside steps."""
     return 1 if result.steps.everything else max(result.summary.steps, 1)
 
@@ -347,7 +347,7 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
     return [cells.get(name, "") for name in columns]
 
 
-def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
+def _notes(result: Layers, columns: Sequence[str]) -> list[Text]:
     unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
     what = f"{unit} of {time_name(result)}, with nested layers"
     notes = [Text(f"{what}; self share: without. CPU: wall time inside the layer's ranges.", "dim")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.layers import LayersView, header, line_label, time_name
+from nvprof_kit._report.text.layers import LayersView, header, layers_report, line_label, time_name
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
 from nvprof_kit.names import NO_LAYER
@@ -15,7 +15,7 @@ from nvprof_kit.names import NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.layers.layers import Layers
 
 MAX_STEPS = 8
 """Maximum number of steps with a column; data formats contain all steps."""
@@ -24,12 +24,18 @@ OUTSIDE = "outside"
 """Header of the column for work outside steps."""
 
 
-def layers_by_step_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
+def report(result: Layers) -> list[RenderableType]:
+    """The tree of the model with times, or with a column per step if the rows are by step."""
+    view = LayersView(result.depth, result.select)
+    return layers_by_step_report(result, view) if "step" in result.rows else layers_report(result, view)
+
+
+def layers_by_step_report(result: Layers, view: LayersView) -> list[RenderableType]:
     """The report of a result by step."""
     return [*header(result), "", *steps_table(result, view), *warning_lines(result.warnings)]
 
 
-def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
+def steps_table(result: Layers, view: LayersView) -> list[RenderableType]:
     """The table with a description of its figures."""
     times = layers_by_step(result)
     columns = list(times.columns[:MAX_STEPS])
@@ -51,12 +57,12 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
     return [made, "", Text(what, "dim")]
 
 
-def layers_by_step(result: LayersResult) -> pd.DataFrame:
+def layers_by_step(result: Layers) -> pd.DataFrame:
     """Time of each row of the tree by step, in ns, including nested layers, with the sum as the last row.
 
     Returns:
         A column for each step instance in order, then `OUTSIDE` if there is work outside steps; an int64 row for each
-        row of `LayersResult.tree`, in its order, and one for the total.
+        row of `Layers.tree`, in its order, and one for the total.
     """
     rows, tree = result.rows, result.tree
     pairs = zip(rows["instance"], rows["instance"].isna(), strict=True)

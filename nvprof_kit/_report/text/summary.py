@@ -14,18 +14,14 @@ from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_ce
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.summary.summary import SummaryResult
+    from nvprof_kit._analysis.summary.summary import Summary
 
 _MS = Cells(1, 3)
 
 
-def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
-    """The views one below the other, each with its note.
-
-    Args:
-        result: The summaries.
-        top: Maximum number of rows per view.
-    """
+def summary_report(result: Summary) -> list[RenderableType]:
+    """The views one below the other, each with its note and its first rows."""
+    top = result.select.top or 12
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
     on_gpu = result.info.on_gpu
     for name, rows in result.views.items():
@@ -40,7 +36,7 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
             Text(result.notes[name], "dim"),
             "",
         ]
-    return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings)]
+    return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings), ""]
 
 
 def _readable(rows: pd.DataFrame) -> pd.DataFrame:

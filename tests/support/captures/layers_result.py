@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.warm_up import StepChoice
-from nvprof_kit._analysis.layers.layers import LayersResult, Summary
+from nvprof_kit._analysis.layers.layers import Layers, Summary
 from nvprof_kit._trace.schema import CaptureInfo
 
 MS = 1_000_000
@@ -66,9 +66,9 @@ def rows_by_step() -> pd.DataFrame:
     return made
 
 
-def layers_result(**changes: Any) -> LayersResult:
+def layers_result(**changes: Any) -> Layers:
     """The result, with some of its attributes replaced."""
-    result = LayersResult(
+    result = Layers(
         rows=rows_by_step(),
         tree=tree(),
         summary=Summary(

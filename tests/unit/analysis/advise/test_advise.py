@@ -15,7 +15,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.advise.advise import FINDERS, OPTIONAL, AdviseResult, advise
+from nvprof_kit._analysis.advise.advise import FINDERS, OPTIONAL, Advice, advise
 from nvprof_kit._findings import RULES, Finding
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import NvprofKitError
@@ -221,7 +221,7 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
 }
 
 
-def found(path: Path) -> AdviseResult:
+def found(path: Path) -> Advice:
     return advise(open_capture(path, optional=OPTIONAL))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit._analysis.advise.advise import OPTIONAL, Advice, advise
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.open import open_capture
 
@@ -24,7 +24,7 @@ Spans = list[tuple[int, int]]
 
 
 @cache
-def found(name: str) -> AdviseResult:
+def found(name: str) -> Advice:
     return advise(open_capture(DATA / f"{name}-2024.2.sqlite.xz", optional=OPTIONAL))
 
 

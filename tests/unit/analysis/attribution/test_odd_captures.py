@@ -12,7 +12,7 @@ from support.captures.nsys_file import MARK, START_END, NsysFile, thread
 
 from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -22,11 +22,11 @@ def file(tmp_path: Path) -> NsysFile:
     return NsysFile(tmp_path / "capture.sqlite")
 
 
-def table(file: NsysFile, **options: Any) -> LayersResult:
+def table(file: NsysFile, **options: Any) -> Layers:
     return layers(open_capture(file.write()), LayersOptions(**{"steps": WHOLE_CAPTURE, **options}))
 
 
-def sums(result: LayersResult) -> dict[tuple[Any, ...], int]:
+def sums(result: Layers) -> dict[tuple[Any, ...], int]:
     keys = [name for name in ("step", "layer", "phase") if name in result.rows]
     rows = result.rows[result.rows["gpu_self_ns"] > 0]
     return {

@@ -17,7 +17,7 @@ from support.golden import Golden
 from support.lane import examples
 
 import nvprof_kit
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, Breakdown, breakdown
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import UNKNOWN, link_of
 from nvprof_kit._trace.open import open_capture
@@ -31,11 +31,11 @@ def file(tmp_path: Path) -> NsysFile:
     return NsysFile(tmp_path / "run.sqlite")
 
 
-def analysed(file: NsysFile) -> BreakdownResult:
+def analysed(file: NsysFile) -> Breakdown:
     return breakdown(open_capture(file.write(), optional=OPTIONAL))
 
 
-def idle_of(result: BreakdownResult) -> dict[str, int]:
+def idle_of(result: Breakdown) -> dict[str, int]:
     """Idle time by cause, only causes that there are."""
     sums = result.steps.filter(regex="^idle_.+_ns$").sum()
     return {str(name)[5:-3]: int(ns) for name, ns in sums.items() if ns}

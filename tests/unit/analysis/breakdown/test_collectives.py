@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, Breakdown, breakdown
 from nvprof_kit._analysis.breakdown.collectives import bus_factors
 from nvprof_kit._trace.open import open_capture
 
@@ -25,11 +25,11 @@ def file(tmp_path: Path) -> NsysFile:
     return made
 
 
-def analysed(path: Path) -> BreakdownResult:
+def analysed(path: Path) -> Breakdown:
     return breakdown(open_capture(path, optional=OPTIONAL))
 
 
-def moved(result: BreakdownResult) -> dict[str, list[Any]]:
+def moved(result: Breakdown) -> dict[str, list[Any]]:
     rows = result.communication.astype(object).where(result.communication.notna(), None)
     return {row["collective"]: [row[name] for name in MOVED] for row in rows.to_dict("records")}
 

@@ -18,7 +18,7 @@ from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.attribution.windows import step_windows
 from nvprof_kit._analysis.breakdown import idle as idle_module
 from nvprof_kit._analysis.breakdown.activity import activity
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, Breakdown, breakdown
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack, Timeline
 from nvprof_kit._analysis.kernels.classes import classify
@@ -39,11 +39,11 @@ def file(tmp_path: Path) -> NsysFile:
     return made
 
 
-def analysed(file: NsysFile) -> BreakdownResult:
+def analysed(file: NsysFile) -> Breakdown:
     return breakdown(open_capture(file.write(), optional=OPTIONAL))
 
 
-def by_cause(result: BreakdownResult) -> dict[str, float]:
+def by_cause(result: Breakdown) -> dict[str, float]:
     """Idle time by cause in ms, only causes that there are."""
     sums = result.steps.filter(regex="^idle_.+_ns$").sum() / MS
     return {str(name)[5:-3]: ms for name, ms in sums.items() if ms}
@@ -176,7 +176,7 @@ def test_time_off_the_cpu(file: NsysFile) -> None:
     assert by_cause(analysed(file)) == {"off_cpu": 5, "launch": 5}
 
 
-def kineto(path: Path, *more: dict[str, object]) -> BreakdownResult:
+def kineto(path: Path, *more: dict[str, object]) -> Breakdown:
     """A PyTorch trace in µs: kernels 0-100 and 10,000-10,100, and between them what is said."""
     events: list[dict[str, object]] = []
     for number, (start, launch) in enumerate(((0, -10), (10_000, 9_990))):

@@ -9,7 +9,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.foreign.rules import parse_rules, preset
-from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -22,13 +22,13 @@ def file(tmp_path: Path) -> NsysFile:
     return NsysFile(tmp_path / "capture.sqlite")
 
 
-def table(file: NsysFile, rules: str, **opening: Any) -> LayersResult:
+def table(file: NsysFile, rules: str, **opening: Any) -> Layers:
     chosen = preset(rules) if not rules.startswith("[[") else parse_rules(rules, "own.toml")
     opening.setdefault("domain", chosen.domain)
     return layers(open_capture(file.write(), **opening), LayersOptions(rules=chosen))
 
 
-def sums(result: LayersResult, column: str = "gpu_self_ns") -> dict[tuple[str, str], int]:
+def sums(result: Layers, column: str = "gpu_self_ns") -> dict[tuple[str, str], int]:
     rows = result.rows
     return {
         key: value

@@ -16,7 +16,7 @@ from support.golden import Golden
 
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.foreign.rules import preset
-from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES
 
@@ -28,7 +28,7 @@ LAYER_PHASES = {category.value for category in LAYER_CATEGORIES}
 
 
 @cache
-def table(name: str) -> LayersResult:
+def table(name: str) -> Layers:
     named = next((preset(rules) for start, rules in RULES.items() if name.startswith(start)), None)
     domain = next((domain for start, domain in DOMAINS.items() if name.startswith(start)), None)
     domain = domain or (DOMAIN if named is None or named.domain is None else named.domain)

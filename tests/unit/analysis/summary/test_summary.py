@@ -18,7 +18,7 @@ from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit import StepOptions
-from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
+from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, Summary, SummaryOptions, summary
 from nvprof_kit._cli import group
 from nvprof_kit._trace.open import open_capture
 
@@ -41,21 +41,21 @@ def small(path: Path) -> Path:
     return file.write()
 
 
-def analysed(path: Path, **options: Any) -> SummaryResult:
+def analysed(path: Path, **options: Any) -> Summary:
     return summary(open_capture(path, optional=OPTIONAL), SummaryOptions(**options))
 
 
 @pytest.fixture
-def result(tmp_path: Path) -> SummaryResult:
+def result(tmp_path: Path) -> Summary:
     return analysed(small(tmp_path / "run.sqlite"))
 
 
-def test_there_are_eight(result: SummaryResult) -> None:
+def test_there_are_eight(result: Summary) -> None:
     assert tuple(result.views) == tuple(VIEWS)
     assert result.steps == 2
 
 
-def test_device(result: SummaryResult) -> None:
+def test_device(result: Summary) -> None:
     # busy: step 0 100-350 and 600-620; step 1 1100-1400 and 1600-1620
     row = result.views["device"].iloc[0]
     assert row[["wall_ns", "busy_ns", "utilisation", "name"]].tolist() == [2000, 590, 0.295, "Test GPU"]
@@ -95,26 +95,26 @@ def test_how_busy_the_cpu_is(tmp_path: Path) -> None:
     assert "cores" in views.notes["device"]
 
 
-def test_overview_counts_overlap_once(result: SummaryResult) -> None:
+def test_overview_counts_overlap_once(result: Summary) -> None:
     rows = result.views["overview"].set_index("event")
     assert rows["gpu_total_ns"].drop("CUDA API").to_dict() == {"kernel": 500, "communication": 200, "memcpy": 40}
     assert rows.loc["CUDA API", ["calls", "cpu_total_ns"]].tolist() == [6, 22]  # twice 4 + 2 + 5
     assert rows.loc["kernel", "gpu_ratio"] == 500 / 2000
 
 
-def test_model(result: SummaryResult) -> None:
+def test_model(result: Summary) -> None:
     rows = result.views["model"].set_index("part")
     assert rows.loc["forward", ["cpu_total_ns", "gpu_total_ns", "gpu_ops"]].tolist() == [100, 500, 2]
     assert rows.loc["optimizer", ["cpu_total_ns", "gpu_total_ns", "gpu_ops"]].tolist() == [60, 240, 4]
 
 
-def test_distributed(result: SummaryResult) -> None:
+def test_distributed(result: Summary) -> None:
     row = result.views["distributed"].iloc[0]
     # overlap: 250-300, and 1250-1350 whole
     assert row[["comm_ns", "overlap_ns", "exposed_comm_ns", "overlap_ratio"]].tolist() == [200, 150, 50, 0.75]
 
 
-def test_operators_with_their_kernels_below(result: SummaryResult) -> None:
+def test_operators_with_their_kernels_below(result: Summary) -> None:
     rows = result.views["operator"]
     assert rows[["operator", "kernel", "calls", "cpu_total_ns", "gpu_total_ns"]].to_numpy().tolist() == [
         ["aten::mm", "", 2, 16, 500],
@@ -122,7 +122,7 @@ def test_operators_with_their_kernels_below(result: SummaryResult) -> None:
     ]
 
 
-def test_kernel_statistics(result: SummaryResult) -> None:
+def test_kernel_statistics(result: Summary) -> None:
     row = result.views["kernel"].set_index("name").loc["nvjet_a"]
     names = ["calls", *(f"gpu_{what}_ns" for what in ("total", "avg", "max", "min", "p50", "p95"))]
     assert row[names].tolist() == [2, 500, 250, 300, 200, 250, 295]  # p95 of 200 and 300
@@ -130,14 +130,14 @@ def test_kernel_statistics(result: SummaryResult) -> None:
     assert row["gpu_ratio"] == pytest.approx(500 / 740)
 
 
-def test_memory(result: SummaryResult) -> None:
+def test_memory(result: Summary) -> None:
     row = result.views["memory"].iloc[0]
     assert row[["copy", "memory", "calls", "bytes", "gpu_total_ns", "cpu_total_ns", "gb_per_s"]].tolist() == [
         "memcpy HtoD", "pageable", 2, 800, 40, 10, 20.0,
     ]  # fmt: skip
 
 
-def test_user_ranges_hold_what_is_nested(result: SummaryResult) -> None:
+def test_user_ranges_hold_what_is_nested(result: Summary) -> None:
     rows = result.views["user"].set_index("range")
     assert rows.loc["layers.0", ["calls", "cpu_total_ns", "gpu_total_ns"]].tolist() == [2, 60, 500]
     assert rows.loc["forward", "gpu_total_ns"] == 500

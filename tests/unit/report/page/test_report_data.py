@@ -18,7 +18,7 @@ import pytest
 from support.captures.layers_result import MS, layers_result
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit._analysis.advise.advise import OPTIONAL, Advice, advise
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.timeline import Timeline, timeline
 from nvprof_kit._cli import main
@@ -230,7 +230,7 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
         Finding("copies", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
         for layer, phase, start, end in kinds
     )
-    found = AdviseResult(findings, 50_000_000, 5, 1, "training", (), trace.info)
+    found = Advice(findings, 50_000_000, 5, 1, "training", (), trace.info)
     sheet = sheet_of(trace, None, found)
     # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
     assert sheet.moments is not None and [step.title for step in sheet.moments.steps] == [
