@@ -220,17 +220,27 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
     often = len(waits) >= OFTEN * found.steps_and_gpus and bool(found.choice.count)
     if not len(waits) or lost < (OFTEN_SHARE if often else SYNC_SHARE) * found.wall_ns:
         return
-    by_place = waits.groupby(["layer", "phase", "call"], observed=True, sort=False)["lost_ns"].sum()
-    layer, phase, call = by_place.index[int(by_place.to_numpy().argmax())]
-    there = waits[(waits["layer"] == layer) & (waits["phase"] == phase) & (waits["call"] == call)]
+    waits = waits.astype({"layer": str, "phase": str, "call": str})
+    waits = waits.assign(kind=waits["layer"].str.replace(_INDEX, "N", regex=True))  # equal layers are one place
+    by_kind = waits.groupby(["kind", "phase", "call"], sort=False)["lost_ns"].sum().sort_values(ascending=False)
+    kind, phase, call = by_kind.index[0]
+    there = waits[(waits["kind"] == kind) & (waits["phase"] == phase) & (waits["call"] == call)]
+    by_layer = there.groupby("layer", sort=False)["lost_ns"].sum()
+    layer, layers = str(by_layer.idxmax()), len(by_layer)
+    of_layers = there
+    there = there[there["layer"] == layer]
     worst = there.iloc[int(there["lost_ns"].to_numpy().argmax())]
     start = int(gaps["start_ns"].iloc[int(worst["gap"])])
     evidence = (
         f"{found.ms(lost)} of {found.ms(found.wall_ns)}{found.per_step} ({share(lost, found.wall_ns)}) idle in gaps "
         f"that begin while the host waits for the GPU, {_number(len(waits), found)}; most after {call} in {layer} "
-        f"{phase}: {found.ms(int(by_place.max()))} in {_number(len(there), found)}, the longest "
+        f"{phase}: {found.ms(int(by_layer.max()))} in {_number(len(there), found)}, the longest "
         f"{ms(int(worst['lost_ns']))}"
     )
+    if layers > 1:
+        evidence += f"; in {layers} layers like it {found.ms(int(by_kind.iloc[0]))}, {_number(len(of_layers), found)}"
+    if len(by_kind) > 1:
+        evidence += f"; then in {by_kind.index[1][0]} {by_kind.index[1][1]}: {found.ms(int(by_kind.iloc[1]))}"
     steps = bool(found.choice.count)
     copy = "Memcpy" in str(call)
     calls = "copies to and from pageable memory, " if copy else ""
