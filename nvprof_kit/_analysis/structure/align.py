@@ -22,24 +22,24 @@ class Aligner:
         self._kind = kind
         self._known: dict[tuple[bytes, bytes], tuple[int, int, float]] = {}
 
-    def start(self, one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+    def start(self, tokens: Int64Array, other: Int64Array) -> tuple[int, int, float]:
         """How far two stretches agree from their start on, see `common_start`."""
-        one, other = np.ascontiguousarray(one[:LONGEST]), np.ascontiguousarray(other[:LONGEST])
-        key = one.tobytes(), other.tobytes()
+        tokens, other = np.ascontiguousarray(tokens[:LONGEST]), np.ascontiguousarray(other[:LONGEST])
+        key = tokens.tobytes(), other.tobytes()
         if key not in self._known:
-            self._known[key] = common_start(one, other, self._kind)
+            self._known[key] = common_start(tokens, other, self._kind)
         return self._known[key]
 
-    def end(self, one: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+    def end(self, tokens: Int64Array, other: Int64Array) -> tuple[int, int, float]:
         """How far two stretches agree from their end back."""
-        return self.start(one[::-1], other[::-1])
+        return self.start(tokens[::-1], other[::-1])
 
 
-def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
+def common_start(tokens: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
     """How far two stretches agree from their start on.
 
     Args:
-        one: Tokens, shape ``(m,)``.
+        tokens: Tokens, shape ``(m,)``.
         other: Tokens, shape ``(n,)``.
         kind: For each token, a number that it shares with those it can stand for; -1 for none.
 
@@ -47,16 +47,16 @@ def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[
         The number of kernels of each in the part that agrees best, and its score: 1 for each kernel in common, less for
         those that differ (gaps cost little more when they are long).
     """
-    equal = np.flatnonzero(one[: len(other)] != other[: len(one)])
-    same = int(equal[0]) if len(equal) else min(len(one), len(other))
-    if same == min(len(one), len(other)):
+    equal = np.flatnonzero(tokens[: len(other)] != other[: len(tokens)])
+    same = int(equal[0]) if len(equal) else min(len(tokens), len(other))
+    if same == min(len(tokens), len(other)):
         return same, same, float(same)
     width, kinds = len(other) + 1, kind[other]
     column = np.arange(width)
     above = np.where(column == 0, 0.0, _OPEN + _EXTEND * column)
     vertical = np.full(width, -np.inf)
     best = (0, 0, 0.0)
-    for row, token in enumerate(one.tolist(), 1):
+    for row, token in enumerate(tokens.tolist(), 1):
         vertical = np.maximum(vertical + _EXTEND, above + _OPEN)
         step = np.full(width, -np.inf)
         akin = _AKIN if kind[token] >= 0 else _MISMATCH
@@ -65,19 +65,19 @@ def common_start(one: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[
         # a gap in `other`: the best of all columns to the left, minus what the gap costs
         before = np.maximum.accumulate(here - _EXTEND * column)
         here[1:] = np.maximum(here[1:], before[:-1] + _OPEN + _EXTEND * column[1:])
-        place = int(np.argmax(step))
-        if step[place] > best[2]:
-            best = (row, place, float(step[place]))
+        position = int(np.argmax(step))
+        if step[position] > best[2]:
+            best = (row, position, float(step[position]))
         if here.max() < best[2] - 60:
             break
         above = here
     return best
 
 
-def similarity(one: Int64Array, other: Int64Array) -> float:
+def similarity(tokens: Int64Array, other: Int64Array) -> float:
     """Share of kernels that two stretches have in common, in any order: 0 to 1."""
-    if not len(one) or not len(other):
-        return float(len(one) == len(other))
-    width = int(max(one.max(), other.max())) + 1
-    counts = np.bincount(one, minlength=width), np.bincount(other, minlength=width)
+    if not len(tokens) or not len(other):
+        return float(len(tokens) == len(other))
+    width = int(max(tokens.max(), other.max())) + 1
+    counts = np.bincount(tokens, minlength=width), np.bincount(other, minlength=width)
     return float(np.minimum(*counts).sum() / np.maximum(*counts).sum())

@@ -57,29 +57,31 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
         passes += _split(sequence, list(group), direction, edges)
     widths: dict[bytes, int] = {}
-    for one in passes:
-        span = sequence.token[one.anchors[0].first : one.anchors[-1].last + 1]
+    for model_pass in passes:
+        span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1]
         key = span.tobytes()
         if key not in widths:
-            widths[key] = _width(sequence, one)
-        one.width = widths[key]
-    found = [one for one in passes if one.width]
+            widths[key] = _width(sequence, model_pass)
+        model_pass.width = widths[key]
+    repeating_passes = [model_pass for model_pass in passes if model_pass.width]
     aligner = Aligner(sequence.kind)
     inner = _Marks(sequence)
-    repeating = set(map(id, found))
-    for index, one in enumerate(passes):
-        if id(one) not in repeating:
+    repeating = set(map(id, repeating_passes))
+    for index, model_pass in enumerate(passes):
+        if id(model_pass) not in repeating:
             continue
         left = passes[index - 1].anchors[-1].last + 1 if index else 0
         right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
-        before = inner.outside(left, one.anchors[0].first, passes[max(index - 1, 0) : index + 1])
-        after = inner.outside(one.anchors[-1].last + 1, right, passes[index : index + 2])
+        before = inner.outside(left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
+        after = inner.outside(model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
         bounds = (int(before[0]) + 1 if len(before) else left, int(after[-1]) + 1 if len(after) else right)
-        _cut(sequence, one, bounds, aligner)
-    again = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
-    for block in (block for one in found if one.direction == BACKWARD for block in one.blocks):
-        block.recomputes = bool(np.diff(np.searchsorted(again, (block.first, block.last + 1)))[0])
-    return found
+        _cut(sequence, model_pass, bounds, aligner)
+    recomputed_tokens = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
+    for block in (
+        block for model_pass in repeating_passes if model_pass.direction == BACKWARD for block in model_pass.blocks
+    ):
+        block.recomputes = bool(np.diff(np.searchsorted(recomputed_tokens, (block.first, block.last + 1)))[0])
+    return repeating_passes
 
 
 class _Marks:
@@ -89,12 +91,12 @@ class _Marks:
         self._sequence = sequence
         self._common = np.zeros(len(sequence.kind), dtype=bool)
 
-    def outside(self, begin: int, end: int, passes: list[Pass]) -> Int64Array:
+    def outside(self, start_at: int, end: int, passes: list[Pass]) -> Int64Array:
         """Positions of such kernels from `begin` to `end`."""
-        positions = begin + np.flatnonzero(self._sequence.outer[begin:end])
+        positions = start_at + np.flatnonzero(self._sequence.outer[start_at:end])
         if not len(positions):
             return positions
-        gaps = [gap for one in passes for gap in _gaps(self._sequence, one)]
+        gaps = [gap for model_pass in passes for gap in _gaps(self._sequence, model_pass)]
         for gap in gaps:
             self._common[gap] = True
         outside = positions[~self._common[self._sequence.token[positions]]]
@@ -129,16 +131,16 @@ def _split(sequence: Sequence, anchors: list[Anchor], direction: int, edges: tup
     """Divide anchors of one direction into passes where the model's ends lie between two of them: kernels that
     are at the ends only (the first of `edges`), or that may be (the second) and are not in what is near.
     """
-    gaps = [(one.last + 1, other.first) for one, other in pairwise(anchors)]
+    gaps = [(model_pass.last + 1, other.first) for model_pass, other in pairwise(anchors)]
     if not gaps:
         return [Pass(direction, anchors)]
-    known: dict[bytes, frozenset[int]] = {}
+    cache: dict[bytes, frozenset[int]] = {}
     inside = []
-    for begin, end in gaps:
-        key = sequence.token[begin:end].tobytes()
-        if key not in known:
-            known[key] = frozenset(sequence.token[begin:end].tolist())
-        inside.append(known[key])
+    for start_at, end in gaps:
+        key = sequence.token[start_at:end].tobytes()
+        if key not in cache:
+            cache[key] = frozenset(sequence.token[start_at:end].tolist())
+        inside.append(cache[key])
     times = Counter(inside)
     share: Counter[int] = Counter()
     for tokens, count in times.items():
@@ -152,26 +154,26 @@ def _split(sequence: Sequence, anchors: list[Anchor], direction: int, edges: tup
         near = inside[max(index - 2, 0) : index] + inside[index + 1 : index + 3]
         if ends & tokens or marked[tokens].difference(*near):
             breaks.append(index + 1)
-    return [Pass(direction, anchors[begin:end]) for begin, end in pairwise([0, *breaks, len(anchors)])]
+    return [Pass(direction, anchors[start_at:end]) for start_at, end in pairwise([0, *breaks, len(anchors)])]
 
 
-def _gaps(sequence: Sequence, one: Pass) -> list[Int64Array]:
+def _gaps(sequence: Sequence, model_pass: Pass) -> list[Int64Array]:
     return [
         sequence.token[before.last + 1 : after.first]
-        for before, after in zip(one.anchors, one.anchors[1:], strict=False)
+        for before, after in zip(model_pass.anchors, model_pass.anchors[1:], strict=False)
     ]
 
 
-def _width(sequence: Sequence, one: Pass) -> int:
+def _width(sequence: Sequence, model_pass: Pass) -> int:
     """How many anchors a block of the pass has; 0 if the pass shows no repetition."""
-    gaps = _gaps(sequence, one)
+    gaps = _gaps(sequence, model_pass)
     if not gaps:
         return 0
     coarse = [
         sequence.coarse[before.last + 1 : after.first]
-        for before, after in zip(one.anchors, one.anchors[1:], strict=False)
+        for before, after in zip(model_pass.anchors, model_pass.anchors[1:], strict=False)
     ]
-    alike = [
+    likeness = [
         max(similarity(a, b), similarity(c, d) - 0.15)
         for a, b, c, d in zip(gaps, gaps[1:], coarse, coarse[1:], strict=False)
     ]
@@ -179,31 +181,34 @@ def _width(sequence: Sequence, one: Pass) -> int:
         max(similarity(a, b), similarity(c, d) - 0.15)
         for a, b, c, d in zip(gaps, gaps[2:], coarse, coarse[2:], strict=False)
     ]
-    if len(one.anchors) % 2 == 0 and len(gaps) >= 3:
+    if len(model_pass.anchors) % 2 == 0 and len(gaps) >= 3:
         products = [
             np.count_nonzero(sequence.product[a.last + 1 : b.first])
-            for a, b in zip(one.anchors, one.anchors[1:], strict=False)
+            for a, b in zip(model_pass.anchors, model_pass.anchors[1:], strict=False)
         ]
         lengths = [len(gap) for gap in gaps]
         shorter = max(products[0::2]) < min(products[1::2]) and max(lengths[0::2]) < min(lengths[1::2])
-        if shorter and np.median(every_second) > np.median(alike) + 0.1:
+        if shorter and np.median(every_second) > np.median(likeness) + 0.1:
             return 2
-    if not alike:
+    if not likeness:
         return 1
-    best = [max(pair) for pair in zip([0.0, *alike], [*alike, 0.0], strict=False)]
+    best = [max(pair) for pair in zip([0.0, *likeness], [*likeness, 0.0], strict=False)]
     repeats = len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE
     return int(repeats or float(np.median(best)) >= _ALIKE)
 
 
-def _cut(sequence: Sequence, one: Pass, bounds: tuple[int, int], aligner: Aligner) -> None:
+def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner) -> None:
     """Find where the blocks of a pass begin and end."""
     token, (left, right) = sequence.token, bounds
-    groups = [tuple(one.anchors[index : index + one.width]) for index in range(0, len(one.anchors), one.width)]
+    groups = [
+        tuple(model_pass.anchors[index : index + model_pass.width])
+        for index in range(0, len(model_pass.anchors), model_pass.width)
+    ]
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
-    gaps = [token[begin:end] for begin, end in spans]
-    if one.direction == FORWARD:
+    gaps = [token[start_at:end] for start_at, end in spans]
+    if model_pass.direction == FORWARD:
         sizes = _propagate(gaps, before, aligner, from_end=True)
         borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
         # what precedes the first block may end as a block does, with a sum and a norm: the sum is the block's
@@ -212,19 +217,20 @@ def _cut(sequence: Sequence, one: Pass, bounds: tuple[int, int], aligner: Aligne
         ]
     else:
         sizes = _propagate(gaps, after, aligner, from_end=False)
-        borders = [begin + size for (begin, _), size in zip(spans, sizes, strict=True)]
+        borders = [start_at + size for (start_at, _), size in zip(spans, sizes, strict=True)]
         for index, (gap, (_begin, end)) in enumerate(zip(gaps, spans, strict=True)):
             start = end - aligner.end(before, gap)[1]
             if start > borders[index]:  # the last block's backward lacks kernels: it is shorter than the others' ends
                 products = np.flatnonzero(sequence.product[start:end])
                 borders[index] = start + (int(products[0]) if len(products) else 0)
     starts = [token[border:end] for border, (_, end) in zip(borders[:3], spans, strict=False)]
-    ends = [token[begin:border] for border, (begin, _) in zip(borders[-3:], spans[-3:], strict=False)]
-    head = max(aligner.end(before, part)[0] for part in starts)
-    tail = max(aligner.start(after, part)[0] for part in ends)
-    edges = [groups[0][0].first - head, *borders, groups[-1][-1].last + 1 + tail]
-    one.blocks = [
-        Block(begin, end - 1, one.direction, group) for begin, end, group in zip(edges, edges[1:], groups, strict=False)
+    ends = [token[start_at:border] for border, (start_at, _) in zip(borders[-3:], spans[-3:], strict=False)]
+    before_size = max(aligner.end(before, section)[0] for section in starts)
+    tail = max(aligner.start(after, section)[0] for section in ends)
+    edges = [groups[0][0].first - before_size, *borders, groups[-1][-1].last + 1 + tail]
+    model_pass.blocks = [
+        Block(start_at, end - 1, model_pass.direction, group)
+        for start_at, end, group in zip(edges, edges[1:], groups, strict=False)
     ]
 
 
@@ -248,18 +254,18 @@ def _propagate(gaps: list[Int64Array], edge: Int64Array, aligner: Aligner, *, fr
             lengths[key] = size
     # a block of another kind: what follows its part is the other side of a gap that is known
     while len(lengths) < len(kinds):
-        rest = [key for key in kinds if key not in lengths]
-        others = [kinds[key][lengths[key] :][::-1] for key in lengths]
+        unsized = [key for key in kinds if key not in lengths]
+        opposite = [kinds[key][lengths[key] :][::-1] for key in lengths]
         parts = [kinds[key][: lengths[key]] for key in lengths]
         options = []
-        for key in rest:
+        for key in unsized:
             gap = kinds[key]
-            for other in others:
+            for other in opposite:
                 size, _, score = aligner.start(gap[::-1], other)
                 options.append((score / max(len(other), 1), key, len(gap) - size))
-            for part in parts:
-                size, _, score = aligner.start(gap, part)
-                options.append((score / max(len(part), 1), key, size))
+            for section in parts:
+                size, _, score = aligner.start(gap, section)
+                options.append((score / max(len(section), 1), key, size))
         score, key, size = max(options, key=lambda option: option[0])
         lengths[key] = size
     return [lengths[key] for key in keys]
@@ -276,35 +282,37 @@ def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
     """
     stacks: list[Pass] = []
     waiting: list[Pass] = []
-    for one in passes:
-        if one.direction == FORWARD:
-            one.stack = _stack_of(stacks, one, sequence)
+    for model_pass in passes:
+        if model_pass.direction == FORWARD:
+            model_pass.stack = _stack_of(stacks, model_pass, sequence)
             if waiting and waiting[-1].direction == BACKWARD:
                 waiting = []
-            waiting.append(one)
+            waiting.append(model_pass)
         else:
-            same = [other for other in waiting if other.direction == FORWARD and len(other.blocks) == len(one.blocks)]
+            same = [
+                other for other in waiting if other.direction == FORWARD and len(other.blocks) == len(model_pass.blocks)
+            ]
             if same:
-                one.stack = same[-1].stack
+                model_pass.stack = same[-1].stack
                 waiting.remove(same[-1])
             else:
-                one.stack = _stack_of(stacks, one, sequence)
-        last = len(one.blocks) - 1
-        for index, block in enumerate(one.blocks):
-            block.stack = one.stack
-            block.number = index if one.direction == FORWARD else last - index
+                model_pass.stack = _stack_of(stacks, model_pass, sequence)
+        last = len(model_pass.blocks) - 1
+        for index, block in enumerate(model_pass.blocks):
+            block.stack = model_pass.stack
+            block.number = index if model_pass.direction == FORWARD else last - index
     return stacks
 
 
-def _stack_of(stacks: list[Pass], one: Pass, sequence: Sequence) -> int:
+def _stack_of(stacks: list[Pass], model_pass: Pass, sequence: Sequence) -> int:
     """The stack that a pass runs, a new one if no stack is alike."""
     for number, other in enumerate(stacks):
-        alike = len(other.blocks) == len(one.blocks) and other.width == one.width
-        if alike and similarity(_inside(other, sequence), _inside(one, sequence)) >= _SAME_STACK:
+        likeness = len(other.blocks) == len(model_pass.blocks) and other.width == model_pass.width
+        if likeness and similarity(_inside(other, sequence), _inside(model_pass, sequence)) >= _SAME_STACK:
             return number
-    stacks.append(one)
+    stacks.append(model_pass)
     return len(stacks) - 1
 
 
-def _inside(one: Pass, sequence: Sequence) -> Int64Array:
-    return sequence.coarse[one.blocks[0].first : one.blocks[-1].last + 1]
+def _inside(model_pass: Pass, sequence: Sequence) -> Int64Array:
+    return sequence.coarse[model_pass.blocks[0].first : model_pass.blocks[-1].last + 1]

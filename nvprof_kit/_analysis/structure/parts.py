@@ -33,44 +33,44 @@ def parts_of(sequence: Sequence, block: Block, first: int) -> list[Part]:
     spans = sorted((abs(edge.first - positions[0]), abs(edge.last - positions[0])) for edge in block.anchors)
     spans = [(min(span), max(span)) for span in spans]
     softmax = _CODE["softmax"]
-    begin = 0
+    start_at = 0
     for number, span in enumerate(spans):
         start, end = span
         state = (
             coarse[start] == _CODE["ssm"] or not np.isin(coarse[start : end + 1], (_CODE["attention"], softmax)).any()
         )
         if (coarse[start : end + 1] == softmax).all():  # attention of several kernels: the products around its softmax
-            before, after = (np.flatnonzero(product[begin:start]), np.flatnonzero(product[end + 1 :]))
-            start = begin + int(before[-1]) if len(before) else start
+            before, after = (np.flatnonzero(product[start_at:start]), np.flatnonzero(product[end + 1 :]))
+            start = start_at + int(before[-1]) if len(before) else start
             end = end + 1 + int(after[0]) if len(after) else end
         prefix = "cross_" if number else ""
-        inputs = begin + np.flatnonzero(product[begin:start])
+        inputs = start_at + np.flatnonzero(product[start_at:start])
         outputs = end + 1 + np.flatnonzero(product[end + 1 :])
         out = int(outputs[min(int(backward), len(outputs) - 1)]) if len(outputs) else end
-        for place in range(begin, out + 1):
-            if place <= end:
-                before_products = len(inputs) == 0 or place < inputs[0]
-                projects = len(inputs) > 0 and place <= inputs[-1]
+        for position in range(start_at, out + 1):
+            if position <= end:
+                before_products = len(inputs) == 0 or position < inputs[0]
+                projects = len(inputs) > 0 and position <= inputs[-1]
                 attention = "mixer" if state else "attention"
-                names[place] = prefix + (
-                    "norm" if before_products and place < start else "qkv" if projects else attention
+                names[position] = prefix + (
+                    "norm" if before_products and position < start else "qkv" if projects else attention
                 )
                 for kind in ("rope", "kv_cache"):
-                    if coarse[place] == _CODE[kind]:
-                        names[place] = kind
+                    if coarse[position] == _CODE[kind]:
+                        names[position] = kind
             else:
-                names[place] = prefix + "out"
-        begin = out + 1
-    rest = slice(begin, len(positions))
-    products = begin + np.flatnonzero(product[rest])
-    expert = np.isin(coarse[rest], (_CODE["experts"], _CODE["softmax"])).any()
-    for place in range(begin, len(positions)):
-        names[place] = "mlp_norm" if len(products) and place < products[0] else "experts" if expert else "mlp"
+                names[position] = prefix + "out"
+        start_at = out + 1
+    unsized = slice(start_at, len(positions))
+    products = start_at + np.flatnonzero(product[unsized])
+    expert = np.isin(coarse[unsized], (_CODE["experts"], _CODE["softmax"])).any()
+    for position in range(start_at, len(positions)):
+        names[position] = "mlp_norm" if len(products) and position < products[0] else "experts" if expert else "mlp"
     runs = []
-    place = 0
+    position = 0
     for name, group in groupby(names):
         size = len(list(group))
-        edges = int(positions[place]), int(positions[place + size - 1])
+        edges = int(positions[position]), int(positions[position + size - 1])
         runs.append(Part(name, min(edges), max(edges)))
-        place += size
+        position += size
     return runs

@@ -38,7 +38,7 @@ def add_structure(trace: Trace) -> Trace:
         The capture with the ranges, or as it was if nothing repeats; `CaptureInfo.warnings` says which.
     """
     ranges = _Ranges(trace)
-    total, explained, found = 0, 0, []
+    total, explained, devices = 0, 0, []
     for sequence in sequences(trace):
         total += int(sequence.duration.sum())
         passes = find_passes(sequence)
@@ -46,45 +46,45 @@ def add_structure(trace: Trace) -> Trace:
         if not _repeats(passes):
             continue
         names = _names(stacks)
-        for one in passes:
-            for block in one.blocks:
+        for model_pass in passes:
+            for block in model_pass.blocks:
                 explained += int(sequence.duration[block.first : block.last + 1].sum())
         ranges.add(sequence, passes, names)
-        found.append((passes, stacks, names))
-    if not found:
+        devices.append((passes, stacks, names))
+    if not devices:
         sentence = (
             "nothing names the layers, and the order of kernels shows no blocks that repeat; annotate the model with "
             "nvprof_kit.annotate_model(model), or capture several steps"
         )
         issue = Issue("no-evidence", "warning", 1.0, sentence)
         return replace(trace, info=replace(trace.info, evidence="none", warnings=(*trace.info.warnings, issue)))
-    issue = Issue("structure", "note", 1.0, _sentence(found, explained / max(total, 1)))
+    issue = Issue("structure", "note", 1.0, _sentence(devices, explained / max(total, 1)))
     info = replace(trace.info, evidence=EVIDENCE, warnings=(*trace.info.warnings, issue))
     return ranges.trace(info)
 
 
 def _repeats(passes: list[Pass]) -> bool:
     """Whether the blocks repeat often enough to be believed: three in one pass."""
-    return max((len(one.blocks) for one in passes), default=0) >= _LEAST_BLOCKS
+    return max((len(model_pass.blocks) for model_pass in passes), default=0) >= _LEAST_BLOCKS
 
 
 def _names(stacks: list[Pass]) -> list[str]:
     if len(stacks) == 1:
         return ["blocks"]
-    widths = [one.width for one in stacks]
+    widths = [model_pass.width for model_pass in stacks]
     if len(stacks) == 2 and sorted(widths) == [1, 2]:
         return ["decoder.blocks" if width == 2 else "encoder.blocks" for width in widths]
     return [f"stack{number}.blocks" for number in range(len(stacks))]
 
 
-def _sentence(found: list[tuple[list[Pass], list[Pass], list[str]]], share: float) -> str:
+def _sentence(devices: list[tuple[list[Pass], list[Pass], list[str]]], share: float) -> str:
     """What the layers are from, how much they explain, and what speaks against them."""
     texts = []
     doubts = []
-    for passes, stacks, names in found:
+    for passes, stacks, names in devices:
         for number, (stack, name) in enumerate(zip(stacks, names, strict=True)):
-            same = [one for one in passes if one.stack == number]
-            forward = sum(one.direction == FORWARD for one in same)
+            same = [model_pass for model_pass in passes if model_pass.stack == number]
+            forward = sum(model_pass.direction == FORWARD for model_pass in same)
             texts.append(f"{len(stack.blocks)} {name} in {forward} forward and {len(same) - forward} backward passes")
             if forward and len(same) - forward and forward != len(same) - forward:
                 doubts.append(f"{name} have {forward} forward, {len(same) - forward} backward passes")
@@ -116,12 +116,12 @@ class _Ranges:
         self._tid: list[int] = tid.tolist()
         self._time: list[int] = sequence.time.tolist()
         self._process = int(self._pid[sequence.row[0]])
-        known: dict[tuple[bytes, tuple[int, ...]], list[Part]] = {}
+        cache: dict[tuple[bytes, tuple[int, ...]], list[Part]] = {}
         forward: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
-        for one in passes:
-            for block in one.blocks:
-                if one.direction == FORWARD:
+        for model_pass in passes:
+            for block in model_pass.blocks:
+                if model_pass.direction == FORWARD:
                     forward[block.stack, block.number] = block
                 name = f"{names[block.stack]}.{block.number}"
                 if shared[block.first] and not self._add_nodes(sequence, block, name, seen):
@@ -129,19 +129,21 @@ class _Ranges:
                 first = block.first
                 if block.recomputes and (block.stack, block.number) in forward:
                     first = self._add_recompute(sequence, block, forward[block.stack, block.number], name)
-                category = Category.BACKWARD if one.direction == BACKWARD else Category.FORWARD
+                category = Category.BACKWARD if model_pass.direction == BACKWARD else Category.FORWARD
                 # communication between two blocks gathers for the next one forward, and reduces the last one's backward
-                edge = block.first - 1 if one.direction == FORWARD else block.last + 1
+                edge = block.first - 1 if model_pass.direction == FORWARD else block.last + 1
                 self._add(sequence, (block.first, block.last), category, name, edge)
                 key = (
                     sequence.token[first : block.last + 1].tobytes(),
-                    (one.direction, *(edge - first for anchor in block.anchors for edge in anchor[:2])),
+                    (model_pass.direction, *(edge - first for anchor in block.anchors for edge in anchor[:2])),
                 )
-                if key not in known:
+                if key not in cache:
                     parts = parts_of(sequence, block, first)
-                    known[key] = [Part(part.name, part.first - first, part.last - first) for part in parts]
-                for part in known[key]:
-                    self._add(sequence, (first + part.first, first + part.last), category, f"{name}.{part.name}")
+                    cache[key] = [Part(section.name, section.first - first, section.last - first) for section in parts]
+                for section in cache[key]:
+                    self._add(
+                        sequence, (first + section.first, first + section.last), category, f"{name}.{section.name}"
+                    )
         has_steps = Category.STEP.value in set(self._trace.ranges["category"].astype(str))
         for number, step in enumerate([] if has_steps else _steps(sequence, passes)):
             self._add(sequence, step, Category.STEP, f"step {number}")
@@ -149,8 +151,8 @@ class _Ranges:
 
     def _add_recompute(self, sequence: Sequence, block: Block, forward: Block, name: str) -> int:
         """Add the range of the forward pass that a backward block begins with; return where the backward begins."""
-        again = sequence.token[block.first : block.anchors[0].first]
-        size, _, _ = self._aligner.start(again, sequence.token[forward.first : forward.last + 1])
+        recomputed_tokens = sequence.token[block.first : block.anchors[0].first]
+        size, _, _ = self._aligner.start(recomputed_tokens, sequence.token[forward.first : forward.last + 1])
         if size:
             self._add(sequence, (block.first, block.first + size - 1), Category.FORWARD, name)
         return block.first + size
@@ -161,10 +163,10 @@ class _Ranges:
         without = rows[self._node[rows] < 0]
         self._node[without] = (1 << 62) + without
         nodes = self._node[rows]
-        fresh = [node for node in nodes.tolist() if node not in seen]
-        if not fresh:
+        new_nodes = [node for node in nodes.tolist() if node not in seen]
+        if not new_nodes:
             return False
-        seen.update(fresh)
+        seen.update(new_nodes)
         pid = int(self._pid[rows[0]])
         for node, position in zip(nodes.tolist(), range(block.first, block.last + 1), strict=True):
             self._nodes.setdefault((pid, node), (self._free_tid, position))
@@ -186,11 +188,11 @@ class _Ranges:
             self._rows.append((first, last + 1, self._process, self._free_tid, category.value, text))
             return
         for thread, begin_at, end_at in self._threads(first, last):
-            begin, end = self._time[begin_at], self._time[end_at] + 1
+            start_at, end = self._time[begin_at], self._time[end_at] + 1
             if 0 <= edge < len(self._tid) and self._tid[edge] == thread:
                 other = self._time[edge]
-                begin, end = (min(begin, other + 1), end) if edge < first else (begin, max(end, other))
-            self._rows.append((begin, end, self._process, thread, category.value, text))
+                start_at, end = (min(start_at, other + 1), end) if edge < first else (start_at, max(end, other))
+            self._rows.append((start_at, end, self._process, thread, category.value, text))
 
     def _threads(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """The threads that launched some positions, each with its first and last of them."""
@@ -199,7 +201,7 @@ class _Ranges:
         tid = np.array(self._tid[first : last + 1])
         threads = [int(thread) for thread in np.unique(tid) if thread != NONE]
         places = [first + np.flatnonzero(tid == thread) for thread in threads]
-        return [(thread, int(place[0]), int(place[-1])) for thread, place in zip(threads, places, strict=True)]
+        return [(thread, int(position[0]), int(position[-1])) for thread, position in zip(threads, places, strict=True)]
 
     def _is_replayed(self, sequence: Sequence, position: int) -> bool:
         row = int(sequence.row[position])
@@ -212,8 +214,8 @@ class _Ranges:
         count = len(self._rows)
         start, end, pid, tid = (np.array([row[column] for row in self._rows], dtype=np.int64) for column in range(4))
         texts = [*old["text"].astype(str), *(row[5] for row in self._rows)]
-        kept = (category or Category.USER.value for category in old["category"].astype(str))
-        categories = [*kept, *(row[4] for row in self._rows)]
+        old_categories = (category or Category.USER.value for category in old["category"].astype(str))
+        categories = [*old_categories, *(row[4] for row in self._rows)]
         payload = old["payload"].to_numpy(dtype=np.int64, na_value=MISSING_PAYLOAD)
         ranges = make_frame(
             "ranges",
@@ -236,18 +238,18 @@ class _Ranges:
         trace = self._trace
         nodes = trace.graph_nodes
         keys = list(zip(nodes["pid"].tolist(), nodes["node"].tolist(), strict=True))
-        others = nodes[np.array([key not in self._nodes for key in keys], dtype=bool)]
+        opposite = nodes[np.array([key not in self._nodes for key in keys], dtype=bool)]
         added = np.array([(pid, node, tid, time) for (pid, node), (tid, time) in self._nodes.items()], dtype=np.int64)
         columns = {"pid": added[:, 0], "node": added[:, 1], "tid": added[:, 2], "start_ns": added[:, 3]}
         columns["original"] = np.full(len(added), NONE)
-        whole = {name: np.concatenate([others[name].to_numpy(), values]) for name, values in columns.items()}
-        return {"graph_nodes": make_frame("graph_nodes", whole), "ops": trace.ops.assign(graph_node=self._node)}
+        columns_after = {name: np.concatenate([opposite[name].to_numpy(), values]) for name, values in columns.items()}
+        return {"graph_nodes": make_frame("graph_nodes", columns_after), "ops": trace.ops.assign(graph_node=self._node)}
 
 
 def _codes(values: list[str]) -> tuple[Int64Array, list[str]]:
     names = list(dict.fromkeys(values))
-    place = {name: number for number, name in enumerate(names)}
-    return np.array([place[value] for value in values], dtype=np.int64), names
+    position = {name: number for number, name in enumerate(names)}
+    return np.array([position[value] for value in values], dtype=np.int64), names
 
 
 def _shared_launch(sequence: Sequence) -> Bools:
@@ -260,19 +262,19 @@ def _shared_launch(sequence: Sequence) -> Bools:
 
 def _steps(sequence: Sequence, passes: list[Pass]) -> list[tuple[int, int]]:
     """Where the steps begin and end: at each first forward pass of the model."""
-    begins = []
+    starts_at = []
     previous = None
-    common = Counter(one.stack for one in passes if one.direction == FORWARD).most_common(1)
-    for index, one in enumerate(passes):
-        if one.direction == BACKWARD:
-            previous = one
+    common = Counter(model_pass.stack for model_pass in passes if model_pass.direction == FORWARD).most_common(1)
+    for index, model_pass in enumerate(passes):
+        if model_pass.direction == BACKWARD:
+            previous = model_pass
             continue
         if previous is None or previous.direction == BACKWARD or previous.stack == common[0][0]:
-            begin = passes[index - 1].blocks[-1].last + 1 if index else 0
-            ends = begin + np.flatnonzero(sequence.end[begin : one.blocks[0].first])
-            begins.append(int(ends[-1]) + 1 if len(ends) else begin)
-        previous = one
-    if len(begins) < 2:
+            start_at = passes[index - 1].blocks[-1].last + 1 if index else 0
+            ends = start_at + np.flatnonzero(sequence.end[start_at : model_pass.blocks[0].first])
+            starts_at.append(int(ends[-1]) + 1 if len(ends) else start_at)
+        previous = model_pass
+    if len(starts_at) < 2:
         return []
-    edges = [*begins, len(sequence.token)]
-    return [(begin, end - 1) for begin, end in itertools.pairwise(edges)]
+    edges = [*starts_at, len(sequence.token)]
+    return [(start_at, end - 1) for start_at, end in itertools.pairwise(edges)]

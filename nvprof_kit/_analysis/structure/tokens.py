@@ -101,21 +101,21 @@ def sequences(trace: Trace) -> list[Sequence]:
     kind[token[replaceable]] = code[kernels[replaceable]]
     owner = np.stack([pid, device])[:, order]
     cuts = np.flatnonzero(np.any(owner[:, 1:] != owner[:, :-1], axis=0)) + 1
-    found = []
-    for part in np.split(order, cuts):
-        if not len(part):
+    device_sequences = []
+    for positions_of_device in np.split(order, cuts):
+        if not len(positions_of_device):
             continue
-        coarse, tokens = code[kernels[part]], token[part]
+        coarse, tokens = code[kernels[positions_of_device]], token[positions_of_device]
         end_kernels = flags.ends[tokens] | np.isin(coarse, _codes("optimizer", "sampling"))
         end_kernels &= ~flags.copies[tokens]
-        found.append(
+        device_sequences.append(
             Sequence(
-                row=kernels[part],
+                row=kernels[positions_of_device],
                 token=tokens,
                 coarse=coarse,
-                call=call[part],
-                time=time[part],
-                duration=(end - start)[part],
+                call=call[positions_of_device],
+                time=time[positions_of_device],
+                duration=(end - start)[positions_of_device],
                 outer=end_kernels | np.isin(coarse, _codes("embedding")),
                 end=end_kernels,
                 product=np.isin(coarse, _codes(*_PRODUCTS)),
@@ -124,7 +124,7 @@ def sequences(trace: Trace) -> list[Sequence]:
                 anchors=_anchors(tokens, coarse, flags),
             )
         )
-    return found
+    return device_sequences
 
 
 def _codes(*names: str) -> list[int]:
@@ -161,17 +161,17 @@ def _anchors(token: Int64Array, coarse: Int64Array, flags: _Names) -> tuple[Anch
     joined &= (direction[1:] == direction[:-1]) | neutral[1:] | neutral[:-1]
     first = np.flatnonzero(np.append(True, ~joined))
     last = np.append(first[1:], len(positions)) - 1
-    found = []
-    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-        inside = direction[begin : end + 1][~neutral[begin : end + 1]]
-        found.append(
+    device_sequences = []
+    for start_at, end in zip(first.tolist(), last.tolist(), strict=True):
+        inside = direction[start_at : end + 1][~neutral[start_at : end + 1]]
+        device_sequences.append(
             Anchor(
-                int(positions[begin]),
+                int(positions[start_at]),
                 int(positions[end]),
-                int(inside[0]) if len(inside) else int(direction[begin]),
+                int(inside[0]) if len(inside) else int(direction[start_at]),
             )
         )
-    return tuple(found)
+    return tuple(device_sequences)
 
 
 def _near(marked: Bools, distance: int) -> Bools:
