@@ -15,7 +15,7 @@ import torch
 from pictures import page, run, save
 from torch import nn
 
-from nvprof_kit import MemoryOptions, MemoryProfiler
+from nvprof_kit import MemoryProfiler
 
 TWO_RANKS = """
     import time
@@ -54,7 +54,7 @@ def memory_picture(folder: Path) -> None:
     encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
     model = nn.Sequential(nn.Embedding(2000, 256), encoder, nn.Linear(256, 2000))
     optimizer = torch.optim.AdamW(model.parameters())
-    with MemoryProfiler(model, optimizer, MemoryOptions(folder)) as profiler:
+    with MemoryProfiler(model, optimizer, folder) as profiler:
         for _ in range(2):
             model(torch.randint(0, 2000, (8, 128))).square().mean().backward()
             optimizer.step()

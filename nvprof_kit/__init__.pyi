@@ -29,7 +29,6 @@ from ._api.sources import open_ncu as open_ncu
 from ._api.sources import open_snapshot as open_snapshot
 from ._api.sources import open_timers as open_timers
 from ._capture.recipes import recipes_folder as recipes_folder
-from ._capture.recorder.record import RecordOptions as RecordOptions
 from ._capture.recorder.record import record as record
 from ._capture.recorder.scheduled import scheduled as scheduled
 from ._findings import Finding as Finding
@@ -42,11 +41,7 @@ from ._instrument.loop.loop import mark as mark
 from ._instrument.loop.loop import phase as phase
 from ._instrument.loop.loop import step as step
 from ._instrument.loop.schedule import Schedule as Schedule
-from ._instrument.loop.schedule import add_profiling_argument as add_profiling_argument
-from ._instrument.loop.schedule import profiling_schedule as profiling_schedule
-from ._instrument.memory.points import MemoryOptions as MemoryOptions
 from ._instrument.memory.profiler import MemoryProfiler as MemoryProfiler
-from ._instrument.memory.snapshot import SnapshotOptions as SnapshotOptions
 from ._instrument.memory.snapshot import memory_snapshot as memory_snapshot
 from ._instrument.meters.throughput import Throughput as Throughput
 from ._instrument.meters.timers import global_timer as global_timer
@@ -55,7 +50,6 @@ from ._instrument.modules.methods import instrument_method as instrument_method
 from ._instrument.ranges.layer_range import layer_range as layer_range
 from ._profiler import handlers as handlers
 from ._profiler.layer_profiler import LayerProfiler as LayerProfiler
-from ._profiler.options import LayerOptions as LayerOptions
 from ._result.document import Document as Document
 from ._result.result import Result as Result
 from ._results.plot import Plot as Plot

@@ -10,13 +10,16 @@ import functools
 import os
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nvprof_kit._capture.recorder.record import RecordOptions
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.loop.schedule import Action, Switch, Windows, profiling_schedule
+from nvprof_kit._instrument.loop.schedule import Action, Schedule, Switch, Windows
 from nvprof_kit._instrument.loop.step_clock import StepClock
 from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranks import folder_of
 from nvprof_kit._profiler.options import LayerOptions
 from nvprof_kit.names import Category
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nvprof_kit._capture.recorder.scheduled import OnTraceReady
+    from nvprof_kit._instrument.meters.throughput import Throughput
     from nvprof_kit._profiler.window import Recorded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,34 +47,64 @@ class LayerProfiler:
     def train(batch): ...
     ```
 
-    Use one profiler per loop. Without a schedule (neither the argument nor ``NVPROF_KIT_PROFILING``), and with
+    Use one profiler per loop. Without a schedule (neither the argument nor ``NVPROF_KIT_SCHEDULE``), and with
     ``NVPROF_KIT=off``, it does nothing. Under nsys or ncu it starts and stops the tool at each window, as `scheduled`
     does, and leaves the recording to the tool. Inside the loop, errors of the profiler become warnings. Times are from
     PyTorch's profiler (Kineto), memory from the CUDA caching allocator.
 
     Args:
         model: The model; held weakly. It is annotated while a window is recorded, unless it already is.
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`; ``"0:1"`` for one step.
-        options: What to record, and where to write.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`; ``"0:1"`` for one step.
+        folder: Output folder; each rank writes to its own subfolder, ``rank0_dp0_tp0_pp0``.
+        name: Prefix of the file names; None for the model's class.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
+            model's parameters, if they have one.
+        kinds: Kind of block by a glob pattern of its path or class name; overrides the detected kinds:
+            ``{"*.temporal_blocks.*": "temporal"}``.
+        stacks: Record Python call stacks, as `nvprof_kit.record` does; likewise `shapes` of inputs.
+        shapes: Record input shapes.
+        allocations: Record each allocation and release.
+        memory: Read the CUDA allocator's counters at the begin and end of each layer.
+        steps: Range each step; set False if the loop ranges its steps itself.
+        plots: Write the plots.
+        utilisation: Sample CPU and GPU during each window; needs ``pip install "nvprof-kit[utilisation]"``.
+        throughput: A meter of the loop; its figures are added to the log.
+        echo: Rank 0 prints the head of each log.
         on_trace_ready: Called with each trace and its window, after the profiler has written its own files.
 
     Attributes:
         enabled: Whether the profiler is on.
 
     Raises:
-        UsageError: The schedule is invalid.
-        ToolError: `LayerOptions.utilisation` is set and its libraries are not installed.
+        UsageError: The schedule is invalid, or the folder is no path.
+        ToolError: `utilisation` is set and its libraries are not installed.
     """
 
     def __init__(
         self,
         model: nn.Module,
         schedule: Switch = None,
-        options: LayerOptions = LayerOptions(),
+        folder: str | Path = "traces",
+        *,
+        name: str | None = None,
+        mesh: Any = None,
+        kinds: Mapping[str, str] | None = None,
+        stacks: bool = False,
+        shapes: bool = False,
+        allocations: bool = False,
+        memory: bool = True,
+        steps: bool = True,
+        plots: bool = True,
+        utilisation: bool = False,
+        throughput: Throughput[Any] | None = None,
+        echo: bool = True,
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
-        plan = profiling_schedule(schedule)
-        self.options = options
+        plan = Schedule.of(schedule)
+        detail = RecordOptions(stacks, shapes, allocations)
+        place = folder_of(folder, "LayerProfiler")
+        options = LayerOptions(place, name, mesh, kinds, detail, memory, steps, plots, utilisation, throughput, echo)
+        self._range_steps = steps
         self.enabled = plan is not None and session.mode != "off"
         self._running = self._over = False
         self._process = 0
@@ -141,7 +175,7 @@ class LayerProfiler:
             self._recorder.cancel()
 
     def _begin(self) -> None:
-        if self.options.steps:
+        if self._range_steps:
             from nvprof_kit._instrument.loop.inferred import stop_inferring
 
             stop_inferring()
@@ -172,7 +206,7 @@ class LayerProfiler:
 
     def _begin_step(self) -> None:
         recorded = self._windows.action.records
-        if recorded and self.options.steps and session.backend is not None:
+        if recorded and self._range_steps and session.backend is not None:
             number = self._windows.step_number
             self._step = Range(f"step {number}", Category.STEP, number)
             session.backend.open(self._step, self)

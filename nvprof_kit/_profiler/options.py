@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,32 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """Options of `LayerProfiler`: what to record, and where to write.
+    """What to record, and where to write; see `LayerProfiler`."""
 
-    Attributes:
-        folder: Output folder; each rank writes to its own subfolder, ``rank0_dp0_tp0_pp0``.
-        name: Prefix of the file names; None for the model's class.
-        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
-            model's parameters, if they have one.
-        kinds: Kind of block by a glob pattern of its path or class name; overrides the detected kinds:
-            ``{"*.temporal_blocks.*": "temporal"}``.
-        record: What to record besides the defaults.
-        memory: Read the CUDA allocator's counters at the begin and end of each layer.
-        steps: Range each step; set False if the loop ranges its steps itself.
-        plots: Write the plots.
-        utilisation: Sample CPU and GPU during each window; needs ``pip install "nvprof-kit[utilisation]"``.
-        throughput: A meter of the loop; its figures are added to the log.
-        echo: Rank 0 prints the head of each log.
-    """
-
-    folder: str | Path = "traces"
-    name: str | None = None
-    mesh: Any = None
-    kinds: Mapping[str, str] | None = None
-    record: RecordOptions = field(default_factory=RecordOptions)
-    memory: bool = True
-    steps: bool = True
-    plots: bool = True
-    utilisation: bool = False
-    throughput: Throughput[Any] | None = None
-    echo: bool = True
+    folder: Path
+    name: str | None
+    mesh: Any
+    kinds: Mapping[str, str] | None
+    record: RecordOptions
+    memory: bool
+    steps: bool
+    plots: bool
+    utilisation: bool
+    throughput: Throughput[Any] | None
+    echo: bool

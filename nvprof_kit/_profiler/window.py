@@ -145,11 +145,11 @@ class WindowRecorder(Nothing):
             return
         with self._timed("set_up_ns"):
             name = encodable(self._options.name or class_name(unwrapped(model)))
-            folder = Path(self._options.folder) / rank_folder(self._options.mesh or mesh_of(model))
+            folder = self._options.folder / rank_folder(self._options.mesh or mesh_of(model))
             number = f"_window{window.number + 1}" if self._several else ""
             self._files = WindowFiles(claim(folder), f"{name}{number}", rank())
             self._kinds = block_kinds(model, self._options.kinds)
-            self._recorder = record(self._files.trace, self._options.record)
+            self._recorder = record(self._files.trace, **vars(self._options.record))
             self._recorder.warm_up()
 
     @_own_time
@@ -216,8 +216,8 @@ class WindowRecorder(Nothing):
         rules = self._options.kinds or {}
         if missing := [encodable(pattern) for pattern, kind in rules.items() if encodable(kind) not in ran]:
             warnings.warn(
-                f"LayerOptions(kinds=...): no layer that ran matches {', '.join(map(repr, missing))}; needed a pattern "
-                "of a class or of a path in the table of all layers",
+                f"LayerProfiler(kinds=...): no layer that ran matches {', '.join(map(repr, missing))}; needed a "
+                "pattern of a class or of a path in the table of all layers",
                 stacklevel=2,
             )
 

@@ -35,7 +35,7 @@ class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has
     optimizer has stepped and the next batch is fetched.
 
     Attributes:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; with ``output_trace_dir``, ``run.rank0.json.gz`` in that folder.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
     """

@@ -25,7 +25,7 @@ class LayerCallback(Callback):  # type: ignore[misc]  # composer may be missing
     A step is a Composer batch. If Composer splits it into micro-batches, each has its own range.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 

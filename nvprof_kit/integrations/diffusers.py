@@ -38,7 +38,7 @@ class annotate_pipeline:
 
     Args:
         pipe: A ``DiffusionPipeline``; components replaced later are not ranged.
-        schedule: Which denoising steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which denoising steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
 
     Raises:

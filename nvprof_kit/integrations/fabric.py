@@ -24,7 +24,7 @@ class FabricCallback:
     stepped and the next batch is fetched or the model is called.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 

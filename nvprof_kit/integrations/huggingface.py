@@ -26,7 +26,7 @@ class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
     between steps.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 

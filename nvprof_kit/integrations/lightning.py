@@ -39,7 +39,7 @@ class LayerCallback(Callback):  # type: ignore[misc]  # the package may be missi
     range. Sanity check, validation, test and prediction are the phase ``eval``, between steps.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 

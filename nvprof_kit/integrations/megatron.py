@@ -34,7 +34,7 @@ class LayerCallback:
     without Megatron-Bridge installed.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 
@@ -82,7 +82,7 @@ class annotate_training:
     of layers.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 

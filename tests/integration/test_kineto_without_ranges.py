@@ -94,7 +94,7 @@ def test_the_same_run_read_with_our_ranges_and_without(model: nn.Module, tmp_pat
     path = tmp_path / "run.json"
     with nvprof_kit.annotate_model(model, depth="leaf"):
         train(model)
-        with nvprof_kit.record(path, nvprof_kit.RecordOptions(stacks=True)):
+        with nvprof_kit.record(path, stacks=True):
             train(model)
     told, truth = owners(without_ours(path)), owners(path)
     differ = [pair for pair in zip(told, truth, strict=True) if pair[0] != pair[1] and pair[1][1] != "(none)"]

@@ -93,7 +93,7 @@ REASONS = {
     r"nvprof-kit layers run.sqlite --rules my-trainer": "reads a domain of the reader's own: test_rules.py",
     r"nvprof-kit doctor -- torchrun": "asks a program: run by tests/unit/analysis/test_doctor.py",
     r"nvprof-kit layers run.sqlite --rules vllm": "no capture of vLLM: tests/unit/analysis/foreign/test_rules.py",
-    r"python3? train\.py|NVPROF_KIT_PROFILING=": "a program of the reader's own",
+    r"python3? train\.py|NVPROF_KIT_SCHEDULE=": "a program of the reader's own",
     r"(torchrun|srun|mpirun|accelerate|deepspeed|docker) ": "needs a launcher's cluster or GPUs: tests/gpu",
     r"python3? tests/(gpu|bench)": "measures, on a GPU or a quiet machine",
     r"pip |pipx |make |\.ci/run|tools/|CC=|git ": "installs or runs tests: a job of .github/workflows",

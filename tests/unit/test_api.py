@@ -201,9 +201,9 @@ PARAMETERS = {
     "snapshot": ("open_snapshot", "path"),
     "logs": ("open_timers", "paths"),
     "words": ("doctor", "command"),
-    "stacks": ("RecordOptions", "stacks"),
-    "shapes": ("RecordOptions", "shapes"),
-    "memory": ("RecordOptions", "memory"),
+    "stacks": ("record", "stacks"),
+    "shapes": ("record", "shapes"),
+    "memory": ("record", "memory"),
     "schedule": ("scheduled", "schedule"),
     "annotate": ("annotate_model", "model"),
 }

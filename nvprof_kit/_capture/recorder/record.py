@@ -30,15 +30,7 @@ _running: record | None = None
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What to record besides operators, kernels and ranges. Each option makes the trace larger and the program slower.
-
-    The options are ``with_stack``, ``record_shapes`` and ``profile_memory`` of `torch.profiler.profile`.
-
-    Attributes:
-        stacks: The Python call stack of each operator.
-        shapes: The input shapes of each operator.
-        memory: Each allocation and release.
-    """
+    """What to record besides operators, kernels and ranges, see `record`."""
 
     stacks: bool = False
     shapes: bool = False
@@ -54,7 +46,10 @@ class record(ContextDecorator):
 
     Args:
         path: File to write, ``.json`` or ``.json.gz``; an existing file is replaced.
-        options: What to record besides the defaults.
+        stacks: Also the Python call stack of each operator (``with_stack`` of `torch.profiler.profile`). Each of the
+            three makes the trace larger and the program slower.
+        shapes: Also the input shapes of each operator (``record_shapes``).
+        memory: Also each allocation and release (``profile_memory``).
 
     Attributes:
         written: Whether the trace has been written.
@@ -65,9 +60,9 @@ class record(ContextDecorator):
         ToolError: On entry: PyTorch is not installed.
     """
 
-    def __init__(self, path: str | Path, options: RecordOptions = RecordOptions()) -> None:
+    def __init__(self, path: str | Path, *, stacks: bool = False, shapes: bool = False, memory: bool = False) -> None:
         self.path = Path(path).absolute()
-        self.options = options
+        self.options = RecordOptions(stacks, shapes, memory)
         self.written = False
         self.empty = False
         self._profiler: Any = None

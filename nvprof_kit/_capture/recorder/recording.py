@@ -130,7 +130,7 @@ class Recording:
     # begin
 
     def _record(self) -> None:
-        self._recorder = record(self._path, self._options)
+        self._recorder = record(self._path, **vars(self._options))
         self._recorder.__enter__()
         self._began = True
         if self._limits.seconds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,17 +10,13 @@ from typing import Any
 
 from nvprof_kit._capture.recorder.record import RecordOptions, part_of, record, running, tool_attached
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
+from nvprof_kit._instrument.loop.schedule import Schedule, Switch, Window, Windows
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit.names import WINDOW, Category
 
 OnTraceReady = Callable[[Path, Window], object]
 """Called with each window's trace after it is written."""
-
-VARIABLE = "NVPROF_KIT_SCHEDULE"
-
-_DEFAULTS = RecordOptions()
 
 
 class scheduled(Windows):
@@ -43,10 +38,13 @@ class scheduled(Windows):
     their own. If a handler fails, a warning says so and the loop continues.
 
     Args:
-        schedule: Which steps. None reads ``NVPROF_KIT_SCHEDULE``, and records nothing if it is not set.
+        schedule: Which steps, in any form of `nvprof_kit.Schedule.of`. None reads ``NVPROF_KIT_SCHEDULE``, and records
+            nothing if it is not set.
         path: Trace file of the embedded recorder; by default ``run.json.gz``, or ``run.rank3.json.gz`` in a multi-rank
             program. With several windows, ``run.1.json.gz``, ``run.2.json.gz``, ….
-        options: What the embedded recorder records besides the defaults.
+        stacks: As of `nvprof_kit.record`, like `shapes` and `memory`.
+        shapes: As of `nvprof_kit.record`.
+        memory: As of `nvprof_kit.record`.
         on_trace_ready: Called with each trace of the embedded recorder and its window.
 
     Raises:
@@ -56,18 +54,20 @@ class scheduled(Windows):
 
     def __init__(
         self,
-        schedule: AnySchedule | None = None,
+        schedule: Switch = None,
         path: str | Path | None = None,
-        options: RecordOptions = _DEFAULTS,
+        *,
+        stacks: bool = False,
+        shapes: bool = False,
+        memory: bool = False,
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
-        text = schedule if schedule is not None else os.environ.get(VARIABLE)
-        if not text:
+        plan = Schedule.of(schedule)
+        if plan is None:
             super().__init__(Schedule(), Nothing())
             return
-        known = schedule_of(text)
-        sink: Sink = Tool() if tool_attached() else Traces(path, known.repeat != 1, options, on_trace_ready)
-        super().__init__(known, sink)
+        detail = RecordOptions(stacks, shapes, memory)
+        super().__init__(plan, Tool() if tool_attached() else Traces(path, plan.repeat != 1, detail, on_trace_ready))
 
 
 class Nothing:
@@ -146,7 +146,7 @@ class Traces(Nothing):
                 stacklevel=4,
             )
             return
-        self._recorder = record(self._path_of(window), self._options)
+        self._recorder = record(self._path_of(window), **vars(self._options))
         self._recorder.warm_up()
 
     def start(self, window: Window) -> None:

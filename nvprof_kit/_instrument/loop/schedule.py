@@ -16,6 +16,11 @@ from typing import Any, Protocol
 
 from nvprof_kit.errors import UsageError
 
+VARIABLE = "NVPROF_KIT_SCHEDULE"
+"""Environment variable that says which steps to record."""
+
+_ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
+
 
 class Action(Enum):
     """What to do during a step; the names are those of ``torch.profiler.ProfilerAction``."""
@@ -120,6 +125,55 @@ class Schedule:
             )
         return cls(**numbers)
 
+    @classmethod
+    def of(cls, requested: Switch = None) -> Schedule | None:
+        """The schedule that a program was asked to record.
+
+        Args:
+            requested: A schedule in any form of `parse`, or a pair as of `between`; ``on`` or True for steps 6 to 8;
+                ``off`` or False for none. None reads the environment variable ``NVPROF_KIT_SCHEDULE``, which defaults
+                to off.
+
+        Returns:
+            The schedule, or None if nothing is to be recorded.
+
+        Raises:
+            UsageError: It is neither a switch nor a schedule.
+        """
+        if requested is None:
+            requested = os.environ.get(VARIABLE, "off")
+        if isinstance(requested, str):
+            word = requested.strip().lower()
+            requested = True if word in _ON else False if word in _OFF else requested
+        if isinstance(requested, bool):
+            return USUAL if requested else None
+        return schedule_of(requested)
+
+    @classmethod
+    def add_argument(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the option ``--profiling [STEPS]`` to a program's parser.
+
+        Pass its value, ``args.profiling``, to `of` or to `nvprof_kit.LayerProfiler`. It is None if the option is
+        absent; then ``NVPROF_KIT_SCHEDULE`` decides.
+        """
+
+        def check(text: str) -> str:
+            try:
+                cls.of(text)
+            except UsageError as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
+            return text
+
+        parser.add_argument(
+            "--profiling",
+            nargs="?",
+            const="on",
+            type=check,
+            metavar="STEPS",
+            help="profile some steps of the loop: FIRST:END, early, stable, periodic, or skip_first=5,warmup=1,"
+            "active=3 (taken where STEPS is left out); off by default",
+        )
+
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in vars(self).items())
 
@@ -137,8 +191,14 @@ PRESETS = {
 }
 """Schedules by name: the first steps, the steady state, a few steps periodically."""
 
+USUAL = Schedule(skip_first=5, warmup=1, active=3)
+"""The schedule of ``on``: three steps after warm-up."""
+
 AnySchedule = Schedule | str | tuple[int, int]
 """A `Schedule`, its text, or a pair ``(first, end)``."""
+
+Switch = AnySchedule | bool | None
+"""A schedule in any form, ``on`` or ``off``, True or False, or None to read ``NVPROF_KIT_SCHEDULE``."""
 
 
 def schedule_of(requested: AnySchedule) -> Schedule:
@@ -149,7 +209,11 @@ def schedule_of(requested: AnySchedule) -> Schedule:
     """
     if isinstance(requested, Schedule):
         return requested
-    return Schedule.parse(requested) if isinstance(requested, str) else Schedule.between(*requested)
+    if isinstance(requested, str):
+        return Schedule.parse(requested)
+    if isinstance(requested, tuple) and len(requested) == 2:
+        return Schedule.between(*requested)
+    raise UsageError(f"schedule={requested!r} is no schedule; needed a Schedule, a text such as '10:13', or a pair")
 
 
 @dataclass(frozen=True)
@@ -260,68 +324,3 @@ class Windows:
         window, self._window = self._window, None
         if window is not None:
             self._sink.stop(Window(window.number, window.first_step, last_step))
-
-
-VARIABLE = "NVPROF_KIT_PROFILING"
-
-USUAL = Schedule(skip_first=5, warmup=1, active=3)
-"""The default of ``--profiling`` without steps: three steps after warm-up."""
-
-_ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
-
-Switch = AnySchedule | bool | None
-"""A schedule in any form, ``on`` or ``off``, True or False, or None to read the environment."""
-
-
-def profiling_schedule(asked: Switch = None) -> Schedule | None:
-    """Resolve a profiling switch to a schedule.
-
-    Args:
-        asked: A schedule in any form of `Schedule.parse`; ``on`` or True for steps 6 to 8; ``off`` or False for none.
-            None reads the environment variable ``NVPROF_KIT_PROFILING``, which defaults to off.
-
-    Returns:
-        The schedule, or None if nothing is to be profiled.
-
-    Raises:
-        UsageError: The text is neither a switch nor a schedule.
-    """
-    if asked is None:
-        asked = os.environ.get(VARIABLE, "off")
-    if isinstance(asked, str):
-        word = asked.strip().lower()
-        asked = True if word in _ON else False if word in _OFF else asked
-    if isinstance(asked, bool):
-        return USUAL if asked else None
-    return schedule_of(asked)
-
-
-def add_profiling_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--profiling [STEPS]`` to a parser.
-
-    Pass its value, ``args.profiling``, to `nvprof_kit.LayerProfiler`. It is None if the option is absent; then
-    ``NVPROF_KIT_PROFILING`` decides.
-
-    Args:
-        parser: The program's parser.
-    """
-    parser.add_argument(
-        "--profiling",
-        nargs="?",
-        const="on",
-        type=_checked,
-        metavar="STEPS",
-        help="profile some steps of the loop: FIRST:END, early, stable, periodic, or skip_first=5,warmup=1,active=3 "
-        "(taken where STEPS is left out); off by default",
-    )
-
-
-def _checked(text: str) -> str:
-    """The text, if it is valid; otherwise argparse prints the message."""
-    from nvprof_kit.errors import UsageError
-
-    try:
-        profiling_schedule(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text

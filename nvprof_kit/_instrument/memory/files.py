@@ -14,7 +14,7 @@ from nvprof_kit.errors import ToolError, UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.memory.boundaries import Boundary
-    from nvprof_kit._instrument.memory.points import MemoryOptions, TimePoint
+    from nvprof_kit._instrument.memory.points import TimePoint
 
 _MB = 1 << 20
 
@@ -41,7 +41,9 @@ class MemoryFiles:
 
     Args:
         folder: The rank's folder; created and claimed here. Files of an earlier run are replaced.
-        options: What to write.
+        layouts: Write the bytes of each module at each time point, not only the sums.
+        parquet: Also write ``memory.parquet``.
+        pages: Write the sunburst pages and the line chart.
 
     Attributes:
         folder: The folder in use; a different one if another process has claimed the rank's folder.
@@ -50,8 +52,8 @@ class MemoryFiles:
         UsageError: The folder cannot be created or written to.
     """
 
-    def __init__(self, folder: Path, options: MemoryOptions) -> None:
-        self._options = options
+    def __init__(self, folder: Path, *, layouts: bool, parquet: bool, pages: bool) -> None:
+        self._layouts, self._parquet, self._pages = layouts, parquet, pages
         try:
             self.folder = folder = claim(folder)
             self._log = (folder / "memory.log").open("w", encoding="utf-8", errors="xmlcharrefreplace")
@@ -63,7 +65,7 @@ class MemoryFiles:
 
     def write(self, point: TimePoint) -> None:
         """Write a time point and flush, so that a killed rank leaves its log."""
-        self._log.write(log_text(point, layouts=self._options.layouts))
+        self._log.write(log_text(point, layouts=self._layouts))
         self._log.flush()
         self._rows.writerows(_cells(point))
         self._table.flush()
@@ -74,9 +76,9 @@ class MemoryFiles:
         self._table.close()
         if boundaries:
             self._write_boundaries(boundaries)
-        if self._options.parquet:
+        if self._parquet:
             _write_parquet(self.folder / "memory.parquet", points)
-        if self._options.pages and points:
+        if self._pages and points:
             from nvprof_kit._report.page.sunburst import write_sunbursts
             from nvprof_kit._report.plots.memory_curve import write_curve
 

@@ -1,36 +1,14 @@
-"""The options of `MemoryProfiler`, and the memory at one time point."""
+"""The memory at one time point."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit._instrument.memory.tensors import KINDS, Held
 
 ROUNDING = "rounding"
 """Kind of the bytes that allocator blocks have beyond the requested size."""
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """Options of `MemoryProfiler`: where and what to write.
-
-    Attributes:
-        folder: Output folder; each rank writes to its own subfolder, ``rank0_dp0_tp0_pp0``.
-        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
-            model's parameters, if they have one.
-        layouts: Write the bytes of each module to ``memory.log`` at each time point, not only the sums.
-        parquet: Also write ``memory.parquet``, next to ``memory.csv``.
-        pages: Write the sunburst pages and the line chart at the end.
-    """
-
-    folder: str | Path = "memory_trace"
-    mesh: Any = None
-    layouts: bool = True
-    parquet: bool = False
-    pages: bool = True
 
 
 @dataclass(frozen=True)

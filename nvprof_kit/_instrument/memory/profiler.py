@@ -22,12 +22,12 @@ from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, Unknown, cast_weig
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator
 from nvprof_kit._instrument.memory.files import MemoryFiles
 from nvprof_kit._instrument.memory.history import History
-from nvprof_kit._instrument.memory.points import ROUNDING, MemoryOptions, TimePoint
+from nvprof_kit._instrument.memory.points import ROUNDING, TimePoint
 from nvprof_kit._instrument.memory.saved import SavedTensors
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
 from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.patches import Hook
-from nvprof_kit._instrument.ranks import mesh_of, rank_folder
+from nvprof_kit._instrument.ranks import folder_of, mesh_of, rank_folder
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import encodable
@@ -52,7 +52,12 @@ class MemoryProfiler:
         model: The model; held weakly.
         optimizer: The optimizer, a wrapper around one or several, or a list; held weakly. A step ends when the last
             optimizer has stepped.
-        options: Where and what to write.
+        folder: Output folder; each rank writes to its own subfolder, ``rank0_dp0_tp0_pp0``.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
+            model's parameters, if they have one.
+        layouts: Write the bytes of each module to ``memory.log`` at each time point, not only the sums.
+        parquet: Also write ``memory.parquet``, next to ``memory.csv``.
+        pages: Write the sunburst pages and the line chart at the end.
 
     Attributes:
         points: The time points so far.
@@ -60,15 +65,28 @@ class MemoryProfiler:
         folder: The rank's folder.
 
     Raises:
-        UsageError: On entry: another profiler is running, or the folder cannot be created.
+        UsageError: An argument is of the wrong kind; on entry: another profiler is running, or the folder cannot be
+            created.
     """
 
     _running: MemoryProfiler | None = None
 
-    def __init__(self, model: nn.Module, optimizer: Any = None, options: MemoryOptions = MemoryOptions()) -> None:
-        self.options = options
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any = None,
+        folder: str | Path = "memory_trace",
+        *,
+        mesh: Any = None,
+        layouts: bool = True,
+        parquet: bool = False,
+        pages: bool = True,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"MemoryProfiler: model is a {type(model).__name__}; needed a torch.nn.Module")
         self.points: list[TimePoint] = []
-        self.folder = Path(options.folder) / rank_folder(options.mesh or mesh_of(model))
+        self.folder = folder_of(folder, "MemoryProfiler") / rank_folder(mesh or mesh_of(model))
+        self._layouts, self._parquet, self._pages = layouts, parquet, pages
         self._model = weakref.ref(model)
         self._optimizers = [] if optimizer is None else [weakref.ref(one) for one in innermost(optimizer)]
         self._device = _device(model)
@@ -98,7 +116,7 @@ class MemoryProfiler:
         if MemoryProfiler._running is not None and MemoryProfiler._running._process == os.getpid():
             raise UsageError("a MemoryProfiler is already running; end it first")
         self._process = os.getpid()
-        self._files = MemoryFiles(self.folder, self.options)
+        self._files = MemoryFiles(self.folder, layouts=self._layouts, parquet=self._parquet, pages=self._pages)
         self.folder = self._files.folder
         MemoryProfiler._running = self
         self._began = time.perf_counter()

@@ -12,9 +12,8 @@ import time
 import warnings
 from collections import deque
 from contextlib import ContextDecorator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.session import Watch
@@ -28,24 +27,6 @@ _MOST_CHANGES = 100_000
 
 _running: memory_snapshot | None = None
 _observed = False
-
-
-@dataclass(frozen=True)
-class SnapshotOptions:
-    """What to record, and when to write.
-
-    Attributes:
-        at_step: Write the snapshot when the step with this number (`nvprof_kit.step`) ends, and stop recording. None
-            writes at the end of the block.
-        on_oom: On an out-of-memory error, also write ``NAME_oom.pickle``.
-        max_entries: Maximum number of allocator events to keep; older ones are dropped.
-        stacks: ``python`` for Python call stacks; ``all`` adds C++ frames, which is slower and several times larger.
-    """
-
-    at_step: int | None = None
-    on_oom: bool = True
-    max_entries: int = 1_000_000
-    stacks: str = "python"
 
 
 class Labels:
@@ -109,12 +90,16 @@ class memory_snapshot(ContextDecorator):
     """Record the history of the CUDA caching allocator; a context manager and a decorator.
 
     The snapshot (that of ``torch.cuda.memory._dump_snapshot``) is written when the block ends, also after an exception,
-    or when `SnapshotOptions` says. Without CUDA, or with ``cudaMallocAsync``, it warns and does nothing. Layers are
+    or when `at_step` ends. Without CUDA, or with ``cudaMallocAsync``, it warns and does nothing. Layers are
     those of `annotate_model` and `layer_range`, steps those of `step`.
 
     Args:
         path: File to write, usually ``.pickle``; an existing file is replaced.
-        options: What to record, and when to write.
+        at_step: Write the snapshot when the step with this number ends, and stop recording. None writes at the end of
+            the block.
+        on_oom: On an out-of-memory error, also write ``NAME_oom.pickle``.
+        max_entries: Maximum number of allocator events to keep; older ones are dropped.
+        stacks: ``python`` for Python call stacks; ``all`` adds C++ frames, which is slower and several times larger.
 
     Attributes:
         written: The files written so far.
@@ -124,9 +109,19 @@ class memory_snapshot(ContextDecorator):
         ToolError: On entry: PyTorch is not installed.
     """
 
-    def __init__(self, path: str | Path, options: SnapshotOptions = SnapshotOptions()) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        at_step: int | None = None,
+        on_oom: bool = True,
+        max_entries: int = 1_000_000,
+        stacks: Literal["python", "all"] = "python",
+    ) -> None:
         self.path = Path(path).absolute()
-        self.options = options
+        if stacks not in ("python", "all"):
+            raise UsageError(f"memory_snapshot: stacks={stacks!r} is neither 'python' nor 'all'")
+        self._at_step, self._on_oom, self._max_entries, self._stacks = at_step, on_oom, max_entries, stacks
         self.written: list[Path] = []
         self._watch: Watch | None = None
         self._labels: Labels | None = None
@@ -155,7 +150,7 @@ class memory_snapshot(ContextDecorator):
         self._process = os.getpid()
         self._record("all")
         try:
-            if self.options.on_oom:
+            if self._on_oom:
                 _observe_oom(torch)
             _running = self
             self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
@@ -178,11 +173,11 @@ class memory_snapshot(ContextDecorator):
             self._memory._record_memory_history(enabled=None)
             return
         self._memory._record_memory_history(
-            enabled=enabled, context="all", stacks=self.options.stacks, max_entries=self.options.max_entries
+            enabled=enabled, context="all", stacks=self._stacks, max_entries=self._max_entries
         )
 
     def _step_ended(self, number: int) -> None:
-        if self.options.at_step is not None and number == self.options.at_step:
+        if self._at_step is not None and number == self._at_step:
             self._finish(self.path)
 
     def _finish(self, path: Path) -> None:
@@ -214,7 +209,7 @@ class memory_snapshot(ContextDecorator):
         self.written.append(path)
 
     def _out_of_memory(self) -> None:
-        if self.options.on_oom and self._process == os.getpid():
+        if self._on_oom and self._process == os.getpid():
             self._write(self.path.with_name(f"{self.path.stem}_oom{self.path.suffix}"))
 
 

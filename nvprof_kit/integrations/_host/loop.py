@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from nvprof_kit._capture.recorder.scheduled import VARIABLE as SCHEDULE
 from nvprof_kit._capture.recorder.scheduled import scheduled
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.guard import never_fails, warn
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
-from nvprof_kit._instrument.loop.schedule import Schedule, Switch, profiling_schedule
+from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
 from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
 from nvprof_kit.errors import UsageError
@@ -25,9 +23,8 @@ class HostLoop(InferredLoop):
     """The loop of a framework.
 
     Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`. None reads the environment
-            variables ``NVPROF_KIT_SCHEDULE``, then ``NVPROF_KIT_PROFILING``. If neither is set, an attached tool
-            records all steps.
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`. None reads the environment
+            variable ``NVPROF_KIT_SCHEDULE``. If it is not set, an attached tool records all steps.
         path: Trace file of the embedded recorder, as in `nvprof_kit.scheduled`.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`; None if the program annotates the model.
         own_steps: The framework does not report steps, so they are inferred.
@@ -48,7 +45,7 @@ class HostLoop(InferredLoop):
         own_steps: bool = False,
     ) -> None:
         super().__init__(own_steps=own_steps)
-        self._asked = None if schedule is None else profiling_schedule(schedule)
+        self._asked = None if schedule is None else Schedule.of(schedule)
         self._off = schedule is not None and self._asked is None
         self._path = path
         self._annotation = annotation
@@ -87,7 +84,7 @@ class HostLoop(InferredLoop):
             self.handles += annotate_models(named, self._annotation)
         self.start(named.values(), entered, watch=watch)
         if not self.broken:
-            self._windows = scheduled(self._schedule(), self._path)
+            self._windows = scheduled(self._schedule() or False, self._path)
             self._windows.__enter__()
 
     @never_fails
@@ -100,11 +97,11 @@ class HostLoop(InferredLoop):
         self.add(model)
 
     def _schedule(self) -> Schedule | None:
-        """The schedule; None lets `scheduled` read ``NVPROF_KIT_SCHEDULE``."""
-        if self._asked is not None or os.environ.get(SCHEDULE):
+        """The schedule of the argument or of the environment."""
+        if self._asked is not None:
             return self._asked
         try:
-            return profiling_schedule(None)
+            return Schedule.of(None)
         except UsageError as error:
             warn(f"{error}; nothing is recorded by it")
             return None
@@ -130,10 +127,10 @@ def listens() -> bool:
     if session.mode == "off":
         return False
     try:
-        wanted = profiling_schedule(None) is not None
+        wanted = Schedule.of(None) is not None
     except UsageError:
         wanted = False
-    return session.backend is not None or wanted or bool(os.environ.get(SCHEDULE))
+    return session.backend is not None or wanted
 
 
 def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from nvprof_kit import LayerOptions, LayerProfiler, Schedule, Throughput, handlers
+from nvprof_kit import LayerProfiler, Schedule, Throughput, handlers
 
 HEAD = 128
 
@@ -141,9 +141,7 @@ def same_results(options: argparse.Namespace) -> dict[str, bool]:
 
     def trained(schedule: str) -> list[torch.Tensor]:
         run = Run(options)
-        with LayerProfiler(
-            run.model, schedule, LayerOptions(options.folder, name="Same", plots=False, echo=False)
-        ) as p:
+        with LayerProfiler(run.model, schedule, folder=options.folder, name="Same", plots=False, echo=False) as p:
             for _ in range(6):
                 run.step()
                 p.step()
@@ -161,8 +159,8 @@ def same_results(options: argparse.Namespace) -> dict[str, bool]:
 def survives_out_of_memory(options: argparse.Namespace) -> bool:
     """Whether a window that ends by running out of memory is written, and training goes on."""
     run = Run(options)
-    settings = LayerOptions(options.folder, name="OutOfMemory", plots=False, echo=False)
-    profiling = LayerProfiler(run.model, "1:9", settings)
+    settings = dict(folder=options.folder, name="OutOfMemory", plots=False, echo=False)
+    profiling = LayerProfiler(run.model, "1:9", **settings)
     try:
         with profiling:
             for number in range(4):
@@ -193,12 +191,12 @@ def profiled(options: argparse.Namespace) -> tuple[Events, LayerProfiler]:
     run = Run(options)
     events = Events(run.model)
     meter = Throughput(samples=options.frames, tokens=options.frames * options.pixels)
-    settings = LayerOptions(
-        options.folder, throughput=meter, utilisation=options.utilisation, memory=not options.no_memory
+    settings = dict(
+        folder=options.folder, throughput=meter, utilisation=options.utilisation, memory=not options.no_memory
     )
     schedule = Schedule(skip_first=10, warmup=2, active=4)
     ready = handlers.together(handlers.tensorboard(options.folder), handlers.chrome_trace(options.folder))
-    with LayerProfiler(run.model, schedule, settings, ready) as profiling:
+    with LayerProfiler(run.model, schedule, **settings, on_trace_ready=ready) as profiling:
         for _ in range(16):
             kept = weakref.ref(run.step())
             assert kept() is None, "a tensor is kept alive"

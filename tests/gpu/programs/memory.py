@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nvprof_kit import MemoryOptions, MemoryProfiler
+from nvprof_kit import MemoryProfiler
 from nvprof_kit._instrument.memory import blocks as memory_blocks
 
 KINDS = ("params", "grads", "os_state", "activation", "outputs", "inputs", "autocast", "workspace")
@@ -98,7 +98,7 @@ def with_stacks(options: argparse.Namespace) -> None:
     memory_blocks.unknown_blocks = listed  # type: ignore[assignment]
     model = model_of(options.layers, options.width, options.checkpoint)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with MemoryProfiler(model, optimizer, MemoryOptions(options.folder / "stacks", pages=False)) as profiler:
+    with MemoryProfiler(model, optimizer, options.folder / "stacks", pages=False) as profiler:
         steps(model, optimizer, 2)
     named = {
         point.name: {"rows": told(point), "stacks": one} for point, one in zip(profiler.points, found, strict=True)
@@ -130,7 +130,7 @@ def main() -> None:
     torch.cuda.empty_cache()
     model = model_of(options.layers, options.width, options.checkpoint)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with MemoryProfiler(model, optimizer, MemoryOptions(options.folder, parquet=True)) as profiler:
+    with MemoryProfiler(model, optimizer, options.folder, parquet=True) as profiler:
         profiled = steps(model, optimizer, 3)
     worst = 0.0
     print("largest allocations:", max(profiler.boundaries, key=lambda b: b.largest or 0))

@@ -69,7 +69,7 @@ def main() -> None:
         nvprof_kit.annotate_model(model)
         batch = torch.randn(8, 128, options.width, device="cuda")
         kept: list[torch.Tensor] = []
-        train(model, batch, options.steps, kept)
+        train(model, batch, options["steps"], kept)
         torch.cuda.synchronize()
         expected = {
             "peak_bytes": torch.cuda.memory_stats()["requested_bytes.all.peak"],
@@ -78,8 +78,7 @@ def main() -> None:
             "reserved_bytes": torch.cuda.memory_reserved(),
             "torch": torch.__version__,
         }
-    once = nvprof_kit.SnapshotOptions(at_step=1)
-    with nvprof_kit.memory_snapshot(options.folder / "step.pickle", once) as recorded:
+    with nvprof_kit.memory_snapshot(options.folder / "step.pickle", at_step=1) as recorded:
         train(model, batch, 3, [])
     expected["written_at_step"] = [path.name for path in recorded.written]
     with nvprof_kit.memory_snapshot(options.folder / "oom.pickle") as recorded, nvprof_kit.phase("too_much"):

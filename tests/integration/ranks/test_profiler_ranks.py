@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from nvprof_kit import LayerOptions, LayerProfiler, handlers
+from nvprof_kit import LayerProfiler, handlers
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -56,8 +56,8 @@ def train(kind, schedule):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(rank)
     losses = []
-    options = LayerOptions(kind, mesh=mesh, plots=False)
-    with LayerProfiler(model, schedule, options, handlers.tensorboard(kind, mesh)) as profiling:
+    options = dict(folder=kind, mesh=mesh, plots=False)
+    with LayerProfiler(model, schedule, **options, on_trace_ready=handlers.tensorboard(kind, mesh)) as profiling:
         for _ in range(4):
             loss = model(torch.randn(4, 16)).square().mean()
             loss.backward()

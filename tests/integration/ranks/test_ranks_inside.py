@@ -16,7 +16,7 @@ import os, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from nvprof_kit import MemoryOptions, MemoryProfiler, global_timer
+from nvprof_kit import MemoryProfiler, global_timer
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -36,7 +36,7 @@ def step():
             optimizer.step()
             optimizer.zero_grad()
 
-with MemoryProfiler(model, optimizer, MemoryOptions(pages=False)):
+with MemoryProfiler(model, optimizer, pages=False):
     step()
 for _ in range(24):
     step()

@@ -17,9 +17,7 @@ from torch import nn
 
 from nvprof_kit import LayerProfiler, MemoryProfiler, annotate_model, annotate_optimizer, count_flops, step
 from nvprof_kit._instrument.loop.schedule import Schedule, Windows
-from nvprof_kit._instrument.memory.points import MemoryOptions
 from nvprof_kit._instrument.meters.timers import GlobalTimer
-from nvprof_kit._profiler.options import LayerOptions
 
 
 class Plain:
@@ -42,11 +40,11 @@ Profiling = Callable[[nn.Module, Any, Path], AbstractContextManager[Any]]
 
 
 def memory(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
-    return MemoryProfiler(model, optimizer, MemoryOptions(folder, pages=False))
+    return MemoryProfiler(model, optimizer, folder, pages=False)
 
 
 def layers(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
-    return LayerProfiler(model, "0:1", LayerOptions(folder, plots=False, echo=False))
+    return LayerProfiler(model, "0:1", folder, plots=False, echo=False)
 
 
 def annotated(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:

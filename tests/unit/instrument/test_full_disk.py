@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from nvprof_kit import MemoryOptions, MemoryProfiler, record
+from nvprof_kit import MemoryProfiler, record
 from nvprof_kit._instrument.meters.timers import GlobalTimer
 from nvprof_kit._instrument.rank_claim import claim
 
@@ -55,12 +55,12 @@ def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path: Path) ->
 
 def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     model, expected = make(), train(make())
-    profiler = MemoryProfiler(model, torch.optim.AdamW(model.parameters()), MemoryOptions(folder=tmp_path))
+    profiler = MemoryProfiler(model, torch.optim.AdamW(model.parameters()), folder=tmp_path)
     with no_file_grows_beyond(2000), pytest.warns(UserWarning, match="the memory profile ends") as warned, profiler:
         assert torch.equal(train(model), expected)
     assert len(warned) == 1
     assert (profiler.folder / "memory.log").read_text().startswith("Memory State:")
-    with MemoryProfiler(model, None, MemoryOptions(folder=tmp_path / "again")):
+    with MemoryProfiler(model, None, folder=tmp_path / "again"):
         train(model)
 
 

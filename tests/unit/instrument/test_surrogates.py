@@ -21,11 +21,9 @@ from nvprof_kit import (
     step,
 )
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.memory.points import MemoryOptions
 from nvprof_kit._instrument.meters.timers import GlobalTimer
 from nvprof_kit._instrument.modules.blocks import block_kinds
 from nvprof_kit._instrument.ranges.backends import Nvtx
-from nvprof_kit._profiler.options import LayerOptions
 from nvprof_kit.names import encodable
 
 NAME = "a\ud800b\udcff"
@@ -98,7 +96,7 @@ def test_the_timer_takes_them(tmp_path: Path) -> None:
 def test_the_memory_profiler_takes_them(tmp_path: Path) -> None:
     model = Odd()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with warnings.catch_warnings(), MemoryProfiler(model, optimizer, MemoryOptions(tmp_path)) as profiling:
+    with warnings.catch_warnings(), MemoryProfiler(model, optimizer, tmp_path) as profiling:
         warnings.simplefilter("error")
         loop(model)
         optimizer.step()
@@ -111,10 +109,10 @@ def test_the_memory_profiler_takes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kinds", [None, {f"{NAME}.*": NAME}])
 def test_the_layer_profiler_takes_them(kinds: dict[str, str] | None, tmp_path: Path) -> None:
     model = Odd()
-    options = LayerOptions(tmp_path, kinds=kinds, name=NAME, plots=False, echo=False)
+    options = dict(folder=tmp_path, kinds=kinds, name=NAME, plots=False, echo=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with LayerProfiler(model, "0:1", options) as profiling:
+        with LayerProfiler(model, "0:1", **options) as profiling:
             loop(model)
             profiling.step()
     assert len(profiling.recorded) == 1

@@ -278,7 +278,7 @@ def test_a_wrong_schedule_is_said_where_it_is_given() -> None:
 
 
 def test_a_wrong_schedule_of_the_environment_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVPROF_KIT_PROFILING", "sometimes")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
     with pytest.warns(UserWarning, match="none of early"):
         loop = begun(small())
     assert loop.runs
@@ -347,12 +347,12 @@ def test_a_loop_that_is_forgotten_goes_away() -> None:
 
 
 def test_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NVPROF_KIT_PROFILING", raising=False)
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     assert not listens()
-    monkeypatch.setenv("NVPROF_KIT_PROFILING", "3:5")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "3:5")
     assert listens()
-    monkeypatch.setenv("NVPROF_KIT_PROFILING", "off")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "off")
     monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "stable")
     assert listens()
 

@@ -110,7 +110,7 @@ def test_a_draft_models_runner_has_no_steps_of_its_own(heard: Outline, runner: A
 
 
 def test_nothing_is_wrapped_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NVPROF_KIT_PROFILING", raising=False)
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     finders = list(sys.meta_path)
     vllm.register()

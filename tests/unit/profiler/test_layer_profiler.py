@@ -9,8 +9,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from nvprof_kit import (
-    LayerOptions,
     LayerProfiler,
-    MemoryOptions,
     MemoryProfiler,
     Schedule,
+    StepOptions,
     Throughput,
     annotate_model,
     record,
@@ -97,18 +96,18 @@ class Training:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> LayerOptions:
-    return LayerOptions(tmp_path / "traces", plots=False, echo=False)
+def options(tmp_path: Path) -> dict[str, Any]:
+    return dict(folder=tmp_path / "traces", plots=False, echo=False)
 
 
-def names(options: LayerOptions) -> set[str]:
-    return {path.name for path in (Path(options.folder) / RANK).iterdir()} - {rank_claim.OWNER}
+def names(options: dict[str, Any]) -> set[str]:
+    return {path.name for path in (options["folder"] / RANK).iterdir()} - {rank_claim.OWNER}
 
 
 def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training = Training()
-    options = LayerOptions(tmp_path / "traces", throughput=Throughput(samples=8))
-    profiling = LayerProfiler(training.model, "3:5", options)
+    options = dict(folder=tmp_path / "traces", throughput=Throughput(samples=8))
+    profiling = LayerProfiler(training.model, "3:5", **options)
     training.loop(profiling, 7)
     assert names(options) == {f"Net_{name}" for name in PLAIN | {"cuda_time_plot.png"}}
     (one,) = profiling.recorded
@@ -122,12 +121,12 @@ def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.Cap
     assert "Own cost: " in printed and "Files: " in printed and "step 3  step 4" not in printed
 
 
-def test_the_figures_are_those_of_the_trace(options: LayerOptions) -> None:
+def test_the_figures_are_those_of_the_trace(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, "2:5", options)
+    profiling = LayerProfiler(training.model, "2:5", **options)
     training.loop(profiling, 5)
     (one,) = profiling.recorded
-    verb = layers(open_capture(one.trace), LayersOptions(by_step=True))
+    verb = layers(open_capture(one.trace), LayersOptions(by_step=True, steps=StepOptions(first=2)))
     assert verb.rows["step"].dropna().unique().tolist() == [2, 3, 4]
     assert one.profile.rows["gpu_self_ns"].sum() == verb.summary.total_ns
     rows = one.profile.rows[one.profile.rows["layer"] != "(none)"]
@@ -140,17 +139,17 @@ def test_the_figures_are_those_of_the_trace(options: LayerOptions) -> None:
     assert kinds.loc["Block in spatial_blocks", "count"] == 6  # two blocks in three steps
 
 
-def test_several_windows_are_files_of_their_own(options: LayerOptions) -> None:
+def test_several_windows_are_files_of_their_own(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, Schedule(wait=1, active=2, repeat=2), options)
+    profiling = LayerProfiler(training.model, Schedule(wait=1, active=2, repeat=2), **options)
     training.loop(profiling, 8)
     assert [one.trace.name for one in profiling.recorded] == [f"Net_window{n}_trace.json.gz" for n in (1, 2)]
     assert {f"Net_window{n}_{name}" for n in (1, 2) for name in PLAIN} == names(options)
 
 
-def test_one_step_needs_no_step(options: LayerOptions) -> None:
+def test_one_step_needs_no_step(options: dict[str, Any]) -> None:
     training = Training()
-    with LayerProfiler(training.model, "0:1", options) as profiling:
+    with LayerProfiler(training.model, "0:1", **options) as profiling:
         training.step()
     (one,) = profiling.recorded
     assert one.profile.rows["step"].dropna().unique().tolist() == [0]
@@ -158,23 +157,23 @@ def test_one_step_needs_no_step(options: LayerOptions) -> None:
     assert "no plain step ran to compare it with" in str(one.cost)
 
 
-def test_a_loop_that_ends_early_has_only_the_steps_that_ran(options: LayerOptions) -> None:
+def test_a_loop_that_ends_early_has_only_the_steps_that_ran(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, "1:100", options)
+    profiling = LayerProfiler(training.model, "1:100", **options)
     training.loop(profiling, 3)
     (one,) = profiling.recorded
     assert one.window.last_step == 2
     assert one.profile.layers.summary.steps == 2 and len(one.cost.recorded) == 2
 
 
-def test_a_loop_that_ends_before_says_so(options: LayerOptions) -> None:
+def test_a_loop_that_ends_before_says_so(options: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="recorded nothing: the loop ended in step 2"):
-        Training().loop(LayerProfiler(Net(), "10:12", options), 2)
+        Training().loop(LayerProfiler(Net(), "10:12", **options), 2)
 
 
-def test_a_decorated_step(options: LayerOptions) -> None:
+def test_a_decorated_step(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, "2:4", options)
+    profiling = LayerProfiler(training.model, "2:4", **options)
     run = profiling(training.step)
     for _ in range(6):
         run()
@@ -183,9 +182,9 @@ def test_a_decorated_step(options: LayerOptions) -> None:
     profiling.__exit__()
 
 
-def test_a_decorated_step_that_raises_ends_the_profile_and_nothing_else(options: LayerOptions) -> None:
+def test_a_decorated_step_that_raises_ends_the_profile_and_nothing_else(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, "0:9", options)
+    profiling = LayerProfiler(training.model, "0:9", **options)
 
     @profiling
     def run(fail: bool) -> None:
@@ -200,12 +199,12 @@ def test_a_decorated_step_that_raises_ends_the_profile_and_nothing_else(options:
     assert len(profiling.recorded) == 1 and len(training.losses) == 3
 
 
-def test_the_loops_own_steps(options: LayerOptions) -> None:
+def test_the_loops_own_steps(options: dict[str, Any]) -> None:
     """Steps that the loop ranges itself: the profiler's count, or, where it is told so, the loop's."""
     for own, expected in ((True, [1, 2]), (False, [1001, 1002])):
         training = Training()
-        chosen = LayerOptions(options.folder, steps=own, plots=False, echo=False)
-        with LayerProfiler(training.model, "1:3", chosen) as profiling:
+        chosen = dict(folder=options["folder"], steps=own, plots=False, echo=False)
+        with LayerProfiler(training.model, "1:3", **chosen) as profiling:
             for number in range(1000, 1004):
                 with step(number):
                     training.step()
@@ -215,28 +214,28 @@ def test_the_loops_own_steps(options: LayerOptions) -> None:
         assert one.profile.layers.summary.steps == 2
 
 
-def test_an_annotation_of_the_users_own_stays(options: LayerOptions) -> None:
+def test_an_annotation_of_the_users_own_stays(options: dict[str, Any]) -> None:
     training = Training()
     handle = annotate_model(training.model, depth=1)
-    profiling = LayerProfiler(training.model, "0:1", options)
+    profiling = LayerProfiler(training.model, "0:1", **options)
     training.loop(profiling, 1)
     assert set(profiling.recorded[0].profile.rows["layer"]) == {*handle.paths, "(none)"}
     assert training.model in session.annotated
     handle.remove()
 
 
-def test_kinds_of_the_users_own(options: LayerOptions) -> None:
+def test_kinds_of_the_users_own(options: dict[str, Any]) -> None:
     training = Training()
-    chosen = LayerOptions(options.folder, kinds={"temporal_blocks.*": "temporal"}, plots=False, echo=False)
-    profiling = LayerProfiler(training.model, "0:1", chosen)
+    chosen = dict(folder=options["folder"], kinds={"temporal_blocks.*": "temporal"}, plots=False, echo=False)
+    profiling = LayerProfiler(training.model, "0:1", **chosen)
     training.loop(profiling, 1)
     assert profiling.recorded[0].profile.kinds["kind"].tolist() == ["Block in spatial_blocks", "temporal"]
 
 
-def test_a_kind_of_which_nothing_ran_is_a_warning(options: LayerOptions) -> None:
+def test_a_kind_of_which_nothing_ran_is_a_warning(options: dict[str, Any]) -> None:
     training = Training()
     kinds = {"temporal_blocks.*": "temporal", "spatial_blocks": "list", "*.nosuch": "none"}
-    profiling = LayerProfiler(training.model, "0:1", LayerOptions(options.folder, kinds=kinds, plots=False, echo=False))
+    profiling = LayerProfiler(training.model, "0:1", options["folder"], kinds=kinds, plots=False, echo=False)
     with pytest.warns(UserWarning, match=r"no layer that ran matches 'spatial_blocks', '\*\.nosuch'; needed"):
         training.loop(profiling, 1)
 
@@ -253,19 +252,19 @@ class Allocator:
         return Counts(allocated, allocated, 1 << 20, allocated + 500)
 
 
-def test_memory_beside_time(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_beside_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of the allocator's counts into the files; that they are true is shown on a GPU."""
     monkeypatch.setattr(window, "CudaAllocator", Allocator)
     monkeypatch.setattr(window, "_cuda_device", lambda _model: torch.device("cpu"))
     training = Training()
-    profiling = LayerProfiler(training.model, "1:3", LayerOptions(options.folder, echo=False))
+    profiling = LayerProfiler(training.model, "1:3", options["folder"], echo=False)
     training.loop(profiling, 3)
     assert {"Net_memory_usage.txt", "Net_memory_usage_line_chart.png"} <= names(options)
     rows = profiling.recorded[0].profile.rows
     head = rows[(rows["layer"] == "head") & (rows["phase"] == "forward")]
     # between its begin and its end nothing else is asked: it leaves 1000 bytes, and the peak of its end is 500 above
     assert head["retained_bytes"].tolist() == [1000, 1000] and head["transient_bytes"].tolist() == [500, 500]
-    text = (Path(options.folder) / RANK / "Net_memory_usage.txt").read_text().splitlines()
+    text = (options["folder"] / RANK / "Net_memory_usage.txt").read_text().splitlines()
     assert text[0] == "step 1" and "step 2" in text
     assert sum("head forward: allocated 0." in line for line in text) == 2
 
@@ -273,14 +272,14 @@ def test_memory_beside_time(options: LayerOptions, monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------- what it never does
 
 
-def test_off_is_nothing_at_all(options: LayerOptions) -> None:
+def test_off_is_nothing_at_all(options: dict[str, Any]) -> None:
     for schedule in (None, False, "off"):
         training = Training()
-        profiling = LayerProfiler(training.model, schedule, options)
+        profiling = LayerProfiler(training.model, schedule, **options)
         assert not profiling.enabled and profiling(training.step).__func__ is Training.step
         training.loop(profiling, 3)
         assert profiling.recorded == []
-    assert not Path(options.folder).exists()
+    assert not options["folder"].exists()
 
 
 def test_off_imports_neither_pandas_nor_matplotlib() -> None:
@@ -293,31 +292,31 @@ def test_off_imports_neither_pandas_nor_matplotlib() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_environment_switches_it(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_switches_it(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1:2")
     training = Training()
-    profiling = LayerProfiler(training.model, options=options)
+    profiling = LayerProfiler(training.model, **options)
     training.loop(profiling, 3)
     assert len(profiling.recorded) == 1
     monkeypatch.setattr(session, "mode", "off")
-    assert not LayerProfiler(training.model, "1:2", options).enabled
+    assert not LayerProfiler(training.model, "1:2", **options).enabled
 
 
-def test_results_are_the_same_bit_for_bit(options: LayerOptions) -> None:
+def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
     plain, profiled = Training(), Training()
     torch.manual_seed(1)
     for _ in range(6):
         plain.step()
     torch.manual_seed(1)
-    profiled.loop(LayerProfiler(profiled.model, "2:4", options), 6)
+    profiled.loop(LayerProfiler(profiled.model, "2:4", **options), 6)
     assert plain.losses == profiled.losses
     for ours, theirs in zip(profiled.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_nothing_is_kept_alive(options: LayerOptions) -> None:
+def test_nothing_is_kept_alive(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, "1:3", options)
+    profiling = LayerProfiler(training.model, "1:3", **options)
     seen: list[weakref.ref[torch.Tensor]] = []
     training.model.register_forward_hook(lambda _model, _args, out: seen.append(weakref.ref(out)))
     with profiling:
@@ -331,8 +330,8 @@ def test_nothing_is_kept_alive(options: LayerOptions) -> None:
     assert model() is None and profiling.recorded
 
 
-def test_a_model_that_is_gone_is_not_recorded(options: LayerOptions) -> None:
-    profiling = LayerProfiler(Net(), "0:1", options)
+def test_a_model_that_is_gone_is_not_recorded(options: dict[str, Any]) -> None:
+    profiling = LayerProfiler(Net(), "0:1", **options)
     gc.collect()
     with profiling:
         torch.ones(2) + 1
@@ -346,14 +345,14 @@ def test_a_model_that_is_gone_is_not_recorded(options: LayerOptions) -> None:
     "error", [RuntimeError("boom"), torch.cuda.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt()]
 )
 def test_what_the_program_raises_goes_through_and_the_window_is_written(
-    options: LayerOptions, error: BaseException
+    options: dict[str, Any], error: BaseException
 ) -> None:
     training = Training()
 
     def fail(*_call: object) -> None:
         raise error
 
-    with pytest.raises(type(error)), LayerProfiler(training.model, "1:9", options) as profiling:
+    with pytest.raises(type(error)), LayerProfiler(training.model, "1:9", **options) as profiling:
         training.step()
         profiling.step()
         training.step()
@@ -368,35 +367,35 @@ def test_what_the_program_raises_goes_through_and_the_window_is_written(
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "traces").write_text("a file")
     training = Training()
-    profiling = LayerProfiler(training.model, "1:2", LayerOptions(tmp_path / "traces"))
+    profiling = LayerProfiler(training.model, "1:2", tmp_path / "traces")
     with pytest.warns(UserWarning, match=r"LayerProfiler stops: (NotADirectory|FileExists)Error"):
         training.loop(profiling, 4)
     assert len(training.losses) == 4 and profiling.recorded == []
 
 
-def test_another_recording_is_a_warning(options: LayerOptions, tmp_path: Path) -> None:
+def test_another_recording_is_a_warning(options: dict[str, Any], tmp_path: Path) -> None:
     training = Training()
     with record(tmp_path / "other.json.gz"):
         with pytest.warns(UserWarning, match="LayerProfiler stops: UsageError: cannot record"):
-            training.loop(LayerProfiler(training.model, "1:2", options), 3)
+            training.loop(LayerProfiler(training.model, "1:2", **options), 3)
         assert session.backend is not None  # the other one goes on
     assert (tmp_path / "other.json.gz").exists()
 
 
-def test_a_loop_that_ends_where_a_window_begins_leaves_nothing(options: LayerOptions) -> None:
+def test_a_loop_that_ends_where_a_window_begins_leaves_nothing(options: dict[str, Any]) -> None:
     training = Training()
-    profiling = LayerProfiler(training.model, "2:4", options)
+    profiling = LayerProfiler(training.model, "2:4", **options)
     training.loop(profiling, 2)
-    assert not profiling.recorded and not Path(options.folder, RANK, "Net_trace.json.gz").exists()
+    assert not profiling.recorded and not Path(options["folder"], RANK, "Net_trace.json.gz").exists()
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: LayerOptions, before: bool) -> None:
+def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[str, Any], before: bool) -> None:
     meter = Throughput[object](warm_up=1)
-    options = replace(options, throughput=meter)
+    options = dict(options, throughput=meter)
     training = Training()
     handler = lambda *_: time.sleep(1)  # noqa: E731
-    with LayerProfiler(training.model, "1:3", options, handler) as profiling:
+    with LayerProfiler(training.model, "1:3", **options, on_trace_ready=handler) as profiling:
         for _ in range(4):
             training.step()
             if before:
@@ -408,25 +407,25 @@ def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: Layer
     assert meter.summary().batch_cost.max < 1
 
 
-def test_a_handler_that_raises_is_a_warning(options: LayerOptions) -> None:
+def test_a_handler_that_raises_is_a_warning(options: dict[str, Any]) -> None:
     def handler(_trace: Path, _window: object) -> None:
         raise OSError("disk full")
 
     training = Training()
     with pytest.warns(UserWarning, match="LayerProfiler stops: OSError: disk full"):
-        training.loop(LayerProfiler(training.model, "1:2", options, handler), 3)
+        training.loop(LayerProfiler(training.model, "1:2", **options, on_trace_ready=handler), 3)
 
 
 def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    training, options = Training(), LayerOptions(tmp_path, echo=False)
+    training, options = Training(), dict(folder=tmp_path, echo=False)
     with pytest.warns(UserWarning, match="curves of Net are not drawn"):
-        training.loop(LayerProfiler(training.model, "0:1", options), 1)
+        training.loop(LayerProfiler(training.model, "0:1", **options), 1)
     assert {f"Net_{name}" for name in PLAIN} == names(options)
 
 
 def test_a_broken_gpu_does_not_hide_what_the_program_raised(
-    options: LayerOptions, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a device-side assert every call of CUDA raises, ours too."""
     training = Training()
@@ -437,16 +436,16 @@ def test_a_broken_gpu_does_not_hide_what_the_program_raised(
     with (
         pytest.warns(UserWarning, match="LayerProfiler stops: RuntimeError: CUDA error"),
         pytest.raises(ValueError, match="the program's own"),
-        LayerProfiler(training.model, "0:9", options),
+        LayerProfiler(training.model, "0:9", **options),
     ):
         training.step()
         monkeypatch.setattr(step_clock, "_now", broken)
         raise ValueError("the program's own")
 
 
-def test_behind_the_last_window_nothing_is_left_to_do(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_the_last_window_nothing_is_left_to_do(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training()
-    with LayerProfiler(training.model, "1:2", options) as profiling:
+    with LayerProfiler(training.model, "1:2", **options) as profiling:
         for _ in range(2):
             training.step()
             profiling.step()
@@ -460,7 +459,7 @@ def test_a_schedule_that_is_none_is_an_error_at_once() -> None:
         LayerProfiler(Net(), "sometimes")
 
 
-def test_under_a_tool_the_tool_records(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_tool_the_tool_records(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     class Told(Backend):
         def __init__(self) -> None:
             super().__init__()
@@ -487,30 +486,30 @@ def test_under_a_tool_the_tool_records(options: LayerOptions, monkeypatch: pytes
         training = Training()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            training.loop(LayerProfiler(training.model, "1:2", options), 3)
+            training.loop(LayerProfiler(training.model, "1:2", **options), 3)
     finally:
         session.deactivate()
     assert told.lines[0] == "start window" and told.lines[-1] == "end window"
     assert told.lines[1:4] == ["step 1", "Net", "spatial_blocks.0"]
-    assert not Path(options.folder).exists()
+    assert not options["folder"].exists()
 
 
-def test_a_memory_profiler_around_it(options: LayerOptions, tmp_path: Path) -> None:
+def test_a_memory_profiler_around_it(options: dict[str, Any], tmp_path: Path) -> None:
     """One switch for both, as InternLM's ``--profiling`` is."""
     training = Training()
-    with MemoryProfiler(training.model, training.optimizer, MemoryOptions(tmp_path / "memory", pages=False)) as memory:
-        profiling = LayerProfiler(training.model, "1:2", options)
+    with MemoryProfiler(training.model, training.optimizer, tmp_path / "memory", pages=False) as memory:
+        profiling = LayerProfiler(training.model, "1:2", **options)
         training.loop(profiling, 3)
     assert len(profiling.recorded) == 1
     assert [point.name for point in memory.points][-1] == "step 2 optimizer"
 
 
-def test_sampling_during_the_window(options: LayerOptions) -> None:
+def test_sampling_during_the_window(options: dict[str, Any]) -> None:
     pytest.importorskip("psutil")
     pytest.importorskip("pynvml")
     training = Training()
-    chosen = LayerOptions(options.folder, utilisation=True, plots=False, echo=False)
-    profiling = LayerProfiler(training.model, "1:2", chosen)
+    chosen = dict(folder=options["folder"], utilisation=True, plots=False, echo=False)
+    profiling = LayerProfiler(training.model, "1:2", **chosen)
     training.loop(profiling, 2)
     assert "Net_utilisation.csv" in names(options)
-    assert "\nCPU: process " in (Path(options.folder) / RANK / "Net_rank_0.log").read_text()
+    assert "\nCPU: process " in (options["folder"] / RANK / "Net_rank_0.log").read_text()

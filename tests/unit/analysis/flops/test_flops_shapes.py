@@ -125,7 +125,7 @@ def test_layers_have_their_own_operations_in_both_directions(tmp_path: Path) -> 
     with nvprof_kit.count_flops(tmp_path / "other.flops.json"):
         steps()
     path = tmp_path / "run.json.gz"
-    with nvprof_kit.record(path, nvprof_kit.RecordOptions(shapes=True)):
+    with nvprof_kit.record(path, shapes=True):
         steps()
     own = nvprof_kit.open(path).flops().rows.set_index(["layer", "phase"])["flops"]
     counted = nvprof_kit.open(path).flops(tmp_path / "other.flops.json").rows.set_index(["layer", "phase"])["flops"]

@@ -15,7 +15,7 @@ from torch import nn
 import nvprof_kit
 from nvprof_kit import annotate_model, phase, record
 from nvprof_kit._analysis.layers.layers import layers
-from nvprof_kit._capture.recorder.record import _experimental
+from nvprof_kit._capture.recorder.record import RecordOptions, _experimental
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.session import Watch
@@ -67,7 +67,7 @@ def test_the_events_are_not_read_into_python(model: nn.Module, tmp_path: Path, m
         raise UnicodeDecodeError("utf-8", b"\xbb", 0, 1, "invalid start byte")
 
     monkeypatch.setattr(torch.autograd.profiler.profile, "_parse_kineto_results", read)
-    with nvprof_kit.record(tmp_path / "run.json", nvprof_kit.RecordOptions(stacks=True)) as recording:
+    with nvprof_kit.record(tmp_path / "run.json", stacks=True) as recording:
         model(torch.ones(2, 8))
     assert recording.written and our_events(tmp_path / "run.json")
 
@@ -156,7 +156,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(
 
 
 def test_options(tmp_path: Path) -> None:
-    with nvprof_kit.record(tmp_path / "a.json", nvprof_kit.RecordOptions(shapes=True)):
+    with nvprof_kit.record(tmp_path / "a.json", shapes=True):
         torch.ones(2, 3) @ torch.ones(3, 4)
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     (product,) = [event for event in events if event.get("name") == "aten::mm"]
@@ -200,7 +200,7 @@ def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_pa
     assert (tmp_path / "run.json").exists()
 
 
-@pytest.mark.skipif(_experimental(nvprof_kit.RecordOptions()) == {}, reason="this PyTorch records one thread alone")
+@pytest.mark.skipif(_experimental(RecordOptions()) == {}, reason="this PyTorch records one thread alone")
 def test_training_on_another_thread_is_recorded(tmp_path: Path) -> None:
     """PyTorch's profiler records the thread that starts it, and since 2.6 all others where it is asked to."""
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2)))

@@ -12,7 +12,6 @@ from torch import nn
 
 from nvprof_kit import MemoryProfiler, annotate_model, annotate_optimizer
 from nvprof_kit._instrument.loop.loop import innermost
-from nvprof_kit._instrument.memory.points import MemoryOptions
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
 from nvprof_kit.errors import UsageError
 
@@ -132,8 +131,8 @@ def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name: str, sink, t
     make, count = WRAPPERS[name]
     model = net()
     optimizer = make(model)
-    options = MemoryOptions(tmp_path, pages=False)
-    with annotate_optimizer(optimizer), MemoryProfiler(model, optimizer, options) as profiling:
+    options = dict(folder=tmp_path, pages=False)
+    with annotate_optimizer(optimizer), MemoryProfiler(model, optimizer, **options) as profiling:
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
@@ -150,7 +149,7 @@ def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name: str, sink, t
 @pytest.mark.parametrize("optimizer", [ChainedOptimizer([]), MegatronOptimizer(None)])
 def test_a_rank_without_weights_to_train(optimizer: Any, sink, tmp_path: Path) -> None:
     model = net()
-    with annotate_optimizer(optimizer), MemoryProfiler(model, optimizer, MemoryOptions(tmp_path, pages=False)):
+    with annotate_optimizer(optimizer), MemoryProfiler(model, optimizer, tmp_path, pages=False):
         model(torch.ones(1, 2))
         optimizer.step()
     assert "step" not in vars(optimizer)

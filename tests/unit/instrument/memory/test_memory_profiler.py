@@ -10,6 +10,7 @@ import re
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nvprof_kit import MemoryOptions, MemoryProfiler, annotate_model
+from nvprof_kit import MemoryProfiler, annotate_model
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.files import log_text
@@ -49,14 +50,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) ->
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> MemoryOptions:
-    return MemoryOptions(tmp_path / "memory_trace", pages=False)
+def options(tmp_path: Path) -> dict[str, Any]:
+    return dict(folder=tmp_path / "memory_trace", pages=False)
 
 
-def test_the_five_kinds_by_hand(options: MemoryOptions) -> None:
+def test_the_five_kinds_by_hand(options: dict[str, Any]) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
-    with MemoryProfiler(model, optimizer, options) as profiler:
+    with MemoryProfiler(model, optimizer, **options) as profiler:
         train(model, optimizer)
     begin, forward, backward, end = profiler.points
     assert [point.name for point in profiler.points] == [
@@ -81,16 +82,16 @@ def test_the_five_kinds_by_hand(options: MemoryOptions) -> None:
     assert end.sum_of("os_state") == 2 * 232 + 4 * 4  # two moments, and a step of 4 bytes for each parameter
 
 
-def test_what_autograd_keeps_is_neither_input_nor_output_again(options: MemoryOptions) -> None:
+def test_what_autograd_keeps_is_neither_input_nor_output_again(options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid())
-    with MemoryProfiler(model, options=options) as profiler:
+    with MemoryProfiler(model, **options) as profiler:
         kept = model(torch.ones(N, 4))
         nn.ReLU()(kept)
     forward = profiler.points[-1]
     # the input is kept for the linear, the output for its own sigmoid
     assert by_path(forward, "activation") == {"0": N * 4 * 4, "1": N * 8 * 4}
     assert by_path(forward, "inputs") == by_path(forward, "outputs") == {}
-    with torch.no_grad(), MemoryProfiler(model, options=options) as profiler:
+    with torch.no_grad(), MemoryProfiler(model, **options) as profiler:
         model(torch.ones(N, 4))
     assert by_path(profiler.points[-1], "inputs") == {"0": N * 4 * 4}
     assert by_path(profiler.points[-1], "outputs") == {"(none)": N * 8 * 4}
@@ -152,7 +153,7 @@ def test_shards_count_by_their_local_part(tmp_path: Path, monkeypatch: pytest.Mo
         assert model.weight.shape == (8, 4)
         rows = list(model_rows(model, Ledger()))
         assert rows == [Held("params", "weight", 2 * 4 * 4, "cpu")]
-        profiler = MemoryProfiler(model, options=MemoryOptions(tmp_path, mesh=mesh))
+        profiler = MemoryProfiler(model, folder=tmp_path, mesh=mesh)
         assert profiler.folder.name == "rank5_dp2_tp1_pp0"  # 5 = 2 * 2 + 1
     finally:
         dist.destroy_process_group()
@@ -173,7 +174,7 @@ def test_fsdp2(tmp_path: Path) -> None:
         for layer in (model[0], model[2], model):
             fully_shard(layer, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters())
-        with MemoryProfiler(model, optimizer, MemoryOptions(tmp_path, pages=False)) as profiler:
+        with MemoryProfiler(model, optimizer, tmp_path, pages=False) as profiler:
             train(model, optimizer)
         begin, forward, backward, end = profiler.points
         assert begin.sum_of("params") == 232 // 2
@@ -184,7 +185,7 @@ def test_fsdp2(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-def test_checkpointing_keeps_inputs_only(options: MemoryOptions) -> None:
+def test_checkpointing_keeps_inputs_only(options: dict[str, Any]) -> None:
     class Block(nn.Module):
         def __init__(self, reentrant: bool | None) -> None:
             super().__init__()
@@ -199,18 +200,18 @@ def test_checkpointing_keeps_inputs_only(options: MemoryOptions) -> None:
     kept = []
     for reentrant in (None, False, True):
         model = Block(reentrant)
-        with MemoryProfiler(model, None, options) as profiler:
+        with MemoryProfiler(model, None, **options) as profiler:
             x = torch.ones(N, 4, requires_grad=True)
             model(x).square().mean().backward()
         kept.append(profiler.points[1].sum_of("activation"))
     assert kept == [N * 4 * 4 + N * 8 * 4, N * 4 * 4, N * 4 * 4]
 
 
-def test_nothing_is_kept_alive(options: MemoryOptions) -> None:
+def test_nothing_is_kept_alive(options: dict[str, Any]) -> None:
     model = mlp()
     seen: list[weakref.ref[torch.Tensor]] = []
     model[1].register_forward_hook(lambda _module, _args, output: seen.append(weakref.ref(output)))
-    with MemoryProfiler(model, None, options) as profiler:
+    with MemoryProfiler(model, None, **options) as profiler:
         x = torch.ones(N, 4)
         storage = weakref.ref(x)
         output = model(x)
@@ -229,14 +230,14 @@ def test_nothing_is_kept_alive(options: MemoryOptions) -> None:
     assert reference() is None
 
 
-def test_results_are_the_same_bit_for_bit(options: MemoryOptions) -> None:
+def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
     plain, profiled = mlp(), mlp()
     for model in (plain, profiled):
         optimizer = torch.optim.AdamW(model.parameters())
         if model is plain:
             train(model, optimizer, 3)
         else:
-            with MemoryProfiler(model, optimizer, options):
+            with MemoryProfiler(model, optimizer, **options):
                 train(model, optimizer, 3)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), profiled.parameters(), strict=True))
 
@@ -244,7 +245,7 @@ def test_results_are_the_same_bit_for_bit(options: MemoryOptions) -> None:
 @pytest.mark.parametrize("compiled_before", [False, True])
 @pytest.mark.parametrize("name", [EAGER, "aot_eager"])
 def test_a_compiled_model_is_one_module_and_stays_compiled(
-    name: str, compiled_before: bool, options: MemoryOptions
+    name: str, compiled_before: bool, options: dict[str, Any]
 ) -> None:
     torch._dynamo.reset()
     graphs: list[int] = []
@@ -257,21 +258,21 @@ def test_a_compiled_model_is_one_module_and_stays_compiled(
     x = torch.ones(N, 4)
     if compiled_before:
         model(x).sum().backward()
-    with MemoryProfiler(model, None, options) as profiler:
+    with MemoryProfiler(model, None, **options) as profiler:
         model(x).sum().backward()
     assert len(graphs) == 1
     assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
 
 
-def test_an_annotated_model_is_compiled_in_one_graph(options: MemoryOptions, sink) -> None:
+def test_an_annotated_model_is_compiled_in_one_graph(options: dict[str, Any], sink) -> None:
     torch._dynamo.reset()
     model = torch.compile(mlp(), backend="aot_eager", fullgraph=True)
-    with annotate_model(model), MemoryProfiler(model, None, options) as profiler:
+    with annotate_model(model), MemoryProfiler(model, None, **options) as profiler:
         model(torch.ones(N, 4)).sum().backward()
     assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
 
 
-def test_double_backward(options: MemoryOptions) -> None:
+def test_double_backward(options: dict[str, Any]) -> None:
     x = torch.full((2, 4), 0.5, requires_grad=True)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
 
@@ -280,15 +281,15 @@ def test_double_backward(options: MemoryOptions) -> None:
         return torch.autograd.grad(gradient.square().sum(), model[0].weight)[0]
 
     plain = penalty()
-    with MemoryProfiler(model, None, options):
+    with MemoryProfiler(model, None, **options):
         assert torch.equal(penalty(), plain)
 
 
-def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: MemoryOptions) -> None:
+def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: dict[str, Any]) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     before = copy.deepcopy({name: len(module._forward_hooks) for name, module in model.named_modules()})
-    with pytest.raises(MemoryError), MemoryProfiler(model, optimizer, options) as profiler:
+    with pytest.raises(MemoryError), MemoryProfiler(model, optimizer, **options) as profiler:
         train(model, optimizer)
         raise MemoryError
     assert {name: len(module._forward_hooks) for name, module in model.named_modules()} == before
@@ -299,20 +300,20 @@ def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: MemoryOp
     assert (profiler.folder / "memory.log").read_text().count("Memory State:") == 4
 
 
-def test_one_at_a_time_and_off(options: MemoryOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_at_a_time_and_off(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
-    with MemoryProfiler(model, None, options), pytest.raises(UsageError, match="end it first"):
-        MemoryProfiler(model, None, options).__enter__()
+    with MemoryProfiler(model, None, **options), pytest.raises(UsageError, match="end it first"):
+        MemoryProfiler(model, None, **options).__enter__()
     monkeypatch.setattr(session, "mode", "off")
-    with MemoryProfiler(model, None, MemoryOptions(options.folder / "none")) as profiler:
+    with MemoryProfiler(model, None, options["folder"] / "none") as profiler:
         profiler.point("here")
-    assert not (Path(options.folder) / "none").exists()
+    assert not (options["folder"] / "none").exists()
 
 
 def test_the_files_of_the_documents(tmp_path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
-    with MemoryProfiler(model, optimizer, MemoryOptions(tmp_path, parquet=True)) as profiler:
+    with MemoryProfiler(model, optimizer, tmp_path, parquet=True) as profiler:
         train(model, optimizer)
     assert profiler.folder == tmp_path / "rank0_dp0_tp0_pp0"
     assert sorted(path.name for path in profiler.folder.iterdir()) == [
@@ -420,7 +421,7 @@ def test_what_a_layer_retains_and_needs_for_a_while() -> None:
 def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
     model = nn.Sequential(mlp())
     optimizer = torch.optim.AdamW(model.parameters())
-    profiler = MemoryProfiler(model, optimizer, MemoryOptions(tmp_path))
+    profiler = MemoryProfiler(model, optimizer, tmp_path)
     profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
     with profiler:
         train(model, optimizer, 2)
@@ -440,9 +441,9 @@ def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
     assert all(sum(row.bytes for row in point.rows) == point.allocator.allocated for point in profiler.points)
 
 
-def test_the_allocator_s_total_is_the_sum_of_the_rows(options: MemoryOptions) -> None:
+def test_the_allocator_s_total_is_the_sum_of_the_rows(options: dict[str, Any]) -> None:
     model = mlp()
-    profiler = MemoryProfiler(model, None, options)
+    profiler = MemoryProfiler(model, None, **options)
     with profiler:
         profiler._boundaries = Boundaries(Meter([(5000, 6000)]))
         profiler.point("here")
@@ -485,8 +486,8 @@ class Subclass(torch.optim.Optimizer):
         self.optimizer.step()
 
 
-def names_of_points(model: nn.Module, wrapped: object, optimizer: object, options: MemoryOptions) -> list[str]:
-    with MemoryProfiler(model, wrapped, options) as profiler:
+def names_of_points(model: nn.Module, wrapped: object, optimizer: object, options: dict[str, Any]) -> list[str]:
+    with MemoryProfiler(model, wrapped, **options) as profiler:
         for _ in range(2):
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
@@ -498,7 +499,7 @@ def test_steps_of_a_wrapped_optimizer_are_seen(wrapper, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     wrapped = wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
     stepper = wrapped[0] if isinstance(wrapped, list) else wrapped
-    found = names_of_points(model, wrapped, stepper, MemoryOptions(tmp_path))
+    found = names_of_points(model, wrapped, stepper, dict(folder=tmp_path))
     each = [f"step {n} {what}" for n in range(2) for what in ("forward", "backward", "optimizer")]
     assert found == ["begin", *each]
 
@@ -509,14 +510,14 @@ def test_an_optimizer_of_another_kind(tmp_path: Path) -> None:
             pass
 
     model, own = nn.Sequential(nn.Linear(8, 8)), Own()
-    assert "step 1 optimizer" in names_of_points(model, own, own, MemoryOptions(tmp_path))
+    assert "step 1 optimizer" in names_of_points(model, own, own, dict(folder=tmp_path))
     assert "step" not in vars(own)  # taken back
 
 
 @pytest.mark.parametrize("other", [object(), nn.Linear(2, 2), [torch.optim.SGD([torch.zeros(1)]), None], "sgd"])
 def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not an optimizer: it has no method step\(\)"):
-        MemoryProfiler(nn.Linear(8, 8), other, MemoryOptions(tmp_path))
+        MemoryProfiler(nn.Linear(8, 8), other, tmp_path)
 
 
 def test_an_optimizer_whose_step_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
@@ -526,7 +527,7 @@ def test_an_optimizer_whose_step_cannot_be_replaced_is_refused(tmp_path: Path) -
         def step(self) -> None: ...
 
     with pytest.raises(UsageError, match="Slotted has __slots__, so its step cannot be observed"):
-        MemoryProfiler(nn.Linear(8, 8), Slotted(), MemoryOptions(tmp_path))
+        MemoryProfiler(nn.Linear(8, 8), Slotted(), tmp_path)
 
 
 def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -537,11 +538,11 @@ def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     optimizer = Broken(model.parameters(), lr=0.1)
     with pytest.raises(AttributeError):
-        MemoryProfiler(model, optimizer, MemoryOptions(tmp_path)).__enter__()
+        MemoryProfiler(model, optimizer, tmp_path).__enter__()
     assert not model._forward_hooks and not model[0]._forward_pre_hooks
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # newer than torch 2.4
     assert top(False) is None
-    with MemoryProfiler(model, None, MemoryOptions(tmp_path)):  # none is "already running"
+    with MemoryProfiler(model, None, tmp_path):  # none is "already running"
         pass
 
 
@@ -559,7 +560,7 @@ def test_activations_out_of_sight_are_a_warning(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     with (
         pytest.warns(UserWarning, match="could not see what autograd keeps in"),
-        MemoryProfiler(model, None, MemoryOptions(tmp_path)),
+        MemoryProfiler(model, None, tmp_path),
         torch.autograd.graph.save_on_cpu(),
     ):
         model(torch.randn(4, 8)).sum().backward()
@@ -570,7 +571,7 @@ def test_a_forward_on_another_thread_is_a_warning(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     with (
         pytest.warns(UserWarning, match="on another thread"),
-        MemoryProfiler(model, None, MemoryOptions(tmp_path)),
+        MemoryProfiler(model, None, tmp_path),
     ):
         thread = threading.Thread(target=lambda: model(torch.randn(4, 8)).sum().backward())
         thread.start()
@@ -582,7 +583,7 @@ def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         pytest.warns(UserWarning, match="saw no forward of the model"),
-        MemoryProfiler(model, optimizer, MemoryOptions(tmp_path)),
+        MemoryProfiler(model, optimizer, tmp_path),
     ):
         other(torch.randn(4, 8)).sum().backward()
         optimizer.step()
@@ -591,7 +592,7 @@ def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
 def test_a_list_of_chunks(tmp_path: Path) -> None:
     chunks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(2))
     optimizer = torch.optim.SGD(chunks.parameters(), lr=0.1)
-    with MemoryProfiler(chunks, optimizer, MemoryOptions(tmp_path)) as profiler:
+    with MemoryProfiler(chunks, optimizer, tmp_path) as profiler:
         chunks[1](chunks[0](torch.randn(4, 8))).sum().backward()
         optimizer.step()
     assert [point.name for point in profiler.points].count("step 0 forward") == 2
@@ -600,6 +601,6 @@ def test_a_list_of_chunks(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("innermost")
 def test_checkpoints_are_no_reason_to_warn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    with MemoryProfiler(model, None, MemoryOptions(tmp_path)):
+    with MemoryProfiler(model, None, tmp_path):
         torch.utils.checkpoint.checkpoint(model, torch.randn(4, 8), use_reentrant=False).sum().backward()
     assert not [one for one in recwarn if "MemoryProfiler" in str(one.message)]

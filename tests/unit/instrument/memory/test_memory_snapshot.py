@@ -13,7 +13,6 @@ from nvprof_kit import layer_range, memory_snapshot, phase, step
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.memory import snapshot
-from nvprof_kit._instrument.memory.snapshot import SnapshotOptions
 from nvprof_kit.errors import UsageError
 
 
@@ -91,7 +90,7 @@ def test_a_thread_s_label_never_outlives_its_step(allocator: Allocator, tmp_path
 
 
 def test_written_at_a_step(allocator: Allocator, tmp_path: Path) -> None:
-    with memory_snapshot(tmp_path / "run.pickle", SnapshotOptions(at_step=1)) as recorded:
+    with memory_snapshot(tmp_path / "run.pickle", at_step=1) as recorded:
         for number in range(4):
             with step(number):
                 pass

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from nvprof_kit import MemoryOptions, MemoryProfiler
+from nvprof_kit import MemoryProfiler
 
 
 def encoder() -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -58,7 +58,7 @@ def test_to_the_byte(
     forward()
     new_bytes, result = gained(forward)
     del result
-    with MemoryProfiler(model, None, MemoryOptions(tmp_path, pages=False)) as profiler:
+    with MemoryProfiler(model, None, tmp_path, pages=False) as profiler:
         result = forward()
         kept_inputs = sum(
             tensor.nbytes
@@ -79,7 +79,7 @@ def test_a_whole_step_to_the_byte(tmp_path: Path) -> None:
         optimizer.step()
 
     new_bytes, _ = gained(step)  # gradients and the optimizer's state, which both stay
-    with MemoryProfiler(model, optimizer, MemoryOptions(tmp_path, pages=False)) as profiler:
+    with MemoryProfiler(model, optimizer, tmp_path, pages=False) as profiler:
         pass
     assert profiler.points[0].sum_of("grads") + profiler.points[0].sum_of("os_state") == new_bytes
     assert profiler.points[0].sum_of("params") == sum(weight.nbytes for weight in model.parameters())
