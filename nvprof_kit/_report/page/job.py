@@ -171,7 +171,7 @@ def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[st
     if not len(layers):
         return None
     columns, of = _columns(every, MAX_COLUMNS)
-    keys = layers["layer"].astype(str) + "\0" + layers["phase"].astype(str)
+    keys = layers["layer"].astype(str) + "\t" + layers["phase"].astype(str)
     total = (layers["median_ns"] + layers["idle_ns"] + layers["comm_ns"]).groupby(keys).sum()
     most = max(MAX_CELLS // max(len(columns), 1), 1)
     kept = set(total.sort_values(ascending=False).index[:most])
@@ -182,7 +182,7 @@ def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[st
     column = of[np.searchsorted(every, chosen["rank"].to_numpy())]
     shape = (len(rows), len(columns))
     measures = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
-    names = [key.split("\0") for key in rows]
+    names = [key.split("\t") for key in rows]
     return {
         "rows": [short_text(f"{layer} {phase}") for layer, phase in names],
         "tree": [short_text(f"{layer} {phase}" if layer == NO_LAYER else layer) for layer, phase in names],
