@@ -50,11 +50,11 @@ from ._instrument.modules.methods import instrument_method as instrument_method
 from ._instrument.ranges.layer_range import layer_range as layer_range
 from ._profiler import handlers as handlers
 from ._profiler.layer_profiler import LayerProfiler as LayerProfiler
+from ._ranks.answer import Ranks as Ranks
+from ._ranks.answer import RankTable as RankTable
 from ._result.document import Document as Document
+from ._result.plot import Plot as Plot
 from ._result.result import Result as Result
-from ._results.plot import Plot as Plot
-from ._results.ranks import Ranks as Ranks
-from ._results.ranks import RankTable as RankTable
 from .errors import CaptureError as CaptureError
 from .errors import NvprofKitError as NvprofKitError
 from .errors import ToolError as ToolError

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._result.document import Document
+    from nvprof_kit._result.plot import Plot
     from nvprof_kit._result.selection import RowOptions
-    from nvprof_kit._results.plot import Plot
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 
     Steps = StepOptions | int | str | range | None
@@ -502,7 +502,7 @@ class Capture:
         Raises:
             UsageError: The view is unknown, or the capture lacks the step.
         """
-        from nvprof_kit._results.plot import Plot
+        from nvprof_kit._result.plot import Plot
 
         draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
         if step is not None and view != "timeline":

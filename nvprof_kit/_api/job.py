@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._api.capture import TraceForm
+    from nvprof_kit._ranks.answer import Ranks, RankTable
     from nvprof_kit._ranks.matching import Alignment
     from nvprof_kit._ranks.replay import Graph
     from nvprof_kit._ranks.verdict import Verdict
     from nvprof_kit._ranks.waits import Waits
     from nvprof_kit._result.document import Document
-    from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
 
 
@@ -212,9 +212,9 @@ class Job:
         Args:
             top: Maximum number of rows to print per table.
         """
+        from nvprof_kit._ranks.answer import Ranks
         from nvprof_kit._ranks.replay import error
         from nvprof_kit._ranks.waits import MOST
-        from nvprof_kit._results.ranks import Ranks
 
         replayed = 0 < self._tables.count() <= MOST if self._waits else False
         none = self._waits.charges.iloc[:0]
@@ -335,7 +335,7 @@ class Job:
             raise UsageError(f"no rank {absent[0]} in the job; it has {many(len(self.ranks), 'rank')}")
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
-        from nvprof_kit._results.ranks import RankTable
+        from nvprof_kit._ranks.answer import RankTable
 
         return RankTable(name, rows, self.warnings, sources=self._sources)
 

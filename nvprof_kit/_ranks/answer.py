@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+from nvprof_kit._ranks import clocks, groups, replay, stages, waits
 from nvprof_kit._ranks.verdict import Verdict
-from nvprof_kit.issues import Issue
+from nvprof_kit._result import formats
+from nvprof_kit._result.column import Columns
+from nvprof_kit._result.result import Result
+from nvprof_kit.issues import Issue, in_order
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "nvprof-kit/ranks"
-"""Name of the JSON schema."""
+    from nvprof_kit._result.document import Document
 
-VERSION = 1
-"""Its version."""
+VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
+"""The tables of a job, by name."""
+REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
+"""Those that are only made of a limited number of collectives."""
 
 
-@dataclass(frozen=True)
-class RanksAnswer:
-    """The result of ``nvprof-kit ranks``.
+COLUMNS: Mapping[str, Columns] = {
+    "ranks-waits": waits.WAIT_COLUMNS,
+    "ranks-charges": waits.CHARGE_COLUMNS,
+    "ranks-layers": stages.LAYER_COLUMNS,
+    "ranks-clocks": clocks.COLUMNS,
+    "ranks-groups": groups.GROUP_COLUMNS,
+    "ranks-bubbles": stages.BUBBLE_COLUMNS,
+    "ranks-micro-batches": stages.MICRO_BATCH_COLUMNS,
+    "ranks-critical-path": replay.PATH_COLUMNS,
+    "ranks-what-if": replay.WHAT_IF_COLUMNS,
+}
+"""The columns of each table, by its schema."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RankTable(Result):
+    """A table of a job.
+
+    Attributes:
+        name: Name of the table: ``waits``, ``charges``, ``layers``, …
+        rows: The table; the same as `to_frame`.
+        warnings: What may be missing or distorted in the job.
+        top: Maximum number of rows to print.
+    """
+
+    name: str
+    rows: pd.DataFrame
+    warnings: tuple[Issue, ...] = ()
+    top: int = field(default=20, kw_only=True)
+
+    columns: ClassVar = COLUMNS
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return f"ranks-{self.name}"
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """The table."""
+        return self.rows
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, ``charges`` with ``folded_into`` and ``unlike``."""
+        if not self.select.fold or self.name != "charges":
+            return super().to_frame()
+        return self.select.of(mark_ranked(self.rows, "wait_ns"))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Ranks(Result):
+    """All tables of a job.
 
     Attributes:
         verdict: Which rank the others wait for, if any.
@@ -42,6 +97,8 @@ class RanksAnswer:
         bubbles: Columns `nvprof_kit._ranks.stages.BUBBLE_COLUMNS`; empty without pipeline parallelism.
         micro_batches: Columns `nvprof_kit._ranks.stages.MICRO_BATCH_COLUMNS`; empty without pipeline
             parallelism.
+        top: Maximum number of rows to print per table.
+        make_page: Makes the page of the job; `save` writes it as ``.html``.
     """
 
     verdict: Verdict
@@ -60,11 +117,51 @@ class RanksAnswer:
     groups: pd.DataFrame | None = None
     bubbles: pd.DataFrame | None = None
     micro_batches: pd.DataFrame | None = None
+    top: int = 10
+    make_page: Callable[[], Document] | None = None
 
-    def table(self, view: str) -> pd.DataFrame:
-        """A table by its name on the command line, for example ``critical-path``."""
-        found: pd.DataFrame = getattr(self, view.replace("-", "_"))
-        return found
+    columns: ClassVar = COLUMNS
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One table: ``waits`` (by default), ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
+        ``micro-batches``, ``critical-path`` or ``what-if``.
+        """
+        table: pd.DataFrame = getattr(self, (view or "waits").replace("-", "_"))
+        return table
+
+    def only(self, view: str) -> RankTable:
+        """One of the tables of `to_frame` as a separate result."""
+        return RankTable(view, self.table(view), self.warnings, top=self.top, sources=self.sources)
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema of the table ``waits``."""
+        return "ranks-waits"
+
+    def encode(self, form: str) -> bytes:
+        """As in `Result`; ``html`` is the page of the job, ``json`` all tables."""
+        if form == "html" and self.make_page is not None:
+            return self.make_page().data
+        if form != "json":
+            return super().encode(form)
+        tables = {view: self.table(view) for view in VIEWS}
+        chosen = self.select.each({view: table for view, table in tables.items() if table is not None})
+        unknown: dict[str, str] = {}
+        for view, table in chosen.items():
+            unknown |= formats.reasons(table, self.columns_of(f"ranks-{view}"))
+        if self.not_replayed:
+            unknown |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
+        answer = self.to_dict() | {
+            "warnings": list(in_order(self.warnings)),
+            "sources": list(self.answered),
+            "unknown": unknown,
+            "columns": {
+                view.replace("-", "_"): formats.described(table, self.columns_of(f"ranks-{view}"))
+                for view, table in chosen.items()
+            },
+            **{view.replace("-", "_"): formats.records(table) for view, table in chosen.items()},
+        }
+        return (formats.as_json(answer, indent=1) + "\n").encode("utf-8", "replace")
 
     @property
     def not_replayed(self) -> str | None:
@@ -77,32 +174,12 @@ class RanksAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain lists and numbers; missing values are None."""
+        tables = {view.replace("-", "_"): self.table(view) for view in VIEWS}
         return {
-            "schema": SCHEMA,
-            "version": VERSION,
+            **formats.schema_of("ranks"),
             "verdict": self.verdict.to_dict(),
-            "clocks": _records(self.clocks),
-            "waits": _records(self.waits),
-            "charges": _records(self.charges),
-            "layers": _records(self.layers),
-            "critical_path": _records(self.critical_path),
-            "what_if": _records(self.what_if),
-            "groups": _records(self.groups),
-            "bubbles": _records(self.bubbles),
-            "micro_batches": _records(self.micro_batches),
+            **{name: [] if rows is None else formats.records(rows) for name, rows in tables.items()},
             "replay_error": self.replay_error,
             "total_wait_ns": self.total_wait_ns,
             "warnings": list(self.warnings),
         }
-
-
-def _records(frame: pd.DataFrame | None) -> list[dict[str, Any]]:
-    if frame is None:
-        return []
-    plain = frame.astype(object).where(frame.notna(), None)
-    rows: list[dict[str, Any]] = plain.to_dict("records")
-    return [{str(name): _plain(value) for name, value in row.items()} for row in rows]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

@@ -65,11 +65,11 @@ reveal_type(job.waits().to_frame())  # pandas.core.frame.DataFrame
 reveal_type(job.charges().rows)  # pandas.core.frame.DataFrame
 reveal_type(job.layers().figure())  # matplotlib.figure.Figure
 reveal_type(job.clocks().save("clocks.csv"))  # pathlib.Path
-reveal_type(job.groups())  # nvprof_kit._results.ranks.RankTable
-reveal_type(job.bubbles())  # nvprof_kit._results.ranks.RankTable
-reveal_type(job.micro_batches())  # nvprof_kit._results.ranks.RankTable
-reveal_type(job.critical_path())  # nvprof_kit._results.ranks.RankTable
-reveal_type(job.what_if(3, "model.layers.1"))  # nvprof_kit._results.ranks.RankTable
+reveal_type(job.groups())  # nvprof_kit._ranks.answer.RankTable
+reveal_type(job.bubbles())  # nvprof_kit._ranks.answer.RankTable
+reveal_type(job.micro_batches())  # nvprof_kit._ranks.answer.RankTable
+reveal_type(job.critical_path())  # nvprof_kit._ranks.answer.RankTable
+reveal_type(job.what_if(3, "model.layers.1"))  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.answer().to_frame("charges"))  # pandas.core.frame.DataFrame
 reveal_type(job.page())  # nvprof_kit._result.document.Document
 reveal_type(job.report("job.html"))  # pathlib.Path

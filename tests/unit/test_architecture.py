@@ -33,9 +33,8 @@ MAY_IMPORT = {
     "_analysis": FOUNDATION | {"_trace", "_result"},
     "_ranks": FOUNDATION | {"_trace", "_result", "_analysis"},
     "_report": READING,
-    "_results": READING | {"_report"},
-    "_api": READING | {"_capture", "_report", "_results"},
-    "_cli": READING | {"_capture", "_report", "_results", "_api", "integrations"},
+    "_api": READING | {"_capture", "_report"},
+    "_cli": READING | {"_capture", "_report", "_api", "integrations"},
     "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_result", "_analysis", "_report"},
     "integrations": FOUNDATION | {"_instrument", "_capture"},
     "__main__": {"_cli"},
@@ -274,7 +273,7 @@ WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]
 
 def test_every_file_is_written_by_the_writer() -> None:
     """It refuses inputs, and writes whole or not at all; what only fills a buffer is none of it."""
-    rooms = ("_cli", "_report", "_result", "_results", "_analysis", "_ranks", "_profiler", "_api")
+    rooms = ("_cli", "_report", "_result", "_analysis", "_ranks", "_profiler", "_api")
     found = {
         f"{module_name(path)}: {line.strip()}"
         for path in FILES

@@ -15,8 +15,8 @@ from nvprof_kit._trace.files.kinds import CAPTURES, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    from nvprof_kit._ranks.answer import Ranks
     from nvprof_kit._result.selection import Selection
-    from nvprof_kit._results.ranks import Ranks
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
 
@@ -125,7 +125,7 @@ def _check_available(answer: Ranks, view: str | None) -> None:
     Raises:
         UsageError: The job has too many collectives, or none.
     """
-    from nvprof_kit._results.ranks import REPLAYED
+    from nvprof_kit._ranks.answer import REPLAYED
 
     if view in REPLAYED and answer.not_replayed:
         raise UsageError(f"no table {view}: {answer.not_replayed}")

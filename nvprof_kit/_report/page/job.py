@@ -25,7 +25,7 @@ from nvprof_kit.names import NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._ranks.answer import RanksAnswer
+    from nvprof_kit._ranks.answer import Ranks
     from nvprof_kit._trace.jobs.tables import JobTables
 
 Floats = npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ class JobView:
         ranks: Ranks with a timeline; empty selects the most relevant.
     """
 
-    answer: RanksAnswer
+    answer: Ranks
     tables: JobTables
     title: str
     command: str
@@ -110,7 +110,7 @@ def job_page(view: JobView) -> bytes:
     )
 
 
-def chosen_ranks(found: RanksAnswer, every: Sequence[int]) -> list[int]:
+def chosen_ranks(found: Ranks, every: Sequence[int]) -> list[int]:
     """The ranks with a timeline: all if there are few, else late ranks, waiting ranks, and some others."""
     if len(every) <= MAX_RANKS:
         return list(every)

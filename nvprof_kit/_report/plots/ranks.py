@@ -7,13 +7,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._result.result import no_plot
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from nvprof_kit._ranks.answer import Ranks, RankTable
+
 MOST = 40
 """Maximum number of ranks or layers; those with the largest values are kept."""
+
+
+def job_figure(result: Ranks) -> Figure:
+    """How long the other ranks waited for each rank, split by cause.
+
+    Raises:
+        UsageError: Nobody waited.
+    """
+    if not len(result.charges):
+        raise no_plot("a job without waiting")
+    return waits_figure(result.charges)
+
+
+def table_figure(result: RankTable) -> Figure:
+    """``waits`` and ``charges`` as one bar per late rank, split by cause; ``layers`` as a heat map by rank.
+
+    Raises:
+        UsageError: The table is another one, or empty.
+    """
+    draw = {"waits": waits_figure, "charges": waits_figure, "layers": layers_figure}.get(result.name)
+    if draw is None or not len(result.rows):
+        raise no_plot(f"the table {result.name}" if len(result.rows) else f"an empty table {result.name}")
+    return draw(result.rows)
 
 
 def waits_figure(table: pd.DataFrame) -> Figure:

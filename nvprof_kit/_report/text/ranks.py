@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -16,7 +17,7 @@ from nvprof_kit._report.text.table.units import Cells, percent
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._ranks.answer import RanksAnswer
+    from nvprof_kit._ranks.answer import Ranks, RankTable
 
 FOLD = 8
 """Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""
@@ -25,14 +26,13 @@ _MS = Cells(1, 3)
 _WAY = "--top N shows them"
 
 
-def ranks_report(found: RanksAnswer, top: int = 10, fold: bool | None = None) -> list[RenderableType]:
-    """The report.
-
-    Args:
-        found: The result.
-        top: Maximum number of rows per table.
-        fold: Whether to print layers that are equal blocks as one row; None folds if there are many.
-    """
+def ranks_report(found: Ranks) -> list[RenderableType]:
+    """The report: verdict, waiting by cause, layers, clocks, critical path and what-if."""
+    top, fold = found.top, found.select.fold
+    if found.select.where:
+        tables_of_layers = {name: getattr(found, name) for name in ("charges", "layers", "critical_path")}
+        chosen: dict[str, Any] = dict(found.select.each(tables_of_layers))
+        found = replace(found, **chosen)
     verdict = found.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
     facts = " · ".join(of_job(len(found.clocks), found.steps, found.collectives))
@@ -270,8 +270,9 @@ def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
     return [Text("What if", "bold"), made, Text(note + bad, "yellow" if bad else "dim"), ""]
 
 
-def rank_table(frame: pd.DataFrame, top: int) -> list[RenderableType]:
+def rank_table(result: RankTable) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
+    frame, top = result.to_frame(), result.top
     made = table_of(frame.head(top))
     made.beyond, made.rest = max(len(frame) - top, 0), "… and {} more; --top N shows them"
     return [made]

@@ -6,8 +6,7 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvprof_kit._report.plots import plots
-from nvprof_kit._result.result import Result
+from nvprof_kit._result.result import Result, renderers
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ class Plot(Result):
         return self.drawn
 
     def _repr_html_(self) -> str:
-        kind, picture = "svg+xml", plots.encode(self.drawn, "svg")
+        kind, picture = "svg+xml", renderers().encode_figure(self.drawn, "svg")
         if len(picture) > LARGEST_SVG:
-            kind, picture = "png", plots.encode(self.drawn, "png")
+            kind, picture = "png", renderers().encode_figure(self.drawn, "png")
         coded = base64.b64encode(picture).decode()
         return f'<img alt="{self.view}" style="max-width:100%" src="data:image/{kind};base64,{coded}">'

@@ -1,1 +1,0 @@
-"""The results of questions: tables that print, display in a notebook, and save in any format."""
