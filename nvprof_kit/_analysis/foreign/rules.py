@@ -79,10 +79,10 @@ class Rule:
 
     def meaning(self, text: str, category: str | None) -> Meaning | None:  # noqa: PLR0911
         """The meaning of a range by this rule, None if the rule does not match."""
-        found = self.match.fullmatch(text)
-        if not found or (self.category is not None and not self.category.fullmatch(category or "")):
+        match = self.match.fullmatch(text)
+        if not match or (self.category is not None and not self.category.fullmatch(category or "")):
             return None
-        groups = {name: value or "" for name, value in found.groupdict().items()}
+        groups = {name: value or "" for name, value in match.groupdict().items()}
         layer, phase, step = (
             None if template is None else template.format_map(groups)
             for template in (self.layer, self.phase, self.step)
@@ -90,8 +90,8 @@ class Rule:
         if self.operator:
             sequence = groups.get("sequence", "")
             name = RangeName(layer if layer is not None else text, Category.USER)
-            known = sequence.isdecimal() and len(sequence) <= _DIGITS
-            return Meaning(name, self.operator, int(sequence) if known else -1)
+            is_number = sequence.isdecimal() and len(sequence) <= _DIGITS
+            return Meaning(name, self.operator, int(sequence) if is_number else -1)
         if self.plain is not None:
             return Meaning(parse_range(self.plain.format_map(groups), category), ruled=False)
         if step is not None:
@@ -100,8 +100,8 @@ class Rule:
         if layer and self.pair:
             return Meaning(RangeName(layer, Category.USER), pair=self.pair, part=self.part)
         if layer:
-            known = (phase or "").lower()
-            return Meaning(RangeName(layer, Category(known) if known in _LAYER_PHASES else Category.FORWARD))
+            is_number = (phase or "").lower()
+            return Meaning(RangeName(layer, Category(is_number) if is_number in _LAYER_PHASES else Category.FORWARD))
         return Meaning(RangeName(phase, Category.PHASE) if phase else RangeName(text, Category.USER))
 
 
@@ -127,9 +127,9 @@ class Rules:
         """The meaning of a range with this text and category; this package's categories override rules."""
         ours = category in Category._value2member_map_
         for rule in () if ours else self.rules:
-            found = rule.meaning(text, category)
-            if found is not None:
-                return found
+            meaning = rule.meaning(text, category)
+            if meaning is not None:
+                return meaning
         if self.otherwise == "layer" or ours:
             return Meaning(parse_range(text, category), ruled=False)
         return Meaning(RangeName(text, Category.USER), ruled=False)
@@ -175,9 +175,9 @@ def parse_rules(text: str, source: str) -> Rules:
         if not isinstance(document.get(key, ""), str):
             raise UsageError(f"{source}: {key} = {document[key]!r}; needed a text in quotes")
     for key in ("sources", "include"):
-        listed = document.get(key, [])
-        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-            raise UsageError(f'{source}: {key} = {listed!r}; needed a list of texts: {key} = ["…"]')
+        texts = document.get(key, [])
+        if not isinstance(texts, list) or not all(isinstance(entry, str) for entry in texts):
+            raise UsageError(f'{source}: {key} = {texts!r}; needed a list of texts: {key} = ["…"]')
     otherwise = document.get("otherwise", "nothing")
     if otherwise not in _OTHERWISE:
         raise UsageError(f"{source}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
@@ -210,8 +210,8 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     # a group with the name of a key needs no template
     templates = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
     for key, template in templates.items():
-        if odd := _odd_field(template or "", groups):
-            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
+        if unknown_field := _odd_field(template or "", groups):
+            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({unknown_field})")
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
         raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
     operator = entry.get("operator", "")
@@ -242,7 +242,7 @@ def _pattern(expression: str, named: str) -> re.Pattern[str]:
         raise UsageError(f"{named}: {expression!r} is not a regular expression: {error}") from None
 
 
-def _check_keys(table: Mapping[str, Any], known: frozenset[str], named: str) -> None:
-    unknown = sorted(set(table) - known)
+def _check_keys(table: Mapping[str, Any], allowed: frozenset[str], named: str) -> None:
+    unknown = sorted(set(table) - allowed)
     if unknown:
-        raise UsageError(f"{named}: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        raise UsageError(f"{named}: unknown key {unknown[0]!r}; known are {', '.join(sorted(allowed))}")

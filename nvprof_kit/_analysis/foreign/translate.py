@@ -62,13 +62,13 @@ def _from_evidence(trace: Trace) -> Trace:
         issue = Issue("recognised", "note", 1.0, text)
         info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, issue))
         return _by_rules(replace(trace, info=info), rules)
-    found = add_structure(trace)
-    if found.info.evidence == EVIDENCE:
-        return replace(found, operators=None)
+    structured = add_structure(trace)
+    if structured.info.evidence == EVIDENCE:
+        return replace(structured, operators=None)
     if rules is not None or trace.operators is not None:
         return _by_rules(trace, rules)
     if not len(trace.ranges):
-        return found
+        return structured
     return _by_rules(trace, preset("torch-nvtx")) if trace.info.domain != DOMAIN else trace
 
 
@@ -178,15 +178,15 @@ class _Renamed:
             first = open_rows.pop(key, None)
             if first is None:  # begun before the window
                 self._cut_pairs.append(meaning.name.text)
-            begin = start[first] if first is not None else start[tid == tid[row]].min()
-            bounds.append((int(begin), int(end[row]), int(pid[row]), int(tid[row]), meaning.name.text))
+            start_ns = start[first] if first is not None else start[tid == tid[row]].min()
+            bounds.append((int(start_ns), int(end[row]), int(pid[row]), int(tid[row]), meaning.name.text))
         for (thread, text), row in open_rows.items():  # not ended in the window
             self._cut_pairs.append(text)
             bounds.append((int(start[row]), int(end[tid == thread].max()), int(pid[row]), thread, text))
         texts = sorted({bound[4] for bound in bounds})
         columns = {
-            name: np.array([bound[place] for bound in bounds], dtype=np.int64)
-            for place, name in enumerate(("start_ns", "end_ns", "pid", "tid"))
+            name: np.array([bound[column] for bound in bounds], dtype=np.int64)
+            for column, name in enumerate(("start_ns", "end_ns", "pid", "tid"))
         }
         before = len(self._name)
         name = np.array([texts.index(bound[4]) for bound in bounds], dtype=np.int64)
@@ -198,9 +198,13 @@ class _Renamed:
         parent = self._nesting().parent
         for row in np.flatnonzero(parent[:first] >= first).tolist():
             meaning = self._meanings[self._meaning[row]]
-            part = meaning.part or (meaning.name.text.rpartition("::")[2] if meaning.operator == OPERATORS[0] else "")
-            if part:
-                self._names.append(RangeName(f"{self._names[self._name[parent[row]]].text}.{part}", Category.FORWARD))
+            part_name = meaning.part or (
+                meaning.name.text.rpartition("::")[2] if meaning.operator == OPERATORS[0] else ""
+            )
+            if part_name:
+                self._names.append(
+                    RangeName(f"{self._names[self._name[parent[row]]].text}.{part_name}", Category.FORWARD)
+                )
                 self._name[row] = len(self._names) - 1
 
     def operators(self) -> Operators:
@@ -208,12 +212,12 @@ class _Renamed:
         forward, engine, node = (
             _flags(self._meanings, lambda one, kind=kind: one.operator == kind) for kind in OPERATORS
         )
-        sequence = np.array([one.sequence for one in self._meanings], dtype=np.int64)
-        which = np.flatnonzero((forward | engine | node)[self._meaning])
-        meaning = self._meaning[which]
-        start, end, pid, tid = (self._columns[name][which] for name in ("start_ns", "end_ns", "pid", "tid"))
+        sequence = np.array([candidate.sequence for candidate in self._meanings], dtype=np.int64)
+        rows = np.flatnonzero((forward | engine | node)[self._meaning])
+        meaning = self._meaning[rows]
+        start, end, pid, tid = (self._columns[name][rows] for name in ("start_ns", "end_ns", "pid", "tid"))
         return Operators(
-            start, end, pid, tid, ~forward[meaning], engine[meaning], sequence[meaning], np.full(len(which), NONE)
+            start, end, pid, tid, ~forward[meaning], engine[meaning], sequence[meaning], np.full(len(rows), NONE)
         )
 
     def add_operators(self, recorded: Any) -> None:
@@ -238,12 +242,12 @@ class _Renamed:
         made_by = links.makers(operators)
         linked = links.layer_of_nodes(operators, made_by, nesting, layer_range)
         owner = links.with_followers(operators, linked)
-        found = links.envelopes(operators, owner, outer_layers(layer_range, nesting))
+        envelopes = links.envelopes(operators, owner, outer_layers(layer_range, nesting))
         texts = [RangeName(name.text, Category.BACKWARD) for name in self._names]
         self._append(
-            {"start_ns": found.start, "end_ns": found.end, "pid": found.pid, "tid": found.tid},
+            {"start_ns": envelopes.start, "end_ns": envelopes.end, "pid": envelopes.pid, "tid": envelopes.tid},
             texts,
-            self._name[found.layer_range],
+            self._name[envelopes.layer_range],
         )
         loose = operators.take(np.flatnonzero(operators.backward & (owner == NONE)))
         self._append(
@@ -271,37 +275,37 @@ class _Renamed:
         """Prepend the enclosing layer's path to each path that begins with a dot, from the outside in."""
         nesting = self._nesting()
         layer_range = links.nearest(self.is_a(_FORWARD + _BACKWARD), nesting)
-        around = outer_layers(layer_range, nesting)[: len(self._name)]
+        enclosing = outer_layers(layer_range, nesting)[: len(self._name)]
         relative = _flags(self._names, lambda name: name.text.startswith("."))[self._name]
-        whole: dict[tuple[int, int], int] = {}
+        joined: dict[tuple[int, int], int] = {}
         for level in range(int(nesting.depth.max(initial=0)) + 1):
             here = np.flatnonzero(relative & (nesting.depth == level))
-            outer = np.where(around[here] == NONE, NONE, self._name[around[here]])
-            pairs, which = np.unique(np.stack([outer, self._name[here]]), axis=1, return_inverse=True)
-            made = [self._continued(whole, *pair) for pair in pairs.T.tolist()]
-            self._name[here] = np.array(made, dtype=np.int64)[which.ravel()]
+            outer = np.where(enclosing[here] == NONE, NONE, self._name[enclosing[here]])
+            pairs, pair_index = np.unique(np.stack([outer, self._name[here]]), axis=1, return_inverse=True)
+            names = [self._continued(joined, *pair) for pair in pairs.T.tolist()]
+            self._name[here] = np.array(names, dtype=np.int64)[pair_index.ravel()]
 
-    def _continued(self, whole: dict[tuple[int, int], int], outer: int, own: int) -> int:
-        if (outer, own) not in whole:
+    def _continued(self, joined: dict[tuple[int, int], int], outer: int, inner: int) -> int:
+        if (outer, inner) not in joined:
             before = self._names[outer].text if outer != NONE else ""
-            self._names.append(self._names[own]._replace(text=(before + self._names[own].text).strip(".")))
-            whole[outer, own] = len(self._names) - 1
-        return whole[outer, own]
+            self._names.append(self._names[inner]._replace(text=(before + self._names[inner].text).strip(".")))
+            joined[outer, inner] = len(self._names) - 1
+        return joined[outer, inner]
 
-    def _rename(self, which: Int64Array, category: Category) -> None:
+    def _rename(self, rows: Int64Array, category: Category) -> None:
         changed = [RangeName(name.text, category) for name in self._names]
-        self._name[which] += len(self._names)
+        self._name[rows] += len(self._names)
         self._names = [*self._names, *changed]
 
     def _append(self, columns: dict[str, Int64Array], names: list[RangeName], name: Int64Array) -> None:
         count = len(name)
-        made = {
+        added = {
             **columns,
             "nested": np.ones(count, dtype=bool),
             "left_open": np.zeros(count, dtype=bool),
             "payload": np.full(count, MISSING_PAYLOAD, dtype=np.int64),
         }
-        self._columns = {key: np.concatenate([values, made[key]]) for key, values in self._columns.items()}
+        self._columns = {key: np.concatenate([values, added[key]]) for key, values in self._columns.items()}
         self._name = np.concatenate([self._name, name + len(self._names)])
         self._names = [*self._names, *names]
 
@@ -312,10 +316,10 @@ def _meanings(frame: Any, rules: Rules | None) -> tuple[list[Meaning], npt.NDArr
     texts, categories = text.categories.tolist(), category.categories.tolist()
     width = max(len(categories), 1)
     both = text.codes.to_numpy().astype(np.int64) * width + category.codes.to_numpy()
-    distinct, which = np.unique(both, return_inverse=True)
+    distinct, pair_index = np.unique(both, return_inverse=True)
     ours = rules or Rules("nvprof_kit", otherwise="layer")
     meant = [ours.meaning(texts[code // width], categories[code % width] or None) for code in distinct.tolist()]
-    return meant, which
+    return meant, pair_index
 
 
 def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:
@@ -330,7 +334,7 @@ def _operators_of(frame: Any) -> Operators:
 def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[Issue]:
     numbered = operators.backward & (operators.sequence >= 0)
     nodes, linked, in_layers = (
-        int(np.count_nonzero(numbered & which)) for which in (True, made_by != NONE, owner != NONE)
+        int(np.count_nonzero(numbered & selected)) for selected in (True, made_by != NONE, owner != NONE)
     )
     if not nodes:
         return []

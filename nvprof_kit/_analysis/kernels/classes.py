@@ -88,8 +88,8 @@ class KernelClasses:
 
     def is_a(self, kernel_class: str) -> npt.NDArray[np.bool_]:
         """Which operations have a class, shape ``(n,)``."""
-        found: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
-        return found
+        matches: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
+        return matches
 
     def warnings(self, total_ns: int) -> tuple[Issue, ...]:
         """An issue about kernels that no rule matched, if there are any."""
@@ -146,7 +146,7 @@ def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     """A string or a list of strings of a rule; empty if the key is missing."""
     value = table.get(key, [])
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts) or (key in table and not texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or (key in table and not texts):
         raise UsageError(f"{where}: {key} = {value!r}; needed a text in quotes or a list of them")
     return tuple(texts)
 
@@ -191,25 +191,25 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     names = ops["name"].cat
     count = len(OP_KINDS)
     kind = ops["kind"].to_numpy()
-    pair, which = _distinct(names.codes.to_numpy().astype(np.int64) * count + kind, len(names.categories) * count)
+    pair, pair_of_op = _distinct(names.codes.to_numpy().astype(np.int64) * count + kind, len(names.categories) * count)
     matched = [
-        family_of(str(names.categories[one // count]), OP_KINDS[one % count], own_rules) for one in pair.tolist()
+        family_of(str(names.categories[code // count]), OP_KINDS[code % count], own_rules) for code in pair.tolist()
     ]
     families = tuple(dict.fromkeys(matched))
-    place = {family: number for number, family in enumerate(families)}
+    family_number = {family: number for number, family in enumerate(families)}
     code_of_pair = np.array([_CODE[family.kernel_class] for family in matched], dtype=np.int8)
-    family_of_pair = np.array([place[family] for family in matched], dtype=np.int32)
-    spent = exact_sums(which, (ops["end_ns"] - ops["start_ns"]).to_numpy(), len(pair))
+    family_of_pair = np.array([family_number[family] for family in matched], dtype=np.int32)
+    gpu_ns = exact_sums(pair_of_op, (ops["end_ns"] - ops["start_ns"]).to_numpy(), len(pair))
     unmatched = pd.DataFrame(
         {
-            "name": [str(names.categories[one // count]) for one in pair.tolist()],
-            "count": np.bincount(which[begins(ops)], minlength=len(pair)),
-            "gpu_ns": spent,
+            "name": [str(names.categories[code // count]) for code in pair.tolist()],
+            "count": np.bincount(pair_of_op[begins(ops)], minlength=len(pair)),
+            "gpu_ns": gpu_ns,
         }
     )[np.array([family.name == UNMATCHED for family in matched], dtype=bool)]
     return KernelClasses(
-        code=code_of_pair[which],
-        family=family_of_pair[which],
+        code=code_of_pair[pair_of_op],
+        family=family_of_pair[pair_of_op],
         families=families,
         unmatched=unmatched.sort_values("gpu_ns", ascending=False, kind="stable", ignore_index=True),
     )
@@ -218,6 +218,6 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
 def _distinct(codes: npt.NDArray[np.int64], span: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The distinct codes, ascending, and the index of each into them; codes are in ``0 … span - 1``, span is small."""
     present = np.flatnonzero(np.bincount(codes, minlength=span))
-    place = np.zeros(span, dtype=np.int64)
-    place[present] = np.arange(len(present))
-    return present, place[codes]
+    index_of_code = np.zeros(span, dtype=np.int64)
+    index_of_code[present] = np.arange(len(present))
+    return present, index_of_code[codes]

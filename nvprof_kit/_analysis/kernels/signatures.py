@@ -65,28 +65,32 @@ def divide_by_role(signature: Ints, role: Ints, duration: Ints) -> tuple[Ints, l
     medians = duration[order][first + counts // 2]
     times = np.bincount(signature, weights=duration)
     by_signature: dict[int, list[tuple[int, int]]] = {}
-    for one, median in zip(cells.tolist(), medians.tolist(), strict=True):
-        by_signature.setdefault(one // width, []).append((median, one % width))
+    for cell_code, median in zip(cells.tolist(), medians.tolist(), strict=True):
+        by_signature.setdefault(cell_code // width, []).append((median, cell_code % width))
     kinds: list[tuple[int, tuple[int, ...]]] = []
     kind_of_cell: dict[int, int] = {}
-    for one, roles in by_signature.items():
-        groups = _groups(roles) if times[one] >= LEAST_SHARE * times.sum() else [[place for _, place in roles]]
+    for cell_code, roles in by_signature.items():
+        groups = (
+            _groups(roles)
+            if times[cell_code] >= LEAST_SHARE * times.sum()
+            else [[role_index for _, role_index in roles]]
+        )
         for group in groups:
-            kind_of_cell.update({one * width + place: len(kinds) for place in group})
-            kinds.append((one, tuple(group) if len(groups) > 1 else ()))
-    of_cell = np.array([kind_of_cell[one] for one in cells.tolist()], dtype=np.int64)
+            kind_of_cell.update({cell_code * width + role_index: len(kinds) for role_index in group})
+            kinds.append((cell_code, tuple(group) if len(groups) > 1 else ()))
+    of_cell = np.array([kind_of_cell[cell_code] for cell_code in cells.tolist()], dtype=np.int64)
     return of_cell[np.searchsorted(cells, cell)], kinds
 
 
 def _groups(roles: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Group roles by median time; roles close to the fastest of a group join it."""
     groups: list[list[int]] = []
-    least = 0
-    for median, place in sorted(roles):
-        if not groups or median > APART * least:
+    fastest = 0
+    for median, role_index in sorted(roles):
+        if not groups or median > APART * fastest:
             groups.append([])
-            least = median
-        groups[-1].append(place)
+            fastest = median
+        groups[-1].append(role_index)
     return groups
 
 
@@ -185,8 +189,8 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
     signatures, signature = _signatures(trace, kernel)
     launched = _launched(trace, kernel)
     invocation = _numbered(launched, signature, ops["pid"].to_numpy()[kernel]) + 1
-    place = _places(trace, attribution, kernel, launched, signature)
-    signatures, signature = _divided(signatures, signature, duration[kernel], _roles(owners, owner[kernel]), place)
+    position = _places(trace, attribution, kernel, launched, signature)
+    signatures, signature = _divided(signatures, signature, duration[kernel], _roles(owners, owner[kernel]), position)
     return Kernels(
         signatures=signatures,
         signature=signature,
@@ -242,9 +246,9 @@ def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.N
 
 def _roles(owners: tuple[tuple[str, str], ...], owner: npt.NDArray[np.intp]) -> tuple[list[Role], Int64Array]:
     """The distinct roles, and the index of each launch into them."""
-    of_owner = [role_of(one) for one in owners]
-    place = {role: number for number, role in enumerate(dict.fromkeys(of_owner))}
-    return list(place), np.array([place[one] for one in of_owner], dtype=np.int64)[owner]
+    of_owner = [role_of(role_name) for role_name in owners]
+    position = {role: number for number, role in enumerate(dict.fromkeys(of_owner))}
+    return list(position), np.array([position[role_name] for role_name in of_owner], dtype=np.int64)[owner]
 
 
 def _divided(
@@ -252,14 +256,16 @@ def _divided(
     signature: npt.NDArray[np.intp],
     duration: Int64Array,
     roles: tuple[list[Role], Int64Array],
-    place: Int64Array,
+    position: Int64Array,
 ) -> tuple[tuple[Signature, ...], npt.NDArray[np.intp]]:
     """Divide signatures by role and position if the same signature does different work."""
     names, role = roles
-    index, kinds = divide_by_role(signature.astype(np.int64), role * PLACES + place, duration)
+    index, kinds = divide_by_role(signature.astype(np.int64), role * PLACES + position, duration)
     divided = (
-        replace(signatures[one], roles=frozenset(names[both // PLACES] for both in these)) if these else signatures[one]
-        for one, these in kinds
+        replace(signatures[kind_index], roles=frozenset(names[both // PLACES] for both in these))
+        if these
+        else signatures[kind_index]
+        for kind_index, these in kinds
     )
     return tuple(divided), index.astype(np.intp)
 
@@ -275,8 +281,8 @@ def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[st
         (NO_LAYER if layer == NONE else attribution.ranges.names[layer].text, attribution.phases[phase])
         for layer, phase in zip(layers, phases, strict=True)
     ]
-    by_start = dict.fromkeys(pairs[place] for place in np.argsort(first, kind="stable").tolist())
-    number = {pair: place for place, pair in enumerate(by_start)}
+    by_start = dict.fromkeys(pairs[owner_index] for owner_index in np.argsort(first, kind="stable").tolist())
+    number = {pair: owner_index for owner_index, pair in enumerate(by_start)}
     return tuple(number), np.array([number[pair] for pair in pairs], dtype=np.intp)[index]
 
 
@@ -285,9 +291,9 @@ def _signatures(trace: Trace, kernel: Int64Array) -> tuple[tuple[Signature, ...]
     ops = trace.ops
     columns = [ops[name].cat.codes.to_numpy()[kernel].astype(np.int64) for name in ("name", "mangled")]
     columns += [ops[name].to_numpy()[kernel] for name in CONFIG]
-    found, index = distinct_rows(*columns)
+    distinct_signatures, index = distinct_rows(*columns)
     names, mangled = ops["name"].cat.categories, ops["mangled"].cat.categories
-    rows = zip(*(column.tolist() for column in found), strict=True)
+    rows = zip(*(column.tolist() for column in distinct_signatures), strict=True)
     signatures = tuple(
         Signature(names[name], tuple(rest[:3]), tuple(rest[3:6]), rest[6], rest[7], mangled[linker])
         for name, linker, *rest in rows
