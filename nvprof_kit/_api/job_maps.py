@@ -69,6 +69,7 @@ def map_capture(task: MapTask) -> list[str]:
     if whole := kept(folder, [wanted]):
         return whole[wanted.capture]
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
+    operators = any(issue.code == "operators-as-layers" for issue in trace.info.warnings)
     names = []
     for pid, rank_name in _ranks_in(trace, path, task.rank).items():
         facts = {
@@ -81,9 +82,10 @@ def map_capture(task: MapTask) -> list[str]:
             "world_size": rank_name.world_size,
             "tool": trace.info.tool,
             "groups": _groups_in(trace, pid),
+            "evidence": "operators" if operators else trace.info.evidence,
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
             "rank_told_by": rank_name.found_by,
-            "warnings": "\n".join(trace.info.warnings),
+            "warnings": "\n".join([*trace.info.warnings, *_of_processes(trace, rank_name, pid)]),
         }
         name = map_name(path, rank_name.rank)
         write_map(folder, name, map_rank(trace, rank_name.rank, facts, pid if pid >= 0 else None))
@@ -92,7 +94,10 @@ def map_capture(task: MapTask) -> list[str]:
 
 
 def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
-    """The ranks of a capture by process id; the key is -1 if there is only one."""
+    """The ranks of a capture by process id; the key is -1 if there is only one.
+
+    Processes with GPU work that nothing names are ranks in the order of their devices.
+    """
     marks = trace.marks
     named: dict[int, RankName] = {}
     if marks is not None and len(marks):
@@ -107,11 +112,31 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     if given is not None:
         return {-1: RankName(given, found_by="given")}
     single = next(iter(named.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
+    if single.rank < 0 and len(busy) > 1:  # nothing names them: in the order of their devices
+        device = trace.ops.groupby("pid")["device"].min()
+        return {pid: RankName(rank, len(busy), found_by="device") for rank, (_, pid) in
+                enumerate(sorted((int(device[pid]), pid) for pid in busy))}  # fmt: skip
     if single.rank < 0:
         raise CaptureError(
             f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
         )
     return {-1: single}
+
+
+def _of_processes(trace: Any, rank: RankName, pid: int) -> list[str]:
+    """That several processes are one rank, or that nothing but their devices says which ranks they are."""
+    count = len(few(trace.ops["pid"].to_numpy()))
+    if rank.found_by == "device":
+        return [
+            f"nothing names the ranks of the {count} processes with GPU work, so they are numbered by their devices; "
+            "profile with nvprof_kit.step() or annotate_model: a mark names the rank of each process"
+        ]
+    if pid >= 0 or count < 2:
+        return []
+    return [
+        f"{count} processes with GPU work are taken as one rank, which the {rank.found_by} names; if each is a rank, "
+        "profile with nvprof_kit.step() or annotate_model: a mark names the rank of each process"
+    ]
 
 
 def _groups_in(trace: Any, pid: int) -> str:

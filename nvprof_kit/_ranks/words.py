@@ -40,6 +40,15 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
     there = set(ranks["rank"].tolist())
     world = max(int(ranks["world_size"].max()), max(there) + 1)
     warnings = []
+    if tables.has_unlike_layers:
+        evidence = [
+            f"{mine or 'named ranges or modules'} ({some(ranks[ranks['evidence'] == mine]['rank'].tolist())})"
+            for mine in sorted(set(ranks["evidence"]))
+        ]
+        warnings.append(
+            f"ranks are compared without layers, because theirs are from different evidence: {', '.join(evidence)}; "
+            "record all ranks alike, or read all with the same --domain and --rules"
+        )
     missing = sorted(set(range(world)) - there)
     if missing:
         warnings.append(

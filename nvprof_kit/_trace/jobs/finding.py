@@ -36,7 +36,7 @@ class RankName:
         rank: The rank; -1 if unknown.
         world_size: Number of ranks in the job; -1 if unknown.
         run: Id of the run; '' if unknown.
-        told_by: Source of the rank: ``mark``, ``capture``, ``name``, or ``given``.
+        told_by: Source of the rank: ``mark``, ``capture``, ``name``, ``device``, or ``given``.
     """
 
     rank: int = -1

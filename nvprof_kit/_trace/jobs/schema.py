@@ -34,8 +34,9 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "named": Column("bool", "True if communicators have ids, False if they are only distinguished by stream"),
         "numbered": Column("bool", "True if all collectives of communicators with ids have sequence numbers"),
         "groups": Column("object", "process groups of the rank, as its mark lists them; '' if unknown"),
+        "evidence": Column("object", "what its layers are from: operators, structure, …; '' if from named ranges"),
         "gpu": Column("object", "name of the GPU"),
-        "rank_told_by": Column("object", "how the rank was found: mark, capture, name (of the file), given"),
+        "rank_told_by": Column("object", "how the rank was found: mark, capture, name (of the file), device, given"),
         "warnings": Column("object", "what may be missing or distorted in the capture, one a line"),
     }
 )

@@ -14,6 +14,7 @@ from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progre
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, bounds_of
 from nvprof_kit._trace.jobs.store import fault_of, faults, version_fault
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,10 @@ _INSTANCES = f"""
 one integer, kinds are codes, and sums of what is far below 2^53 are floating-point numbers, which are exact there.
 """
 
+_LAYER_KEYS = ("rank", "step", "layer", "phase")
+_NOWHERE = {"layer": NO_LAYER, "phase": NO_PHASE}
+"""Where everything is, if ranks are compared without layers."""
+
 _STEP = "coalesce(min(step) FILTER (WHERE step >= 0), -1)"
 """The step of a matched collective, where it is not among the keys."""
 
@@ -116,8 +121,10 @@ class JobTables:
         self._names = names
         self._places: dict[int, str] = {}
         self._gathered: set[str] = set()
-        self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
+        self._evidence: list[str] = []
         self._merge("ranks")
+        self._evidence = [row[0] for row in self._query("SELECT DISTINCT evidence FROM ranks", "fetchall")]
+        self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
         others = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
         if others is not None:
             raise CaptureError(version_fault(folder, others))
@@ -156,9 +163,24 @@ class JobTables:
         place, names = self._folder / table, self._names if names is None else names
         files = [place / "*.parquet"] if names is None else [place / name for name in names]
         listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-        wanted = ", ".join(f'"{name}"' for name in TABLES[table])
-        known = ", filename" if table == "ranks" else ""
-        return f"SELECT {wanted}{known} FROM read_parquet([{listed}]{', filename = true' if known else ''})"
+        columns = {name: f'"{name}"' for name in TABLES[table]}
+        if table != "ranks" and self.has_unlike_layers:
+            columns |= {name: f"'{text}' AS {name}" for name, text in _NOWHERE.items() if name in columns}
+        selected = ", ".join(columns.values())
+        if table == "ranks":
+            return f"SELECT {selected}, filename FROM read_parquet([{listed}], filename = true)"
+        if table == "layers" and self.has_unlike_layers:
+            sums = [f'sum("{name}")::BIGINT AS "{name}"' for name in columns if name not in _LAYER_KEYS]
+            selected = ", ".join([*(columns[name] for name in _LAYER_KEYS), *sums])
+            return f"SELECT {selected} FROM read_parquet([{listed}]) GROUP BY rank, step"
+        return f"SELECT {selected} FROM read_parquet([{listed}])"
+
+    @property
+    def has_unlike_layers(self) -> bool:
+        """Whether ranks have their layers from different evidence: a module of one and an operator of another are no
+        equals, so ranks are compared without layers.
+        """
+        return len(self._evidence) > 1
 
     def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
         """The names of the maps of some ranks; None for all, if they are many, or none is."""

@@ -283,7 +283,7 @@ def _tables(
     yield "steps", {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), here), "start_ns": begins, "end_ns": ends, "loading_ns": loaded, "gc_ns": nothing, "warm_up": nothing != 0}  # fmt: skip  # noqa: E501
     same = {"version": VERSION, "capture": "synthetic", "size_bytes": 0, "changed_ns": 0, "reading": "", "run": "one"}
     told = {"world_size": job.ranks, "tool": "synthetic", "gpu": "", "rank_told_by": "given", "warnings": ""}
-    told |= {"named": job.named, "numbered": False}
+    told |= {"evidence": "", "named": job.named, "numbered": False}
     every = {name: [value] * here for name, value in (same | told).items()}
     yield "ranks", {"rank": ranks, "groups": [_groups_of(job, rank) for rank in ranks.tolist()]} | every
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import sqlite3
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.brute_force.ranks import kernels, late
+from support.captures.nsys_file import NsysFile
 from support.captures.tiny_ranks import MS, capture
 
 from nvprof_kit import open_job
@@ -151,3 +153,48 @@ def test_a_long_capture_whose_clock_drifts(tmp_path: Path) -> None:
     assert (job.verdict.rank, job.verdict.layer) == (1, "model.layers.2.mlp")
     assert job.verdict.cost_ns_per_step == pytest.approx(short.verdict.cost_ns_per_step, rel=0.5)
     assert len(job._tables.step_lengths()) == 40
+
+
+def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(tmp_path: Path) -> None:
+    """One program twice, the second time without module events: its operators are no equals of the other's modules."""
+    packed = RANKS.parent / "foreign" / "kineto-stack.json.xz"
+    trace = json.loads(lzma.decompress(packed.read_bytes()))
+    (tmp_path / "run.rank0.json").write_text(json.dumps(trace))
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "python_function"]
+    (tmp_path / "run.rank1.json").write_text(json.dumps(trace))
+    job = open_job(tmp_path, workers=1)
+    layers = job.layers().to_frame()
+    assert set(layers["layer"]) == {"(none)"} and sorted(layers["rank"]) == [0, 1]
+    assert layers["median_ns"].nunique() == 1 and not layers["excess_ns"].any()
+    assert any("compared without layers" in issue and "operators (1)" in issue for issue in job.warnings)
+    alike = open_job([tmp_path / "run.rank0.json"], workers=1)
+    assert set(alike.layers().to_frame()["layer"]) > {"(none)"}
+    assert not any("compared without layers" in issue for issue in alike.warnings)
+
+
+def two_processes(path: Path, *marks: str) -> Path:
+    """Two processes that use a device each; the second device's process has the lower id. Some have a mark."""
+    file = NsysFile(path)
+    for pid, device, length in ((400, 1, 2 * MS), (500, 0, 1 * MS)):
+        file.range_("layers.0", 0, 4 * MS, category="forward", pid=pid)
+        file.kernel(MS, MS + length, launched=(100_000, 110_000), device=device, pid=pid)
+    for pid, text in zip((400, 500), marks, strict=False):
+        file.range_(text, 10, None, category="user", pid=pid, style=34)
+    return file.write()
+
+
+def test_two_processes_of_one_file_are_never_silently_one_rank(tmp_path: Path) -> None:
+    job = open_job(two_processes(tmp_path / "run.sqlite"), workers=1)
+    assert job.ranks[["rank", "rank_told_by"]].values.tolist() == [[0, "device"], [1, "device"]]
+    layers = job.layers().to_frame().set_index(["layer", "rank"])["median_ns"]
+    assert (layers["layers.0", 0], layers["layers.0", 1]) == (MS, 2 * MS)
+    assert any("numbered by their devices" in issue for issue in job.warnings)
+
+    for name, marks in (("run.rank3.sqlite", ()), ("one.sqlite", ("rank 3 of 8 run a",))):
+        job = open_job(two_processes(tmp_path / name, *marks), workers=1)
+        assert job.ranks["rank"].tolist() == [3]
+        assert any("2 processes with GPU work are taken as one rank" in issue for issue in job.warnings)
+
+    job = open_job(two_processes(tmp_path / "both.sqlite", "rank 3 of 8 run a", "rank 5 of 8 run a"), workers=1)
+    assert job.ranks["rank"].tolist() == [3, 5]
+    assert not any("processes with GPU work" in issue for issue in job.warnings)
