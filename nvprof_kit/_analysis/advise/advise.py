@@ -166,13 +166,13 @@ def advise(
             "machine with a GPU, or see `layers` for CPU times"
         )
     evidence = Evidence(trace, own_rules, steps, known, late, times=times)
-    found = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
-    found.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
+    findings = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
+    findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
     if late is not None and late.rank is not None:
-        found = _with_slowest(_slowest(evidence, late), found)
+        findings = _with_slowest(_slowest(evidence, late), findings)
     parts = evidence.steps_and_gpus
     return Advice(
-        findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in found),
+        findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in findings),
         wall_ns=max(round(evidence.wall_ns / parts), 1),
         steps=evidence.choice.count,
         gpus=evidence.gpus,
@@ -182,30 +182,34 @@ def advise(
     )
 
 
-def _merged(found: list[Finding]) -> list[Finding]:
+def _merged(findings: list[Finding]) -> list[Finding]:
     """The findings, with each symptom merged into the finding of its cause."""
-    kept = {one.rule: place for place, one in enumerate(found)}
+    row_of_rule = {finding.rule: row for row, finding in enumerate(findings)}
     left = []
-    for one in found:
-        if one.symptom_of not in kept:
-            left.append(one)
+    for finding in findings:
+        if finding.symptom_of not in row_of_rule:
+            left.append(finding)
             continue
-        cause = found[kept[one.symptom_of]]
-        found[kept[one.symptom_of]] = replace(cause, evidence=f"{cause.evidence}; {one.title.lower()}: {one.evidence}")
-    return [found[kept[one.rule]] if one.rule in _CAUSES_OF_OTHERS else one for one in left]
+        cause = findings[row_of_rule[finding.symptom_of]]
+        findings[row_of_rule[finding.symptom_of]] = replace(
+            cause, evidence=f"{cause.evidence}; {finding.title.lower()}: {finding.evidence}"
+        )
+    return [findings[row_of_rule[finding.rule]] if finding.rule in _CAUSES_OF_OTHERS else finding for finding in left]
 
 
 _CAUSES_OF_OTHERS = ("launch", "sync", "dataloader", "python", "allocation", "loading", "gc")
 """Rules of which others may be symptoms; each has one finding."""
 
 
-def _with_slowest(slowest: Finding, found: list[Finding]) -> list[Finding]:
+def _with_slowest(slowest: Finding, findings: list[Finding]) -> list[Finding]:
     """The slowest rank's finding, then the others; an outlier layer at the same place is merged into it."""
     place = (slowest.layer, slowest.phase)
-    same = [one for one in found if one.rule == "outlier-layer" and (one.layer, one.phase) == place]
-    evidence = "; ".join([slowest.evidence, *(f"{one.title.lower()}: {one.evidence}" for one in same)])
-    rest = [one for one in found if one not in same and one.rule != "rank-wait"]
-    return [replace(slowest, evidence=evidence), *rest]
+    same = [
+        finding for finding in findings if finding.rule == "outlier-layer" and (finding.layer, finding.phase) == place
+    ]
+    evidence = "; ".join([slowest.evidence, *(f"{finding.title.lower()}: {finding.evidence}" for finding in same)])
+    others = [finding for finding in findings if finding not in same and finding.rule != "rank-wait"]
+    return [replace(slowest, evidence=evidence), *others]
 
 
 def _slowest(evidence: Evidence, late: RankVerdict) -> Finding:

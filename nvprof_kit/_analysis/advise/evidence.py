@@ -145,7 +145,7 @@ class Evidence(Operations):
 
         layer, phase = op_owners(self.attribution)
         start, end = self.trace.ops["start_ns"].to_numpy(), self.trace.ops["end_ns"].to_numpy()
-        made: pd.DataFrame = pd.DataFrame(
+        ops: pd.DataFrame = pd.DataFrame(
             {
                 "layer": layer,
                 "phase": phase,
@@ -157,7 +157,7 @@ class Evidence(Operations):
             },
             copy=False,
         )
-        return made
+        return ops
 
     @cached_property
     def program(self) -> str:
@@ -175,8 +175,8 @@ class Evidence(Operations):
         phases = self.ops["phase"][self.inside]
         if self._among(phases, _EVALUATES).mean() > 0.5:
             return "evaluation"
-        named = [found.groups() for one in self.attribution.ranges.names if (found := _SEQUENCES.search(one.text))]
-        prefills, decodes = (any(group[place] != "0" for group in named) for place in (0, 1))
+        named = [found.groups() for name in self.attribution.ranges.names if (found := _SEQUENCES.search(name.text))]
+        prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
         if not named:
             decodes, prefills = (bool(few) for few in self._few_tokens())
         return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
@@ -211,8 +211,8 @@ class Evidence(Operations):
         eager &= least_ns >= places["light_ns"].transform("median")
         chosen = eager & (table["light_ns"] >= SCORES_PART * least_ns)
         layers = table["layer"][eager & table["softmax"]].nunique()
-        found: Int64Array = rows[chosen.to_numpy()] if layers >= 2 else rows[:0]
-        return found
+        score_rows: Int64Array = rows[chosen.to_numpy()] if layers >= 2 else rows[:0]
+        return score_rows
 
     @cached_property
     def is_sharded(self) -> bool:
@@ -254,8 +254,8 @@ class Evidence(Operations):
     def _among(names: pd.Series[str], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
         """Which of these categorical names contain a pattern."""
         matches = np.array([*(bool(pattern.search(str(name))) for name in names.cat.categories), False])
-        found: npt.NDArray[np.bool_] = matches[names.cat.codes.to_numpy()]
-        return found
+        matching: npt.NDArray[np.bool_] = matches[names.cat.codes.to_numpy()]
+        return matching
 
     @cached_property
     def gpus(self) -> int:
@@ -279,8 +279,8 @@ class Evidence(Operations):
     def idle(self, *causes: str) -> pd.DataFrame:
         """Idle time of these causes by place, largest first."""
         rows = self.times.idle
-        made: pd.DataFrame = rows[rows["cause"].isin(causes)]
-        return made
+        idle: pd.DataFrame = rows[rows["cause"].isin(causes)]
+        return idle
 
     def idle_ns(self, *causes: str) -> int:
         """Idle time of these causes in the steps."""
@@ -294,8 +294,8 @@ class Evidence(Operations):
 
     def longest(self, rows: Int64Array) -> tuple[int, int]:
         """Start and end of the longest of these operations."""
-        one = rows[np.argmax(self.ops["ns"].to_numpy()[rows])]
-        return int(self.ops["start_ns"].iloc[one]), int(self.ops["end_ns"].iloc[one])
+        row = rows[np.argmax(self.ops["ns"].to_numpy()[rows])]
+        return int(self.ops["start_ns"].iloc[row]), int(self.ops["end_ns"].iloc[row])
 
 
 def ms(ns: float) -> str:
@@ -303,6 +303,6 @@ def ms(ns: float) -> str:
     return f"{ns / 1e6:.3f} ms"
 
 
-def share(part: float, whole: float) -> str:
+def share(value: float, total: float) -> str:
     """A share as text."""
-    return f"{100 * part / max(whole, 1):.1f} %"
+    return f"{100 * value / max(total, 1):.1f} %"

@@ -26,18 +26,18 @@ _POWER = re.compile(r"power", re.IGNORECASE)
 _REASON = re.compile(r"throttl|slowdown", re.IGNORECASE)
 
 
-def bound(found: Evidence) -> Iterator[Finding]:
+def bound(facts: Evidence) -> Iterator[Finding]:
     """The longest-running layer of those limited by memory, and of those limited by the tensor cores."""
     import pandas as pd
 
-    samples = found.trace.samples
+    samples = facts.trace.samples
     if samples is None or not len(samples):
         return
-    trace = replace(found.trace, ops=found.trace.ops[found.inside])
+    trace = replace(facts.trace, ops=facts.trace.ops[facts.inside])
     sampled = metrics(trace)
     rows = pd.concat([sampled.rows.assign(own=False), metrics(trace, own=True).rows.assign(own=True)])
     rows = rows.reset_index(drop=True)
-    rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * found.wall_ns)]
+    rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * facts.wall_ns)]
     memory = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)
     tensor = rows["tensor_active_pct"].fillna(0)
     kinds = {
@@ -50,45 +50,45 @@ def bound(found: Evidence) -> Iterator[Finding]:
             "only less arithmetic helps: fp8, fewer recomputed products, less padding",
         ),
     }
-    for what, (chosen, advice) in kinds.items():
+    for limit, (chosen, advice) in kinds.items():
         if not chosen.any():
             continue
         worst = rows[chosen].sort_values("busy_ns", ascending=False, kind="stable").iloc[0]
-        layer, phase, place = str(worst["layer"]), str(worst["phase"]), worst.name
-        evidence = (
-            f"{layer} {phase}{' by itself' if worst['own'] else ''}: DRAM at {memory[place]:.0f} % and tensor cores at "
-            f"{tensor[place]:.0f} % of their peak over {found.ms(worst['busy_ns'])} of busy time{found.per_step}, "
+        layer, phase, row = str(worst["layer"]), str(worst["phase"]), worst.name
+        figures = (
+            f"{layer} {phase}{' by itself' if worst['own'] else ''}: DRAM at {memory[row]:.0f} % and tensor cores at "
+            f"{tensor[row]:.0f} % of their peak over {facts.ms(worst['busy_ns'])} of busy time{facts.per_step}, "
             f"{worst['samples']:.0f} samples"
         )
-        names = found.ops["layer"].cat.categories
+        names = facts.ops["layer"].cat.categories
         holders = {} if worst["own"] else sampled.parents
         within = [name for name in names if layer in with_ancestors(str(name), holders)]
-        mine = np.flatnonzero(found.ops["layer"].isin(within) & (found.ops["phase"] == phase) & found.inside)
-        saves = int(worst["busy_ns"] * (100 - tensor[place]) / 100) if what == "memory" else int(worst["busy_ns"] // 2)
+        rows_there = np.flatnonzero(facts.ops["layer"].isin(within) & (facts.ops["phase"] == phase) & facts.inside)
+        saves = int(worst["busy_ns"] * (100 - tensor[row]) / 100) if limit == "memory" else int(worst["busy_ns"] // 2)
         yield Finding(
-            "gpu-metrics", f"Bound by {what}", evidence, layer, phase, *found.longest(mine), saves, advice,
+            "gpu-metrics", f"Bound by {limit}", figures, layer, phase, *facts.longest(rows_there), saves, advice,
             "medium", "ncu measures these kernels far below that limit",
         )  # fmt: skip
 
 
-def clocks(found: Evidence) -> Iterator[Finding]:
+def clocks(facts: Evidence) -> Iterator[Finding]:
     """A GPU whose clock falls while it works; and one that runs the same kernels slower than its peers."""
-    samples = found.trace.samples
+    samples = facts.trace.samples
     if samples is not None and len(samples):
         for device in samples["device"].unique().tolist():
-            yield from _fallen(found, device)
-    yield from _slower_gpu(found)
+            yield from _fallen(facts, device)
+    yield from _slower_gpu(facts)
 
 
-def _fallen(found: Evidence, device: int) -> Iterator[Finding]:
+def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
     """The finding that this GPU's clock falls while it works, if it does."""
-    samples = found.trace.samples
+    samples = facts.trace.samples
     if samples is None:
         return
     rows = samples[samples["device"] == device]
     names = rows["metric"].astype(str)
     clock = rows[names.str.match(_CLOCK)].sort_values("time_ns")
-    clock = clock[_works(found, device, clock["time_ns"].to_numpy())]
+    clock = clock[_works(facts, device, clock["time_ns"].to_numpy())]
     if len(clock) < SAMPLES:
         return
     values = clock["value"].to_numpy()
@@ -96,16 +96,16 @@ def _fallen(found: Evidence, device: int) -> Iterator[Finding]:
     low = values < FALLEN * top
     if low.mean() < FALLEN_SHARE:
         return
-    busy_ns = found.busy_ns(np.flatnonzero((found.trace.ops["device"] == device).to_numpy() & found.inside))
+    busy_ns = facts.busy_ns(np.flatnonzero((facts.trace.ops["device"] == device).to_numpy() & facts.inside))
     saves = int(busy_ns * float(np.clip(1 - values / top, 0, 1).mean()))
-    if saves < LOST_SHARE * found.wall_ns:
+    if saves < LOST_SHARE * facts.wall_ns:
         return
     mhz = 1e6 if top > 1e6 else 1.0
     others = {
         str(name): float(group["value"].mean())
         for name, group in rows[names.str.contains(_POWER) | names.str.contains(_REASON)].groupby(names)
     }
-    evidence = (
+    figures = (
         f"the clock of GPU {device} is {values[low].mean() / mhz:,.0f} MHz on average in "
         f"{share(low.sum(), len(low))} of the samples in which it works, and reaches {top / mhz:,.0f} MHz"
         f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in others.items())}"
@@ -113,52 +113,52 @@ def _fallen(found: Evidence, device: int) -> Iterator[Finding]:
     worst = clock["time_ns"].to_numpy()[int(values.argmin())]
     step = int(np.median(np.diff(clock["time_ns"].to_numpy())))
     yield Finding(
-        "gpu-clocks", "The GPU's clock falls", evidence, "", "", int(worst), int(worst) + step, saves,
+        "gpu-clocks", "The GPU's clock falls", figures, "", "", int(worst), int(worst) + step, saves,
         "look at power and temperature while it runs (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE): raise the power "
         "limit, cool it, or lock a clock that it can hold (nvidia-smi -lgc)",
         "medium", "nvidia-smi names no reason for lower clocks while the program runs",
     )  # fmt: skip
 
 
-def _works(found: Evidence, device: int, moments: Int64Array) -> npt.NDArray[np.bool_]:
+def _works(facts: Evidence, device: int, moments: Int64Array) -> npt.NDArray[np.bool_]:
     """Whether operations of this GPU run at these moments."""
-    ops = found.trace.ops[(found.trace.ops["device"] == device).to_numpy() & found.inside]
+    ops = facts.trace.ops[(facts.trace.ops["device"] == device).to_numpy() & facts.inside]
     starts, ends = (np.sort(ops[name].to_numpy()) for name in ("start_ns", "end_ns"))
     running = np.searchsorted(starts, moments, side="right") > np.searchsorted(ends, moments, side="right")
     works: npt.NDArray[np.bool_] = running
     return works
 
 
-def _slower_gpu(found: Evidence) -> Iterator[Finding]:
+def _slower_gpu(facts: Evidence) -> Iterator[Finding]:
     """The finding that a GPU runs the same kernels slower than the others of the capture."""
-    kernels = (found.classes.is_a("gemm") | found.classes.is_a("attention")) & found.inside
-    rows = found.trace.ops[kernels]
+    kernels = (facts.classes.is_a("gemm") | facts.classes.is_a("attention")) & facts.inside
+    rows = facts.trace.ops[kernels]
     if rows[["pid", "device"]].drop_duplicates().shape[0] < 2:
         return
     gpu = rows["pid"].astype(str) + ":" + rows["device"].astype(str)
-    took = (rows["end_ns"] - rows["start_ns"]).groupby([rows["name"], gpu], observed=True).median().unstack()
-    took = took.dropna()
-    if len(took) < COMMON_KERNELS:
+    median_ns = (rows["end_ns"] - rows["start_ns"]).groupby([rows["name"], gpu], observed=True).median().unstack()
+    median_ns = median_ns.dropna()
+    if len(median_ns) < COMMON_KERNELS:
         return
-    ratio = took.div(took.median(axis=1), axis=0)
+    ratio = median_ns.div(median_ns.median(axis=1), axis=0)
     slowness = ratio.median()
     slowest = slowness.idxmax()
     # nearly all of its kernels are slower, not a few with other shapes
     if slowness[slowest] < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
         return
-    mine = np.flatnonzero(kernels)[(gpu == slowest).to_numpy()]
-    device = int(found.trace.ops["device"].iloc[mine[0]])
-    every = found.trace.ops[["pid", "device"]].eq(found.trace.ops[["pid", "device"]].iloc[mine[0]]).all(axis=1)
-    busy_ns = found.busy_ns(np.flatnonzero(every.to_numpy() & found.inside))
-    evidence = (
+    own_kernels = np.flatnonzero(kernels)[(gpu == slowest).to_numpy()]
+    device = int(facts.trace.ops["device"].iloc[own_kernels[0]])
+    on_gpu = facts.trace.ops[["pid", "device"]].eq(facts.trace.ops[["pid", "device"]].iloc[own_kernels[0]]).all(axis=1)
+    busy_ns = facts.busy_ns(np.flatnonzero(on_gpu.to_numpy() & facts.inside))
+    figures = (
         f"GPU {device} takes {100 * (slowness[slowest] - 1):.1f} % longer than the median GPU for the same "
-        f"{len(took)} matrix product and attention kernels"
+        f"{len(median_ns)} matrix product and attention kernels"
     )
-    longest = mine[np.argmax(found.ops["ns"].to_numpy()[mine])]
-    layer, phase = (str(found.ops[name].iloc[longest]) for name in ("layer", "phase"))
+    longest = own_kernels[np.argmax(facts.ops["ns"].to_numpy()[own_kernels])]
+    layer, phase = (str(facts.ops[name].iloc[longest]) for name in ("layer", "phase"))
     yield Finding(
-        "gpu-clocks", f"GPU {device} is slower than its peers", evidence, layer, phase, *found.longest(mine),
-        int(busy_ns * (1 - 1 / float(slowness[slowest]))) * found.gpus,  # the others wait for it
+        "gpu-clocks", f"GPU {device} is slower than its peers", figures, layer, phase, *facts.longest(own_kernels),
+        int(busy_ns * (1 - 1 / float(slowness[slowest]))) * facts.gpus,  # the others wait for it
         "compare its clocks, power limit and temperature with the others' (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
         "medium", "the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
     )  # fmt: skip

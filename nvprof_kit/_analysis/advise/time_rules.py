@@ -41,27 +41,27 @@ def _worst(rows: pd.DataFrame) -> Any:
     """The row with the most idle time in the layer and phase that have the most, and their total as ``place_ns``."""
     by_place = rows.groupby(["layer", "phase"], sort=False)["idle_ns"].sum()
     layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
-    mine = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
-    return mine.iloc[0].to_dict() | {"place_ns": int(by_place.max())}
+    rows_there = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
+    return rows_there.iloc[0].to_dict() | {"place_ns": int(by_place.max())}
 
 
 def _idle(
-    found: Evidence, rule: str, causes: tuple[str, ...], least: float, *,
+    facts: Evidence, rule: str, causes: tuple[str, ...], least_share: float, *,
     title: str, advice: str, confidence: str, refuted_by: str,
 ) -> Iterator[Finding]:  # fmt: skip
     """A finding if these causes of idle time take at least this share of the steps."""
-    idle_ns, rows = found.idle_ns(*causes), found.idle(*causes)
-    if idle_ns < least * found.wall_ns or not len(rows):
+    idle_ns, rows = facts.idle_ns(*causes), facts.idle(*causes)
+    if idle_ns < least_share * facts.wall_ns or not len(rows):
         return
     worst = _worst(rows)
     inside = ", ".join(name for name in (worst["operator"], worst["call"]) if name)
-    evidence = (
-        f"{found.ms(idle_ns)} of {found.ms(found.wall_ns)}{found.per_step} ({share(idle_ns, found.wall_ns)}) idle; "
-        f"most in {worst['layer']} {worst['phase']}: {found.ms(worst['place_ns'])}{found.per_step}; longest stretch "
+    figures = (
+        f"{facts.ms(idle_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(idle_ns, facts.wall_ns)}) idle; "
+        f"most in {worst['layer']} {worst['phase']}: {facts.ms(worst['place_ns'])}{facts.per_step}; longest stretch "
         f"there: {ms(worst['longest_ns'])}{f', in {inside}' if inside else ''}"
     )
     yield Finding(
-        rule, title, evidence, worst["layer"], worst["phase"], *_at(worst), idle_ns, advice, confidence, refuted_by
+        rule, title, figures, worst["layer"], worst["phase"], *_at(worst), idle_ns, advice, confidence, refuted_by
     )
 
 
@@ -81,13 +81,13 @@ _LAUNCH_ADVICE = {
 """What makes launches fewer or each worth more, by `Evidence.program`; `sharded` is training with FSDP or ZeRO."""
 
 
-def launch_bound(found: Evidence) -> Iterator[Finding]:
+def launch_bound(facts: Evidence) -> Iterator[Finding]:
     """The GPU waits for launches."""
-    if found.program == "graph capture":  # launches are recorded then, not run, once
+    if facts.program == "graph capture":  # launches are recorded then, not run, once
         return
-    unknown = found.idle_ns("unknown")
-    mostly_unknown = unknown > found.idle_ns("launch")
-    title, advice, refuted = "The GPU waits for the host to launch", _launch_advice(found), ""
+    unknown = facts.idle_ns("unknown")
+    mostly_unknown = unknown > facts.idle_ns("launch")
+    title, advice, refuted = "The GPU waits for the host to launch", _launch_advice(facts), ""
     if mostly_unknown:  # a host that is busy with something else launches no earlier from a CUDA graph
         title = "The GPU waits while the host does something unknown"
         advice = (
@@ -97,65 +97,65 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
         refuted = "the step takes as long when it reuses one batch and logs nothing: then the host is late to launch"
     else:
         refuted = "the step takes twice as long with twice the batch"
-        if "CUDA graph" in advice and not _read_back(found):
+        if "CUDA graph" in advice and not _read_back(facts):
             refuted = f"the step is no faster in a CUDA graph, or {refuted.replace('the step ', '')}"
     for finding in _idle(
-        found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
+        facts, "launch", ("launch", "unknown"), LAUNCH_SHARE,
         title=title, advice=advice, confidence="medium" if mostly_unknown else "high", refuted_by=refuted,
     ):  # fmt: skip
         notes, saves = [], finding.saves_ns
-        stalls = 0 if mostly_unknown else min(_stalls_ns(found), unknown)
-        if stalls >= STALL_SHARE * found.wall_ns:
+        stalls = 0 if mostly_unknown else min(_stalls_ns(facts), unknown)
+        if stalls >= STALL_SHARE * facts.wall_ns:
             notes.append(
-                f"what the host did for {found.ms(unknown)} of it is unknown, {found.ms(stalls)} in stretches of a "
+                f"what the host did for {facts.ms(unknown)} of it is unknown, {facts.ms(stalls)} in stretches of a "
                 "tenth of a step or more, which the fix does not save: put nvprof_kit.phase around what runs there"
             )
             saves -= stalls
         elif unknown >= saves / 10:
-            notes.append(f"what the host did for {found.ms(unknown)} of it is unknown")
-        steady, confidence = min(_steady_ns(found), saves), finding.confidence
+            notes.append(f"what the host did for {facts.ms(unknown)} of it is unknown")
+        steady, confidence = min(_steady_ns(facts), saves), finding.confidence
         if steady < STEADY * saves:
             notes.append(
-                f"only {found.ms(steady)} of it in the steps that wait least: the host was disturbed in the others"
+                f"only {facts.ms(steady)} of it in the steps that wait least: the host was disturbed in the others"
             )
             saves = steady
-        if found.has_stacks:
+        if facts.has_stacks:
             confidence = "low"
             notes.append("the recording of Python's stacks slows the host: record without them to know")
-        elif confidence == "high" and saves < SURE_SHARE * found.wall_ns:
-            confidence = "medium" if saves >= LIKELY_SHARE * found.wall_ns else "low"
-            if found.trace.info.tool.startswith("nsys"):
+        elif confidence == "high" and saves < SURE_SHARE * facts.wall_ns:
+            confidence = "medium" if saves >= LIKELY_SHARE * facts.wall_ns else "low"
+            if facts.trace.info.tool.startswith("nsys"):
                 notes.append("the profiler makes each call slower: compare the step's time without it")
         yield replace(
             finding, evidence="; ".join((finding.evidence, *notes)), saves_ns=saves, confidence=confidence, fix=advice
         )
 
 
-def _launch_advice(found: Evidence) -> str:
+def _launch_advice(facts: Evidence) -> str:
     """How to launch earlier, or less often."""
-    read_back = _read_back(found)
+    read_back = _read_back(facts)
     if read_back:
-        split = " give every expert or branch a fixed size first, or" if found.has_experts else ""
+        split = " give every expert or branch a fixed size first, or" if facts.has_experts else ""
         return (
             f"{read_back}, as nonzero(), item() and masks used as indices do: a CUDA graph cannot capture this part of "
             f"the step;{split} capture only the layers without such copies, or give each launch more work (batch size)"
         )
-    if found.replays_graphs:
+    if facts.replays_graphs:
         return "put more of the step into the CUDA graphs that it replays, or give each replay more work (batch size)"
-    return _LAUNCH_ADVICE["sharded" if found.program == "training" and found.is_sharded else found.program]
+    return _LAUNCH_ADVICE["sharded" if facts.program == "training" and facts.is_sharded else facts.program]
 
 
-def _steady_ns(found: Evidence) -> int:
+def _steady_ns(facts: Evidence) -> int:
     """What the steps would wait for launches if each waited as little as the quarter of them that waits least."""
-    rows = found.steps
+    rows = facts.steps
     idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"]
     of_gpu = idle_ns.groupby([rows["process"], rows["device"]])
     return int((of_gpu.quantile(0.25, interpolation="lower") * of_gpu.size()).sum())
 
 
-def slow_host_in_layer(found: Evidence) -> Iterator[Finding]:
+def slow_host_in_layer(facts: Evidence) -> Iterator[Finding]:
     """A layer in which the host launches later than in others of its kind, in most steps."""
-    gaps, windows = found.times.gaps, found.steps.index
+    gaps, windows = facts.times.gaps, facts.steps.index
     here = gaps[gaps["cause"].isin(["launch", "off_cpu"]) & gaps["window"].isin(windows) & (gaps["layer"] != NO_LAYER)]
     if len(windows) < STEPS_TO_JUDGE or not len(here):
         return
@@ -171,38 +171,38 @@ def slow_host_in_layer(found: Evidence) -> Iterator[Finding]:
         return
     worst = usual.loc[usual["excess"].idxmax()]
     saves = int(worst["excess"]) * len(windows)
-    if saves < SLOW_HOST_SHARE * found.wall_ns:
+    if saves < SLOW_HOST_SHARE * facts.wall_ns:
         return
     there = here[(here["layer"] == worst["layer"]) & (here["phase"] == worst["phase"])]
     longest = there.loc[there["idle_ns"].idxmax()]
     start = int(longest["start_ns"])
-    evidence = (
+    figures = (
         f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
         f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
     )
     yield Finding(
-        "slow-host-layer", "The host is slower in a layer than in its peers", evidence, str(worst["layer"]),
+        "slow-host-layer", "The host is slower in a layer than in its peers", figures, str(worst["layer"]),
         str(worst["phase"]), start, start + int(longest["idle_ns"]), saves,
         "look at the Python code of this layer: hooks, sleeps, locks, logging, data prepared there, or many small "
         "operations; move it out of the layer or fuse it", "high", "the layer is meant to do more than its peers",
     )  # fmt: skip
 
 
-def _stalls_ns(found: Evidence) -> int:
+def _stalls_ns(facts: Evidence) -> int:
     """Idle gaps of a tenth of the median step or more in which what the host did is unknown: it was busy elsewhere."""
-    if not found.choice.count:
+    if not facts.choice.count:
         return 0
-    gaps, wall = found.times.gaps, found.steps["wall_ns"].to_numpy()
+    gaps, wall = facts.times.gaps, facts.steps["wall_ns"].to_numpy()
     long = gaps["idle_ns"] >= STALL_OF_STEP * int(wall[median_place(wall)])
-    mine = long & (gaps["cause"] == "unknown") & gaps["window"].isin(found.steps.index)
-    return int(gaps["idle_ns"][mine].sum())
+    stalls = long & (gaps["cause"] == "unknown") & gaps["window"].isin(facts.steps.index)
+    return int(gaps["idle_ns"][stalls].sum())
 
 
-def _read_back(found: Evidence) -> str:
+def _read_back(facts: Evidence) -> str:
     """Says where layers copy to the host within the steps; '' where none does."""
-    copies = np.flatnonzero((found.ops["kind"].to_numpy() == OP_KINDS.index("memcpy")) & found.inside)
-    named = (found.trace.ops["name"].iloc[copies] == "memcpy DtoH").to_numpy()
-    rows = found.ops.iloc[copies[named]]
+    copies = np.flatnonzero((facts.ops["kind"].to_numpy() == OP_KINDS.index("memcpy")) & facts.inside)
+    named = (facts.trace.ops["name"].iloc[copies] == "memcpy DtoH").to_numpy()
+    rows = facts.ops.iloc[copies[named]]
     rows = rows[rows["phase"].isin(("forward", "recompute", "backward")) & (rows["layer"] != NO_LAYER)]
     if not len(rows):
         return ""
@@ -213,12 +213,12 @@ def _read_back(found: Evidence) -> str:
     return f"{layer} {phase}{others} data to the host"
 
 
-def sync_points(found: Evidence) -> Iterator[Finding]:
+def sync_points(facts: Evidence) -> Iterator[Finding]:
     """The host waits for the GPU within the step, and then launches late."""
-    waits, gaps = found.times.waits, found.times.gaps
-    lost = int(waits["lost_ns"].sum())
-    often = len(waits) >= OFTEN * found.steps_and_gpus and bool(found.choice.count)
-    if not len(waits) or lost < (OFTEN_SHARE if often else SYNC_SHARE) * found.wall_ns:
+    waits, gaps = facts.times.waits, facts.times.gaps
+    lost_ns = int(waits["lost_ns"].sum())
+    often = len(waits) >= OFTEN * facts.steps_and_gpus and bool(facts.choice.count)
+    if not len(waits) or lost_ns < (OFTEN_SHARE if often else SYNC_SHARE) * facts.wall_ns:
         return
     waits = waits.astype({"layer": str, "phase": str, "call": str})
     waits = waits.assign(kind=waits["layer"].str.replace(_INDEX, "N", regex=True))  # equal layers are one place
@@ -231,17 +231,17 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
     there = there[there["layer"] == layer]
     worst = there.iloc[int(there["lost_ns"].to_numpy().argmax())]
     start = int(gaps["start_ns"].iloc[int(worst["gap"])])
-    evidence = (
-        f"{found.ms(lost)} of {found.ms(found.wall_ns)}{found.per_step} ({share(lost, found.wall_ns)}) idle in gaps "
-        f"that begin while the host waits for the GPU, {_number(len(waits), found)}; most after {call} in {layer} "
-        f"{phase}: {found.ms(int(by_layer.max()))} in {_number(len(there), found)}, the longest "
+    figures = (
+        f"{facts.ms(lost_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(lost_ns, facts.wall_ns)}) idle in "
+        f"gaps that begin while the host waits for the GPU, {_number(len(waits), facts)}; most after {call} in {layer} "
+        f"{phase}: {facts.ms(int(by_layer.max()))} in {_number(len(there), facts)}, the longest "
         f"{ms(int(worst['lost_ns']))}"
     )
     if layers > 1:
-        evidence += f"; in {layers} layers like it {found.ms(int(by_kind.iloc[0]))}, {_number(len(of_layers), found)}"
+        figures += f"; in {layers} layers like it {facts.ms(int(by_kind.iloc[0]))}, {_number(len(of_layers), facts)}"
     if len(by_kind) > 1:
-        evidence += f"; then in {by_kind.index[1][0]} {by_kind.index[1][1]}: {found.ms(int(by_kind.iloc[1]))}"
-    steps = bool(found.choice.count)
+        figures += f"; then in {by_kind.index[1][0]} {by_kind.index[1][1]}: {facts.ms(int(by_kind.iloc[1]))}"
+    steps = bool(facts.choice.count)
     copy = "Memcpy" in str(call)
     calls = "copies to and from pageable memory, " if copy else ""
     advice = (
@@ -251,151 +251,151 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
     refuted = "the idle time remains when the call is removed"
     title = f"The host waits for the GPU{' within a step' if steps else ''}"
     yield Finding(
-        "sync", title, evidence, str(layer), str(phase),
-        start, start + int(worst["lost_ns"]), lost, advice, "high", refuted,
+        "sync", title, figures, str(layer), str(phase),
+        start, start + int(worst["lost_ns"]), lost_ns, advice, "high", refuted,
     )  # fmt: skip
 
 
-def _number(count: int, found: Evidence) -> str:
+def _number(count: int, facts: Evidence) -> str:
     """A number of gaps as text, per step and GPU where it is one or more."""
-    each = count / found.steps_and_gpus
-    return f"{each:,.0f} gaps per step" if found.choice.count and each >= 1.5 else f"{count:,} gaps"
+    each = count / facts.steps_and_gpus
+    return f"{each:,.0f} gaps per step" if facts.choice.count and each >= 1.5 else f"{count:,} gaps"
 
 
-def loading(found: Evidence) -> Iterator[Finding]:
+def loading(facts: Evidence) -> Iterator[Finding]:
     """Libraries, modules and plans are loaded or built in steps that are not warm-up."""
-    rows = found.idle("loading")
+    rows = facts.idle("loading")
     by_call = int(rows["idle_ns"][rows["call"] != ""].sum())
-    again = (
+    recurring_fix = (
         "pad to a few lengths, so that plans are built once; for attention over growing lengths use another kernel: "
         "torch.backends.cuda.enable_cudnn_sdp(False)"
     )
     once = "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False"
-    steps = found.steps["idle_loading_ns"] > 0.01 * found.steps["wall_ns"].clip(lower=1)
-    many, calls = int(steps.sum()), _calls_that_load(found, rows) if len(rows) else 0
-    recurs = many > 1 if found.choice.count else calls > CALLS_OF_WARM_UP
-    for one in _idle(
-        found, "loading", ("loading",), LOADING_SHARE,
-        title=f"Loading, compiling or tuning{' during steps' if found.choice.count else ''}",
-        advice=again if recurs else once,
+    steps = facts.steps["idle_loading_ns"] > 0.01 * facts.steps["wall_ns"].clip(lower=1)
+    steps_that_load, calls = int(steps.sum()), _calls_that_load(facts, rows) if len(rows) else 0
+    recurs = steps_that_load > 1 if facts.choice.count else calls > CALLS_OF_WARM_UP
+    for finding in _idle(
+        facts, "loading", ("loading",), LOADING_SHARE,
+        title=f"Loading, compiling or tuning{' during steps' if facts.choice.count else ''}",
+        advice=recurring_fix if recurs else once,
         confidence="high" if 2 * by_call > int(rows["idle_ns"].sum()) else "medium",
         refuted_by="as much time is lost when the same shapes run a second time in the same process",
     ):  # fmt: skip
         where = "; may include warm-up"
-        if found.choice.count:
-            where = f"; in {many} of {len(found.steps)} steps"
+        if facts.choice.count:
+            where = f"; in {steps_that_load} of {len(facts.steps)} steps"
         elif recurs:
             where = f"; in {calls} calls of this layer"
-        yield replace(one, evidence=one.evidence + where)
+        yield replace(finding, evidence=finding.evidence + where)
 
 
-def _calls_that_load(found: Evidence, rows: pd.DataFrame) -> int:
+def _calls_that_load(facts: Evidence, rows: pd.DataFrame) -> int:
     """In how many calls of the layer that loads most it loads; 0 outside layers."""
-    worst, gaps, ranges = _worst(rows), found.times.gaps, found.attribution.ranges
-    mine = gaps[(gaps["cause"] == "loading") & (gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])]
-    named = np.array([one.text == worst["layer"] for one in ranges.names], dtype=bool)
+    worst, gaps, ranges = _worst(rows), facts.times.gaps, facts.attribution.ranges
+    gaps_there = gaps[
+        (gaps["cause"] == "loading") & (gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])
+    ]
+    named = np.array([name.text == worst["layer"] for name in ranges.names], dtype=bool)
     starts = np.sort(ranges.start[named[ranges.name]]) if len(named) else ranges.start[:0]
-    call = np.searchsorted(starts, (mine["start_ns"] + mine["idle_ns"]).to_numpy(), side="right")
+    call = np.searchsorted(starts, (gaps_there["start_ns"] + gaps_there["idle_ns"]).to_numpy(), side="right")
     return len(np.unique(call[call > 0]))
 
 
-def garbage(found: Evidence) -> Iterator[Finding]:
+def garbage(facts: Evidence) -> Iterator[Finding]:
     """The GPU waits while Python collects garbage."""
     yield from _idle(
-        found, "gc", ("gc",), GC_SHARE, title="Python garbage collection stalls the GPU",
+        facts, "gc", ("gc",), GC_SHARE, title="Python garbage collection stalls the GPU",
         advice="call gc.freeze() after building the model, gc.disable() in the loop, and gc.collect() every N steps",
         confidence="high", refuted_by="the gaps remain with gc.disable()",
     )  # fmt: skip
 
 
-def dataloader(found: Evidence) -> Iterator[Finding]:
+def dataloader(facts: Evidence) -> Iterator[Finding]:
     """The GPU waits for data."""
-    loading_ns, rows = found.loading_ns, found.idle("dataloader")
-    if loading_ns < DATA_SHARE * found.wall_ns or not len(rows):
+    loading_ns, rows = facts.loading_ns, facts.idle("dataloader")
+    if loading_ns < DATA_SHARE * facts.wall_ns or not len(rows):
         return
     worst = rows.iloc[0]
     inside = ", ".join(name for name in (worst["operator"], worst["call"]) if name)
-    evidence = (
-        f"{found.ms(loading_ns)}{found.per_step} idle inside the data loader's ranges, "
-        f"{share(loading_ns, found.wall_ns)} of the steps' time; longest stretch: {ms(worst['longest_ns'])}"
+    figures = (
+        f"{facts.ms(loading_ns)}{facts.per_step} idle inside the data loader's ranges, "
+        f"{share(loading_ns, facts.wall_ns)} of the steps' time; longest stretch: {ms(worst['longest_ns'])}"
         f"{f', in {inside}' if inside else ''}"
     )
     advice = "use more DataLoader workers, prefetch_factor, persistent_workers, or preprocess the data offline"
     refuted = "the step takes as long when it reuses one batch"
     yield Finding(
-        "dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), loading_ns, advice, "high", refuted
+        "dataloader", "The GPU waits for data", figures, "", "data", *_at(worst), loading_ns, advice, "high", refuted
     )
 
 
-def python_functions(found: Evidence) -> Iterator[Finding]:
+def python_functions(facts: Evidence) -> Iterator[Finding]:
     """The GPU waits while the host runs Python outside layers; its functions are named."""
-    rows = found.idle("python")
+    rows = facts.idle("python")
     if not len(rows):
         return
     by_function = rows.groupby("operator", observed=True, sort=False)["idle_ns"].sum().sort_values(ascending=False)
     function = str(by_function.index[0])
     name = function.rpartition(": ")[2]
-    others = ", ".join(f"{text}: {found.ms(ns)}" for text, ns in by_function.iloc[1:3].items())
+    others = ", ".join(f"{text}: {facts.ms(ns)}" for text, ns in by_function.iloc[1:3].items())
     for finding in _idle(
-        found, "python", ("python",), DATA_SHARE, title=f"The GPU waits for {name}",
+        facts, "python", ("python",), DATA_SHARE, title=f"The GPU waits for {name}",
         advice=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process",
         confidence="medium", refuted_by=f"the step takes as long without {name}",
     ):  # fmt: skip
         worst = rows[rows["operator"] == function].iloc[0]
-        evidence = (
-            f"{found.ms(finding.saves_ns)} of {found.ms(found.wall_ns)}{found.per_step} "
-            f"({share(finding.saves_ns, found.wall_ns)}) idle while the host runs Python outside layers; most in "
-            f"{function}: {found.ms(int(by_function.iloc[0]))}{f'; {others}' if others else ''}"
+        figures = (
+            f"{facts.ms(finding.saves_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} "
+            f"({share(finding.saves_ns, facts.wall_ns)}) idle while the host runs Python outside layers; most in "
+            f"{function}: {facts.ms(int(by_function.iloc[0]))}{f'; {others}' if others else ''}"
         )
         start, end = _at(worst)
-        yield replace(
-            finding, evidence=evidence, layer=worst["layer"], phase=worst["phase"], start_ns=start, end_ns=end
-        )
+        yield replace(finding, evidence=figures, layer=worst["layer"], phase=worst["phase"], start_ns=start, end_ns=end)
 
 
-def allocator(found: Evidence) -> Iterator[Finding]:
+def allocator(facts: Evidence) -> Iterator[Finding]:
     """Allocations stall the GPU."""
     yield from _idle(
-        found, "allocation", ("allocation",), ALLOCATION_SHARE, title="Allocations stall the GPU",
+        facts, "allocation", ("allocation",), ALLOCATION_SHARE, title="Allocations stall the GPU",
         advice="keep shapes the same from step to step, warm up first, "
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
         confidence="high", refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",
     )  # fmt: skip
 
 
-def exposed_collectives(found: Evidence) -> Iterator[Finding]:
+def exposed_collectives(facts: Evidence) -> Iterator[Finding]:
     """Exposed communication, without what may be waiting for other ranks, takes a notable share of the step."""
-    rows = found.times.communication
-    waiting = min(int(rows["waiting_ns"].sum()) + found.waited_ns, int(found.steps["exposed_comm_ns"].sum()))
-    comm, exposed = (int(found.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
+    rows = facts.times.communication
+    waiting = min(int(rows["waiting_ns"].sum()) + facts.waited_ns, int(facts.steps["exposed_comm_ns"].sum()))
+    comm, exposed = (int(facts.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
     moving_alone, moving = exposed - waiting, max(comm - waiting, 1)
-    in_turns = moving_alone >= COMM_SHARE * found.wall_ns and moving_alone >= (1 - HIDDEN_SHARE) * moving
-    if not len(rows) or (moving_alone < EXPOSED_SHARE * found.wall_ns and not in_turns):
+    in_turns = moving_alone >= COMM_SHARE * facts.wall_ns and moving_alone >= (1 - HIDDEN_SHARE) * moving
+    if not len(rows) or (moving_alone < EXPOSED_SHARE * facts.wall_ns and not in_turns):
         return
     worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
-    evidence = (
-        f"{found.ms(moving_alone)} of {found.ms(found.wall_ns)}{found.per_step} ({share(moving_alone, found.wall_ns)}) "
+    figures = (
+        f"{facts.ms(moving_alone)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(moving_alone, facts.wall_ns)}) "
         f"the GPU moves data between ranks and computes nothing; most in {worst['collective']} of {worst['layer']} "
-        f"{worst['phase']}: {found.ms(worst['exposed_ns'])} of {found.ms(worst['gpu_ns'])} exposed{_moved(worst)}"
+        f"{worst['phase']}: {facts.ms(worst['exposed_ns'])} of {facts.ms(worst['gpu_ns'])} exposed{_moved(worst)}"
     )
     if waiting:
-        evidence += f"; {found.ms(waiting)} more may be waiting for other ranks"
+        figures += f"; {facts.ms(waiting)} more may be waiting for other ranks"
     advice = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
     title = "Exposed communication"
-    one_stream = _shares_stream(found)
+    one_stream = _shares_stream(facts)
     if in_turns or one_stream:
         title = "Communication and compute do not overlap"
-        evidence += f"; {share(moving - moving_alone, moving)} of the transfer time is overlapped by compute"
+        figures += f"; {share(moving - moving_alone, moving)} of the transfer time is overlapped by compute"
         advice = (
             "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
             "find_unused_parameters, and with no synchronization in between)"
         )
     if one_stream:
         title = "Communication and compute share a stream"
-        evidence += "; the collectives run on the stream that computes, where nothing can overlap them"
+        figures += "; the collectives run on the stream that computes, where nothing can overlap them"
         advice = "issue collectives on a stream of their own (async_op=True), and wait where their result is used"
     refuted = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
-    if found.program != "training":
+    if facts.program != "training":
         title = "All-reduces of tensor parallelism" if str(worst["collective"]).lower() == "allreduce" else title
         advice = (
             "each layer needs the result at once, so nothing hides it: use the engine's own or fused all-reduce "
@@ -403,38 +403,38 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
         )
         refuted = "one rank less of tensor parallelism makes the step no shorter"
     yield Finding(
-        "exposed-collectives", title, evidence, worst["layer"], worst["phase"], *_longest_collective(found, worst),
+        "exposed-collectives", title, figures, worst["layer"], worst["phase"], *_longest_collective(facts, worst),
         moving_alone, advice, "low" if rows["bytes"].isna().any() or waiting > moving_alone else "medium", refuted,
     )  # fmt: skip
 
 
-def _shares_stream(found: Evidence) -> bool:
+def _shares_stream(facts: Evidence) -> bool:
     """Whether most of the communication runs on streams that also compute."""
-    comm = found.classes.is_a("comm") & found.inside
-    kernels = (found.ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & found.inside & ~comm
-    streams = found.trace.ops[["pid", "device", "stream"]]
+    comm = facts.classes.is_a("comm") & facts.inside
+    kernels = (facts.ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & facts.inside & ~comm
+    streams = facts.trace.ops[["pid", "device", "stream"]]
     computing = streams[kernels].value_counts()
     shares = streams[comm].merge(computing[computing > 1].rename("count").reset_index(), how="left")["count"].notna()
-    ns = found.ops["ns"].to_numpy()[comm]
+    ns = facts.ops["ns"].to_numpy()[comm]
     return bool(2 * ns[shares.to_numpy()].sum() > ns.sum())
 
 
-def rank_waits(found: Evidence) -> Iterator[Finding]:
+def rank_waits(facts: Evidence) -> Iterator[Finding]:
     """Collectives take longer than similar ones: this rank may be waiting for others, so the fix is not here."""
-    rows = found.times.communication
+    rows = facts.times.communication
     waiting = int(rows["waiting_ns"].sum()) if len(rows) else 0
-    if waiting < WAITING_SHARE * found.wall_ns:
+    if waiting < WAITING_SHARE * facts.wall_ns:
         return
     worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
-    evidence = (
-        f"{found.ms(waiting)} of {found.ms(found.wall_ns)}{found.per_step} ({share(waiting, found.wall_ns)}) is "
+    figures = (
+        f"{facts.ms(waiting)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(waiting, facts.wall_ns)}) is "
         f"exposed communication beyond the fastest similar collective; most in {worst['collective']} of "
-        f"{worst['layer']} {worst['phase']}: {found.ms(worst['waiting_ns'])}"
+        f"{worst['layer']} {worst['phase']}: {facts.ms(worst['waiting_ns'])}"
     )
     advice = "find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks, and fix it there"
     yield Finding(
-        "rank-wait", "This rank may be waiting for others", evidence, worst["layer"], worst["phase"],
-        *_longest_collective(found, worst), 0, advice, "medium",
+        "rank-wait", "This rank may be waiting for others", figures, worst["layer"], worst["phase"],
+        *_longest_collective(facts, worst), 0, advice, "medium",
         "the other ranks' collectives take as long in these steps",
     )  # fmt: skip
 
@@ -446,27 +446,29 @@ def _moved(row: Any) -> str:
     return f", {row['bytes'] / 1e6:,.1f} MB at {row['algorithm_gb_per_s']:,.1f} GB/s"
 
 
-def _longest_collective(found: Evidence, row: Any) -> tuple[int, int]:
+def _longest_collective(facts: Evidence, row: Any) -> tuple[int, int]:
     """Start and end of the longest collective in the layer and phase of a row."""
-    there = (found.ops["layer"] == row["layer"]) & (found.ops["phase"] == row["phase"])
-    return found.longest(np.flatnonzero(found.classes.is_a("comm") & found.inside & there.to_numpy()))
+    there = (facts.ops["layer"] == row["layer"]) & (facts.ops["phase"] == row["phase"])
+    return facts.longest(np.flatnonzero(facts.classes.is_a("comm") & facts.inside & there.to_numpy()))
 
 
-def unstable_step(found: Evidence) -> Iterator[Finding]:
+def unstable_step(facts: Evidence) -> Iterator[Finding]:
     """Some steps take much longer than the median, and not only because they wait for other ranks."""
-    rows = found.steps[found.steps["step"].notna()]
-    unstable = [one for _, mine in rows.groupby(["process", "device"]) if (one := _unstable(mine)) is not None]
+    rows = facts.steps[facts.steps["step"].notna()]
+    unstable = [
+        gpu for _, rows_of_gpu in rows.groupby(["process", "device"]) if (gpu := _unstable(rows_of_gpu)) is not None
+    ]
     if not unstable:
         return
     chosen = max(unstable, key=lambda one: one.lost)
     worst = chosen.rows.iloc[int(chosen.rows["wall_ns"].to_numpy().argmax())]
-    evidence = (
+    figures = (
         f"{chosen.many} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "
         f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the excess is "
         f"{chosen.named}"
     )
     if len(unstable) > 1:
-        evidence += f"; seen on {len(unstable)} GPUs, this one loses most"
+        figures += f"; seen on {len(unstable)} GPUs, this one loses most"
     start = int(worst["start_ns"])
     advice = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
     if chosen.part == "compute_ns":
@@ -477,12 +479,12 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         "unstable-step",
         "Step times vary",
-        evidence,
+        figures,
         "",
         "",
         start,
         start + int(worst["wall_ns"]),
-        sum(one.lost for one in unstable),
+        sum(gpu.lost for gpu in unstable),
         advice,
         "low",
         "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch",
@@ -519,13 +521,15 @@ _RULE_OF = {
 
 def _unstable(rows: pd.DataFrame) -> _Unstable | None:
     wall = (rows["wall_ns"] - rows["exposed_comm_ns"]).to_numpy()
-    whole = rows["wall_ns"].to_numpy()
-    middle, usual = (int(one[median_place(one)]) for one in (whole, wall))  # a step's, as in breakdown and on the page
-    slow = (whole > UNSTABLE * middle) & (wall - usual > (UNSTABLE - 1) * middle / 2)
+    wall_ns = rows["wall_ns"].to_numpy()
+    median_ns, usual = (
+        int(walls[median_place(walls)]) for walls in (wall_ns, wall)
+    )  # a step's, as in breakdown and on the page
+    slow = (wall_ns > UNSTABLE * median_ns) & (wall - usual > (UNSTABLE - 1) * median_ns / 2)
     if len(rows) < STEPS_TO_JUDGE or not slow.any():
         return None
     names = ["compute_ns", "exposed_copy_ns", *(f"idle_{cause}_ns" for cause in CAUSES)]
     parts = rows[names]
     more = (parts[slow] - parts[~slow].median()).sum() if (~slow).any() else parts[slow].sum()
-    lost = int((wall[slow] - usual).sum())
-    return _Unstable(lost, middle, int(slow.sum()), str(more.idxmax()), rows)
+    lost_ns = int((wall[slow] - usual).sum())
+    return _Unstable(lost_ns, median_ns, int(slow.sum()), str(more.idxmax()), rows)

@@ -35,19 +35,19 @@ _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 
-def copies(found: Evidence) -> Iterator[Finding]:
+def copies(facts: Evidence) -> Iterator[Finding]:
     """Copies that use pageable memory or block the host; and copies of pinned memory that nothing hides."""
-    rows = found.times.copies
+    rows = facts.times.copies
     blocking = rows[(rows["memory"] == "pageable") | (rows["blocking"] > 0)]
-    kind = found.trace.ops["kind"].to_numpy()
-    moves = np.flatnonzero(np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]) & found.inside)
-    exposed = min(int(blocking["exposed_ns"].sum()), found.busy_ns(moves))
-    if len(blocking) and exposed >= COPY_SHARE * found.wall_ns:
+    kind = facts.trace.ops["kind"].to_numpy()
+    moves = np.flatnonzero(np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]) & facts.inside)
+    exposed = min(int(blocking["exposed_ns"].sum()), facts.busy_ns(moves))
+    if len(blocking) and exposed >= COPY_SHARE * facts.wall_ns:
         worst = blocking.iloc[0]
         pageable = blocking[blocking["memory"] == "pageable"]
-        evidence = (
+        figures = (
             f"{int(blocking['ops'].sum())} copies ({int(pageable['ops'].sum())} through pageable memory), "
-            f"{blocking['bytes'].sum() / 1e6:.1f} MB, {found.ms(exposed)} exposed{found.per_step}; {worst['copy']} in "
+            f"{blocking['bytes'].sum() / 1e6:.1f} MB, {facts.ms(exposed)} exposed{facts.per_step}; {worst['copy']} in "
             f"{worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
         )
         advice = (
@@ -56,40 +56,40 @@ def copies(found: Evidence) -> Iterator[Finding]:
         if "DtoH" in str(worst["copy"]):
             advice = "keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
         yield Finding(
-            "copies", "Blocking copies", evidence, worst["layer"], worst["phase"], *_longest_copy(found, moves, worst),
+            "copies", "Blocking copies", figures, worst["layer"], worst["phase"], *_longest_copy(facts, moves, worst),
             exposed, advice, "high", "the copies take as long from pinned memory and still overlap with nothing",
         )  # fmt: skip
     pinned = rows[(rows["memory"] == "pinned") & (rows["blocking"] == 0) & (rows["exposed_ns"] > 0)]
-    exposed = min(int(pinned["exposed_ns"].sum()), found.busy_ns(moves))
-    if not len(pinned) or exposed < PINNED_SHARE * found.wall_ns:
+    exposed = min(int(pinned["exposed_ns"].sum()), facts.busy_ns(moves))
+    if not len(pinned) or exposed < PINNED_SHARE * facts.wall_ns:
         return
     worst = pinned.iloc[0]
     gpu_ns = int(pinned["gpu_ns"].sum())
-    evidence = (
-        f"{int(pinned['ops'].sum())} copies of pinned memory, {pinned['bytes'].sum() / 1e9:.2f} GB, {found.ms(gpu_ns)}"
-        f"{found.per_step}, of which {found.ms(exposed)} ({share(exposed, gpu_ns)}) run beside nothing; most in "
-        f"{worst['copy']} in {worst['layer']} {worst['phase']}: {found.ms(worst['exposed_ns'])} at "
+    figures = (
+        f"{int(pinned['ops'].sum())} copies of pinned memory, {pinned['bytes'].sum() / 1e9:.2f} GB, {facts.ms(gpu_ns)}"
+        f"{facts.per_step}, of which {facts.ms(exposed)} ({share(exposed, gpu_ns)}) run beside nothing; most in "
+        f"{worst['copy']} in {worst['layer']} {worst['phase']}: {facts.ms(worst['exposed_ns'])} at "
         f"{worst['gb_per_s']:.1f} GB/s"
     )
     yield Finding(
-        "copies", "Copies that nothing hides", evidence, worst["layer"], worst["phase"],
-        *_longest_copy(found, moves, worst), exposed,
+        "copies", "Copies that nothing hides", figures, worst["layer"], worst["phase"],
+        *_longest_copy(facts, moves, worst), exposed,
         "copy what the next layer needs on a stream of its own while this one computes, or keep more of it on the GPU",
         "high", "the step takes as long with these tensors kept on the GPU",
     )  # fmt: skip
 
 
-def _longest_copy(found: Evidence, moves: Int64Array, row: Any) -> tuple[int, int]:
+def _longest_copy(facts: Evidence, moves: Int64Array, row: Any) -> tuple[int, int]:
     """Start and end of the longest of some copies that a row of the copies' table holds."""
-    ops, trace = found.ops.iloc[moves], found.trace.ops.iloc[moves]
+    ops, trace = facts.ops.iloc[moves], facts.trace.ops.iloc[moves]
     same = (ops["layer"] == row["layer"]) & (ops["phase"] == row["phase"]) & (trace["name"] == row["copy"])
-    return found.longest(moves[(same & (trace["host_memory"] == row["memory"])).to_numpy()])
+    return facts.longest(moves[(same & (trace["host_memory"] == row["memory"])).to_numpy()])
 
 
-def small_kernels(found: Evidence) -> Iterator[Finding]:
+def small_kernels(facts: Evidence) -> Iterator[Finding]:
     """Layers and phases that consist mostly of many small kernels."""
-    ops, steps = found.ops, max(found.choice.count, 1)
-    kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
+    ops, steps = facts.ops, max(facts.choice.count, 1)
+    kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & facts.inside]
     small = kernels["ns"] < SMALL_NS
     table = kernels.assign(small=small, small_ns=kernels["ns"].where(small, 0)).groupby(
         ["layer", "phase"], observed=True
@@ -98,31 +98,31 @@ def small_kernels(found: Evidence) -> Iterator[Finding]:
     storms = sums[(sums["small"] >= STORM_COUNT * steps) & (sums["small"] >= STORM_SHARE * sums["count"])]
     if not len(storms):
         return
-    launches = found.times.launches.set_index(["layer", "phase"])["idle_ns"]
-    storms = storms.assign(idle_ns=[int(launches.get(place, 0)) for place in storms.index])
+    launches = facts.times.launches.set_index(["layer", "phase"])["idle_ns"]
+    storms = storms.assign(idle_ns=[int(launches.get(layer_and_phase, 0)) for layer_and_phase in storms.index])
     order = (storms["idle_ns"] + storms["small_ns"]).sort_values(ascending=False, kind="stable").index
     storms = storms.loc[order]
     (layer, phase), worst = storms.index[0], storms.iloc[0]
     pairs = _places(kernels).isin(storms.index.tolist())
     short = kernels.index[small.to_numpy() & pairs].to_numpy()
-    lost = int(storms["idle_ns"].sum()) + found.busy_ns(short)
-    evidence = (
-        f"in {layer} {phase} {int(worst['small']) // steps} of {int(worst['count']) // steps} kernels{found.per_step} "
-        f"are shorter than {SMALL_NS // 1000} µs, together {found.ms(worst['small_ns'])}"
+    saves = int(storms["idle_ns"].sum()) + facts.busy_ns(short)
+    figures = (
+        f"in {layer} {phase} {int(worst['small']) // steps} of {int(worst['count']) // steps} kernels{facts.per_step} "
+        f"are shorter than {SMALL_NS // 1000} µs, together {facts.ms(worst['small_ns'])}"
     )
     waits = int(worst["idle_ns"]) >= WAITS_SHARE * int(worst["small_ns"])
-    evidence += f", and the GPU waits {found.ms(worst['idle_ns'])} between them" if waits else ", back to back"
+    figures += f", and the GPU waits {facts.ms(worst['idle_ns'])} between them" if waits else ", back to back"
     if len(storms) > 1:
-        evidence += f"; the same in {len(storms) - 1} other places, {found.ms(storms['small_ns'].iloc[1:].sum())}"
+        figures += f"; the same in {len(storms) - 1} other places, {facts.ms(storms['small_ns'].iloc[1:].sum())}"
     advice = "torch.compile, a CUDA graph, or a fused kernel for this layer"
-    if phase == "optimizer" or found.classes.is_a("optimizer")[short].any():
+    if phase == "optimizer" or facts.classes.is_a("optimizer")[short].any():
         advice = f"a fused optimizer (fused=True or foreach=True), {advice}"
-    mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
-    start = int(ops["start_ns"].to_numpy()[mine].min())
-    end = int(ops["end_ns"].to_numpy()[mine[: max(len(mine) // steps, 1)]].max())
+    rows_there = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & facts.inside)
+    start = int(ops["start_ns"].to_numpy()[rows_there].min())
+    end = int(ops["end_ns"].to_numpy()[rows_there[: max(len(rows_there) // steps, 1)]].max())
     refuted = "a fused kernel takes as long as all of them together"
     yield Finding(
-        "small-kernels", "Many small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
+        "small-kernels", "Many small kernels", figures, layer, phase, start, max(end, start), saves, advice,
         "medium" if waits else "low", refuted, "launch",
     )  # fmt: skip
 
@@ -131,54 +131,54 @@ def _places(rows: pd.DataFrame) -> pd.MultiIndex:
     """Layer and phase of each row."""
     import pandas as pd
 
-    made: pd.MultiIndex = pd.MultiIndex.from_frame(rows[["layer", "phase"]].astype(object))
-    return made
+    places: pd.MultiIndex = pd.MultiIndex.from_frame(rows[["layer", "phase"]].astype(object))
+    return places
 
 
-def unfused_chains(found: Evidence) -> Iterator[Finding]:
+def unfused_chains(facts: Evidence) -> Iterator[Finding]:
     """Elementwise, norm, reduction and copy kernels that run one after another in one call of a layer."""
-    ops = found.ops
-    stream = found.trace.ops["stream"].to_numpy()
+    ops = facts.ops
+    stream = facts.trace.ops["stream"].to_numpy()
     order = np.lexsort(
-        (ops["start_ns"].to_numpy(), stream, found.trace.ops["device"].to_numpy(), found.trace.ops["pid"].to_numpy())
+        (ops["start_ns"].to_numpy(), stream, facts.trace.ops["device"].to_numpy(), facts.trace.ops["pid"].to_numpy())
     )
     light = np.isin(ops["code"].to_numpy(), POINTWISE) & (ops["kind"].to_numpy() == OP_KINDS.index("kernel"))
-    light &= found.inside
-    light[found.score_kernels] = False  # fused attention has none of them
+    light &= facts.inside
+    light[facts.score_kernels] = False  # fused attention has none of them
     layer, phase, same = (
         ops["layer"].cat.codes.to_numpy(),
         ops["phase"].cat.codes.to_numpy(),
         np.ones(len(ops), dtype=bool),
     )
-    for values in (layer, phase, stream, found.attribution.layer_range):
+    for values in (layer, phase, stream, facts.attribution.layer_range):
         same[1:] &= values[order][1:] == values[order][:-1]
-    fresh = ~(same & light[order] & np.concatenate(([False], light[order][:-1])))
-    chain = np.cumsum(fresh)
+    starts = ~(same & light[order] & np.concatenate(([False], light[order][:-1])))
+    chain = np.cumsum(starts)
     ns = ops["ns"].to_numpy()[order]
-    length, spent = np.bincount(chain), np.bincount(chain, weights=ns)
-    long = (length >= CHAIN_LENGTH) & (layer[order][np.append(0, np.flatnonzero(fresh))][: len(length)] >= 0)
-    saved = np.where(long, spent * (1 - 1 / np.maximum(length, 1)), 0)  # one pass over memory instead of `length`
+    length, chain_ns = np.bincount(chain), np.bincount(chain, weights=ns)
+    long = (length >= CHAIN_LENGTH) & (layer[order][np.append(0, np.flatnonzero(starts))][: len(length)] >= 0)
+    saved = np.where(long, chain_ns * (1 - 1 / np.maximum(length, 1)), 0)  # one pass over memory instead of `length`
     names = ops["layer"].cat.categories
     outside = names.get_loc(NO_LAYER) if NO_LAYER in names else -1
-    first = np.append(0, order[np.flatnonzero(fresh)])  # each chain's first operation; chain 0 is empty
+    first = np.append(0, order[np.flatnonzero(starts)])  # each chain's first operation; chain 0 is empty
     saved[layer[first] == outside] = 0
-    total = min(int(saved.sum()), found.busy_ns(order[(saved > 0)[chain]]))
-    if total < CHAIN_SHARE * found.wall_ns:
+    total = min(int(saved.sum()), facts.busy_ns(order[(saved > 0)[chain]]))
+    if total < CHAIN_SHARE * facts.wall_ns:
         return
     phases = ops["phase"].cat.categories
     by_place = np.bincount(layer[first].astype(np.int64) * len(phases) + phase[first], weights=saved)
-    place = int(by_place.argmax())
-    name, where = str(names[place // len(phases)]), str(phases[place % len(phases)])
-    there = (layer[first] == place // len(phases)) & (phase[first] == place % len(phases))
+    code = int(by_place.argmax())
+    name, where = str(names[code // len(phases)]), str(phases[code % len(phases)])
+    there = (layer[first] == code // len(phases)) & (phase[first] == code % len(phases))
     worst = int(np.where(there, saved, 0).argmax())
     start = int(ops["start_ns"].iloc[first[worst]])
-    evidence = (
+    figures = (
         f"{int((saved > 0).sum())} chains of {CHAIN_LENGTH} or more such kernels, "
-        f"{found.ms(float(spent[saved > 0].sum()))} of GPU time{found.per_step}; most in "
+        f"{facts.ms(float(chain_ns[saved > 0].sum()))} of GPU time{facts.per_step}; most in "
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
     advice = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
-    if _layout_changes(found, order[(saved > 0)[chain]]) >= LAYOUT_SHARE * float(spent[saved > 0].sum()):
+    if _layout_changes(facts, order[(saved > 0)[chain]]) >= LAYOUT_SHARE * float(chain_ns[saved > 0].sum()):
         advice = (
             "keep the model and its input in memory_format=torch.channels_last: many of them change the layout around "
             f"convolutions; then {advice}"
@@ -186,155 +186,168 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     end = int(ops["end_ns"].to_numpy()[order[chain == worst]].max())
     refuted = "torch.compile on that layer leaves as many kernels, or makes it no faster"
     yield Finding(
-        "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice,
+        "unfused-chains", "Chains of small memory-bound kernels", figures, name, where, start, end, total, advice,
         "medium", refuted,
     )  # fmt: skip
 
 
-def _layout_changes(found: Evidence, rows: Int64Array) -> int:
+def _layout_changes(facts: Evidence, rows: Int64Array) -> int:
     """GPU time of those of these operations that change a tensor's layout for cuDNN, in ns."""
-    names = found.trace.ops["name"].cat
+    names = facts.trace.ops["name"].cat
     changes = np.array([bool(_LAYOUT.search(str(name))) for name in names.categories], dtype=bool)
     if not len(changes):
         return 0
     code = names.codes.to_numpy()[rows]
-    return int(found.ops["ns"].to_numpy()[rows][changes[code] & (code >= 0)].sum())
+    return int(facts.ops["ns"].to_numpy()[rows][changes[code] & (code >= 0)].sum())
 
 
-def fp32_gemms(found: Evidence) -> Iterator[Finding]:
+def fp32_gemms(facts: Evidence) -> Iterator[Finding]:
     """Matrix products in FP32 that do not use the tensor cores."""
-    names = found.trace.ops["name"].cat
+    names = facts.trace.ops["name"].cat
     is_fp32 = np.array([bool(_FP32.search(str(name))) for name in names.categories])
-    rows = np.flatnonzero(is_fp32[names.codes.to_numpy()] & found.classes.is_a("gemm") & found.inside)
-    spent = found.busy_ns(rows)
-    if not len(rows) or spent < FP32_SHARE * found.wall_ns:
+    rows = np.flatnonzero(is_fp32[names.codes.to_numpy()] & facts.classes.is_a("gemm") & facts.inside)
+    busy_ns = facts.busy_ns(rows)
+    if not len(rows) or busy_ns < FP32_SHARE * facts.wall_ns:
         return
-    worst = rows[np.argmax(found.ops["ns"].to_numpy()[rows])]
-    layer, phase = str(found.ops["layer"].iloc[worst]), str(found.ops["phase"].iloc[worst])
-    evidence = (
-        f"{len(rows)} kernels, {found.ms(spent)}{found.per_step}, the longest in {layer} {phase}: "
+    worst = rows[np.argmax(facts.ops["ns"].to_numpy()[rows])]
+    layer, phase = str(facts.ops["layer"].iloc[worst]), str(facts.ops["phase"].iloc[worst])
+    figures = (
+        f"{len(rows)} kernels, {facts.ms(busy_ns)}{facts.per_step}, the longest in {layer} {phase}: "
         f"{str(names.categories[names.codes.iloc[worst]])[:70]}"
     )
     advice = (
         "autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 "
         "times as fast in TF32"
     )
-    place = found.longest(rows)
+    interval = facts.longest(rows)
     refuted = "the program needs fp32 there; or ncu shows the tensor cores busy in these kernels"
     yield Finding(
-        "fp32-gemms", "Matrix products in fp32", evidence, layer, phase, *place, spent * 7 // 8, advice, "high", refuted
+        "fp32-gemms",
+        "Matrix products in fp32",
+        figures,
+        layer,
+        phase,
+        *interval,
+        busy_ns * 7 // 8,
+        advice,
+        "high",
+        refuted,
     )
 
 
-def unfused_attention(found: Evidence) -> Iterator[Finding]:
+def unfused_attention(facts: Evidence) -> Iterator[Finding]:
     """Attention as two products with a softmax between them, in place of one fused kernel."""
-    rows = found.score_kernels
-    saves = found.busy_ns(rows) if len(rows) else 0
-    if not len(rows) or saves < ATTENTION_SHARE * found.wall_ns:
+    rows = facts.score_kernels
+    saves = facts.busy_ns(rows) if len(rows) else 0
+    if not len(rows) or saves < ATTENTION_SHARE * facts.wall_ns:
         return
-    scores = found.ops.iloc[rows]
+    scores = facts.ops.iloc[rows]
     by_place = scores.groupby(["layer", "phase"], observed=True)["ns"].sum()
     layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
-    evidence = (
-        f"{found.ms(saves)} of {found.ms(found.wall_ns)}{found.per_step} ({share(saves, found.wall_ns)}) in softmax, "
+    figures = (
+        f"{facts.ms(saves)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(saves, facts.wall_ns)}) in softmax, "
         f"scale, mask and copy kernels over the scores between the products, in {scores['layer'].nunique()} layers; "
-        f"most in {layer} {phase}: {found.ms(int(by_place.max()))}"
+        f"most in {layer} {phase}: {facts.ms(int(by_place.max()))}"
     )
     there = (scores["layer"] == layer) & (scores["phase"] == phase)
     yield Finding(
-        "unfused-attention", "Attention is not fused", evidence, str(layer), str(phase),
-        *found.longest(rows[there.to_numpy()]), saves,
+        "unfused-attention", "Attention is not fused", figures, str(layer), str(phase),
+        *facts.longest(rows[there.to_numpy()]), saves,
         "use fused attention: attn_implementation='sdpa' or 'flash_attention_2', scaled_dot_product_attention",
         "high", "fused attention takes as long in these layers",
     )  # fmt: skip
 
 
-def optimizer_loop(found: Evidence) -> Iterator[Finding]:
+def optimizer_loop(facts: Evidence) -> Iterator[Finding]:
     """An optimizer that runs kernels for each parameter, and not for many at once."""
-    ops, steps = found.ops, found.steps_and_gpus
-    kernel = (ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & found.inside
-    rows = np.flatnonzero((ops["phase"] == "optimizer").to_numpy() & kernel & ~found.classes.is_a("comm"))
+    ops, steps = facts.ops, facts.steps_and_gpus
+    kernel = (ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & facts.inside
+    rows = np.flatnonzero((ops["phase"] == "optimizer").to_numpy() & kernel & ~facts.classes.is_a("comm"))
     if len(rows) < OPTIMIZER_KERNELS * steps:
         return
-    idle = found.idle("launch", "unknown")
+    idle = facts.idle("launch", "unknown")
     idle_ns = int(idle["idle_ns"][idle["phase"] == "optimizer"].sum())
-    busy_ns = found.busy_ns(rows)
+    busy_ns = facts.busy_ns(rows)
     saves = idle_ns + busy_ns // 2
-    if saves < OPTIMIZER_SHARE * found.wall_ns:
+    if saves < OPTIMIZER_SHARE * facts.wall_ns:
         return
     longest = rows[np.argmax(ops["ns"].to_numpy()[rows])]
-    evidence = (
-        f"{len(rows) / steps:,.0f} kernels{found.per_step} in the optimizer, {found.ms(busy_ns)}, between which the "
-        f"GPU waits {found.ms(idle_ns)} for launches"
+    figures = (
+        f"{len(rows) / steps:,.0f} kernels{facts.per_step} in the optimizer, {facts.ms(busy_ns)}, between which the "
+        f"GPU waits {facts.ms(idle_ns)} for launches"
     )
     yield Finding(
-        "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, str(ops["layer"].iloc[longest]),
-        "optimizer", *found.longest(rows), saves, "use fused=True or foreach=True, or an optimizer of a library with "
+        "optimizer-loop", "The optimizer runs kernels for each parameter", figures, str(ops["layer"].iloc[longest]),
+        "optimizer", *facts.longest(rows), saves, "use fused=True or foreach=True, or an optimizer of a library with "
         "fused kernels", "medium", "the optimizer is fused already, and most of these kernels are not its own",
     )  # fmt: skip
 
 
-def recompute(found: Evidence) -> Iterator[Finding]:
+def recompute(facts: Evidence) -> Iterator[Finding]:
     """What activation checkpointing costs."""
-    rows = np.flatnonzero((found.ops["phase"] == "recompute") & found.inside)
-    spent = int(found.ops["ns"].to_numpy()[rows].sum())
-    total = int(found.ops["ns"].to_numpy()[found.inside].sum())
-    if not len(rows) or spent < RECOMPUTE_SHARE * total:
+    rows = np.flatnonzero((facts.ops["phase"] == "recompute") & facts.inside)
+    recompute_ns = int(facts.ops["ns"].to_numpy()[rows].sum())
+    total = int(facts.ops["ns"].to_numpy()[facts.inside].sum())
+    if not len(rows) or recompute_ns < RECOMPUTE_SHARE * total:
         return
-    by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum()
+    by_layer = facts.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum()
     by_layer = by_layer.sort_values(ascending=False, kind="stable")
-    evidence = (
-        f"{found.ms(spent)} of GPU time{found.per_step} ({share(spent, total)}) is recomputed forward work; most in "
-        f"{by_layer.index[0]}: {found.ms(by_layer.iloc[0])}"
+    figures = (
+        f"{facts.ms(recompute_ns)} of GPU time{facts.per_step} ({share(recompute_ns, total)}) is recomputed forward "
+        f"work; most in {by_layer.index[0]}: {facts.ms(by_layer.iloc[0])}"
     )
     advice = "checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows"
-    layer, saves = str(by_layer.index[0]), found.busy_ns(rows)
-    place = found.longest(rows[(found.ops["layer"].iloc[rows] == layer).to_numpy()])
+    layer, saves = str(by_layer.index[0]), facts.busy_ns(rows)
+    interval = facts.longest(rows[(facts.ops["layer"].iloc[rows] == layer).to_numpy()])
     refuted = "without checkpointing the model does not fit"
     yield Finding(
-        "recompute", "Recomputed activations", evidence, layer, "recompute", *place, saves, advice, "high", refuted
+        "recompute", "Recomputed activations", figures, layer, "recompute", *interval, saves, advice, "high", refuted
     )
 
 
-def outlier_layers(found: Evidence) -> Iterator[Finding]:
+def outlier_layers(facts: Evidence) -> Iterator[Finding]:
     """Layers that take much longer than others of their kind; all parts and phases of a block are one finding."""
     import pandas as pd
 
     # a collective's time includes waiting for other ranks, and a copy that of its link
-    work = found.inside & ~found.classes.is_a("comm") & (found.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
-    ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & work]
+    work = facts.inside & ~facts.classes.is_a("comm") & (facts.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
+    ops = facts.ops[(facts.ops["layer"] != NO_LAYER) & facts.ops["phase"].isin(_LAYER_PHASES) & work]
     sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index().astype({"layer": str, "phase": str})
     sums["kind"] = [_INDEX.sub("N", layer) for layer in sums["layer"]]
     outliers = []
-    for _, mine in sums[sums["kind"] != sums["layer"]].groupby(["kind", "phase"]):
-        values = mine["ns"].to_numpy()
-        middle = float(np.median(values))
-        spread = float(np.median(np.abs(values - middle)))
-        if len(values) >= SIBLINGS and values.max() > max(OUTLIER * middle, middle + 5 * spread):
-            outliers.append(mine.assign(lost=mine["ns"] - middle, many=len(values)).iloc[int(values.argmax())])
+    for _, rows_of_block in sums[sums["kind"] != sums["layer"]].groupby(["kind", "phase"]):
+        values = rows_of_block["ns"].to_numpy()
+        median_ns = float(np.median(values))
+        spread = float(np.median(np.abs(values - median_ns)))
+        if len(values) >= SIBLINGS and values.max() > max(OUTLIER * median_ns, median_ns + 5 * spread):
+            outliers.append(
+                rows_of_block.assign(lost=rows_of_block["ns"] - median_ns, many=len(values)).iloc[int(values.argmax())]
+            )
     if not outliers:
         return
     frame = pd.DataFrame(outliers)
     frame["block"] = [layer[: found_.end()] if (found_ := _INDEX.search(layer)) else layer for layer in frame["layer"]]
-    for block, mine in frame.sort_values("lost", ascending=False, kind="stable").groupby("block", sort=False):
-        rows = np.flatnonzero(_places(found.ops).isin(list(zip(mine["layer"], mine["phase"], strict=True))) & work)
-        lost = min(int(mine["lost"].sum()), found.busy_ns(rows))
-        if lost < OUTLIER_SHARE * found.wall_ns:
-            continue
-        worst = mine.iloc[0]
-        evidence = (
-            f"{worst['layer']} {worst['phase']}: {found.ms(worst['ns'])} of its own compute{found.per_step}, while the "
-            f"median of the {int(worst['many'])} layers like it is {found.ms(worst['ns'] - worst['lost'])}"
+    for block, rows_of_block in frame.sort_values("lost", ascending=False, kind="stable").groupby("block", sort=False):
+        rows = np.flatnonzero(
+            _places(facts.ops).isin(list(zip(rows_of_block["layer"], rows_of_block["phase"], strict=True))) & work
         )
-        if len(mine) > 1:
-            others = ", ".join(f"{one['layer']} {one['phase']}" for _, one in mine.iloc[1:5].iterrows())
-            evidence += f"; {block} also takes longer in {len(mine) - 1} more: {others}"
+        saves = min(int(rows_of_block["lost"].sum()), facts.busy_ns(rows))
+        if saves < OUTLIER_SHARE * facts.wall_ns:
+            continue
+        worst = rows_of_block.iloc[0]
+        figures = (
+            f"{worst['layer']} {worst['phase']}: {facts.ms(worst['ns'])} of its own compute{facts.per_step}, while the "
+            f"median of the {int(worst['many'])} layers like it is {facts.ms(worst['ns'] - worst['lost'])}"
+        )
+        if len(rows_of_block) > 1:
+            other_places = ", ".join(f"{one['layer']} {one['phase']}" for _, one in rows_of_block.iloc[1:5].iterrows())
+            figures += f"; {block} also takes longer in {len(rows_of_block) - 1} more: {other_places}"
         advice = (
             "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "
             "different shape, dtype or algorithm"
         )
         yield Finding(
-            "outlier-layer", "A layer slower than its peers", evidence, str(worst["layer"]), str(worst["phase"]),
-            *found.longest(np.flatnonzero(_places(found.ops).isin([(worst["layer"], worst["phase"])]) & work)),
-            lost, advice, "high", "the layer is meant to be larger than its peers",
+            "outlier-layer", "A layer slower than its peers", figures, str(worst["layer"]), str(worst["phase"]),
+            *facts.longest(np.flatnonzero(_places(facts.ops).isin([(worst["layer"], worst["phase"])]) & work)),
+            saves, advice, "high", "the layer is meant to be larger than its peers",
         )  # fmt: skip
