@@ -36,7 +36,7 @@ def claim(folder: Path) -> Path:
     """
     key = (os.getpid(), folder.absolute())
     if key not in _claimed or not (_claimed[key] / OWNER).exists():  # otherwise the folder was deleted
-        _claimed[key] = next(one for one in _names(folder) if _take(one))
+        _claimed[key] = next(candidate for candidate in _names(folder) if _take(candidate))
         _warn(folder, _claimed[key])
     return _claimed[key]
 
@@ -47,8 +47,8 @@ def claim_file(path: Path) -> TextIO:
     Raises:
         OSError: The file cannot be written to.
     """
-    for one in _names(path):
-        file = one.open("a", encoding="utf-8")
+    for candidate in _names(path):
+        file = candidate.open("a", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,7 +57,7 @@ def claim_file(path: Path) -> TextIO:
         except OSError:  # no locks on this file system
             pass
         file.truncate(0)
-        _warn(path, one)
+        _warn(path, candidate)
         return file
     raise AssertionError("names do not end")
 
@@ -66,13 +66,13 @@ def _names(path: Path) -> Iterator[Path]:
     """The path, then alternatives with the names of this machine and process."""
     yield path
     for number in itertools.count(1):
-        own = f"{socket.gethostname()}-{os.getpid()}" + f"-{number}" * (number > 1)
-        yield path.with_name(f"{path.stem}.{own}{path.suffix}")
+        suffix = f"{socket.gethostname()}-{os.getpid()}" + f"-{number}" * (number > 1)
+        yield path.with_name(f"{path.stem}.{suffix}{path.suffix}")
 
 
-def _warn(requested: Path, given: Path) -> None:
-    if given != requested:
-        warnings.warn(f"{requested} belongs to another process, so this one writes to {given.name}", stacklevel=4)
+def _warn(requested: Path, claimed: Path) -> None:
+    if claimed != requested:
+        warnings.warn(f"{requested} belongs to another process, so this one writes to {claimed.name}", stacklevel=4)
 
 
 def _take(folder: Path) -> bool:
@@ -81,7 +81,7 @@ def _take(folder: Path) -> bool:
     owner = folder / OWNER
     while True:
         try:
-            fresh, file = _open(owner)
+            created, file = _open(owner)
         except FileNotFoundError:  # its owner has just ended
             continue
         try:
@@ -90,7 +90,7 @@ def _take(folder: Path) -> bool:
             file.close()
             return False
         except OSError:  # no locks on this file system: the process that created the file keeps the folder
-            if not fresh:
+            if not created:
                 file.close()
                 return False
         if _is(owner, file):

@@ -99,9 +99,9 @@ def run_id() -> str | None:
     named = os.environ.get("NVPROF_KIT_RUN_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if named and named != "none":
         return named
-    job, part = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID")
+    job, job_step = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID")
     if job:
-        return f"{job}.{part}" if part else job
+        return f"{job}.{job_step}" if job_step else job
     return os.environ.get("PMIX_NAMESPACE") or None
 
 
@@ -119,20 +119,20 @@ def mark_rank(*, again: bool = False) -> None:
     backend = session.backend
     if backend is None:
         return
-    fresh = again or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"
-    name = who() if fresh else None
+    first_time = again or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"
+    name = who() if first_time else None
     if name is not None:
         _marked.add(backend.thread)
         backend.mark(Range(rank_text(name), Category.USER, name.rank))
     count = group_count()
-    if count[0] and (fresh or count != _listed.get(backend.thread, _NONE_LISTED)[0]):
+    if count[0] and (first_time or count != _listed.get(backend.thread, _NONE_LISTED)[0]):
         _mark_groups(backend, count)
 
 
 def _mark_groups(backend: Any, count: tuple[int, int]) -> None:
     """Emit a mark with the process groups."""
-    known, mark, times = _listed.get(backend.thread, _NONE_LISTED)
-    if known != count:
+    listed_count, mark, times = _listed.get(backend.thread, _NONE_LISTED)
+    if listed_count != count:
         text = groups_mark() if times < _MOST_LISTS else ""
         mark, times = Range(text, Category.USER) if text else None, times + 1
     _listed[backend.thread] = (count, mark, times)
@@ -153,9 +153,9 @@ def rank_folder(mesh: Any = None) -> str:
         return f"rank{number}_dp{number}_tp0_pp0"
     places = dict(zip(names, zip(mesh.get_coordinate(), mesh.shape, strict=True), strict=True))
     data = 0
-    for name, (place, size) in places.items():
+    for name, (coordinate, size) in places.items():
         if name not in ("tp", "pp"):
-            data = data * size + place
+            data = data * size + coordinate
     return f"rank{number}_dp{data}_tp{places.get('tp', (0, 1))[0]}_pp{places.get('pp', (0, 1))[0]}"
 
 

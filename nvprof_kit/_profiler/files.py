@@ -105,8 +105,8 @@ def own_steps(trace: Trace, last_step: int) -> Trace:
     steps = ranges[ranges["category"] == Category.STEP.value].sort_values(["tid", "start_ns"])
     reach = steps.groupby("tid")["end_ns"].cummax().groupby(steps["tid"]).shift()
     number = steps["text"].astype(object).map(step_number)
-    others = steps.index[(steps["end_ns"] <= reach) | (number > last_step)]
-    return replace(trace, ranges=ranges.drop(index=others).reset_index(drop=True))
+    nested = steps.index[(steps["end_ns"] <= reach) | (number > last_step)]
+    return replace(trace, ranges=ranges.drop(index=nested).reset_index(drop=True))
 
 
 def _memory_table(boundaries: Sequence[Boundary]) -> pd.DataFrame | None:

@@ -87,8 +87,8 @@ def together(*handlers: OnTraceReady) -> OnTraceReady:
     """
 
     def handle(trace: Path, window: Window) -> None:
-        for one in handlers:
-            one(trace, window)
+        for handler in handlers:
+            handler(trace, window)
 
     return handle
 

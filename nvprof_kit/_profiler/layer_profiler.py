@@ -102,8 +102,10 @@ class LayerProfiler:
     ) -> None:
         plan = Schedule.of(schedule)
         detail = RecordOptions(stacks, shapes, allocations)
-        place = folder_of(folder, "LayerProfiler")
-        options = LayerOptions(place, name, mesh, kinds, detail, memory, steps, plots, utilisation, throughput, echo)
+        output_folder = folder_of(folder, "LayerProfiler")
+        options = LayerOptions(
+            output_folder, name, mesh, kinds, detail, memory, steps, plots, utilisation, throughput, echo
+        )
         self._range_steps = steps
         self.enabled = plan is not None and session.mode != "off"
         self._running = self._over = False

@@ -88,13 +88,13 @@ def _own_time(
     @functools.wraps(method)
     def timed(self: WindowRecorder, window: Window) -> None:
         meter = None if self._inside else self._options.throughput
-        began, inside, self._inside = time.perf_counter_ns(), self._inside, True
+        start, inside, self._inside = time.perf_counter_ns(), self._inside, True
         try:
             method(self, window)
         finally:
             self._inside = inside
             if meter is not None:
-                meter.leave_out(time.perf_counter_ns() - began)
+                meter.leave_out(time.perf_counter_ns() - start)
 
     return timed
 
@@ -244,11 +244,11 @@ class WindowRecorder(Nothing):
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        began = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         try:
             yield
         finally:
-            self._spent[what] = time.perf_counter_ns() - began
+            self._spent[what] = time.perf_counter_ns() - start
 
 
 def _sampler() -> Utilisation:

@@ -171,12 +171,12 @@ def _path_of(result: Any) -> list[str] | None:
     """
     if result.node is not None and (path := _path(result.node)) is not None:
         return path
-    made = _computing(result.origins)
-    backward = [node for node in made if node.meta.get("partitioner_tag") in _BACKWARD]
-    made = backward or made
-    paths = [_path(node) for node in [node for node in made if not _is_view(node)] or made]
-    known = [path for path in paths if path is not None] if backward else [path or [] for path in paths]
-    return _common(known) if known else None
+    computing = _computing(result.origins)
+    backward = [node for node in computing if node.meta.get("partitioner_tag") in _BACKWARD]
+    computing = backward or computing
+    paths = [_path(node) for node in [node for node in computing if not _is_view(node)] or computing]
+    module_paths = [path for path in paths if path is not None] if backward else [path or [] for path in paths]
+    return _common(module_paths) if module_paths else None
 
 
 def _is_view(node: Any) -> bool:
@@ -202,4 +202,4 @@ def _path(node: Any) -> list[str] | None:
     if root is None:
         return []  # from a module outside the compiled one
     path = _PART.sub(lambda found: f".{found[1] or found[2]}", source[root.end() :])
-    return [part for part in strip_wrappers(path).split(".") if part]
+    return [name for name in strip_wrappers(path).split(".") if name]

@@ -25,18 +25,18 @@ def enter(path: str, again: bool = False) -> None:
     if backend is None:
         return
     owners = backend.thread.position.owners
-    around = len(owners)
-    while around and type(owners[around - 1]) is Range:
-        around -= 1
-    wanted = _ranges_below(owners[around - 1], path, again) if around and path else ()
-    stay = around
-    for range_ in wanted:
+    outer_count = len(owners)
+    while outer_count and type(owners[outer_count - 1]) is Range:
+        outer_count -= 1
+    ranges = _ranges_below(owners[outer_count - 1], path, again) if outer_count and path else ()
+    stay = outer_count
+    for range_ in ranges:
         if stay == len(owners) or owners[stay] is not range_:
             break
         stay += 1
     if stay < len(owners):
         backend.close(owners[stay])
-    for range_ in wanted[stay - around :]:
+    for range_ in ranges[stay - outer_count :]:
         backend.open(range_, range_)
 
 
@@ -52,7 +52,7 @@ def _ranges_below(holder: object, path: str, again: bool) -> tuple[Range, ...]:
         return ()
     layers = layer.family.below(layer, path)
     if again or (session.graph_task() != -1 and not isinstance(holder, Frame)):
-        return tuple(one.recompute for one in layers)
+        return tuple(layer_below.recompute for layer_below in layers)
     if isinstance(holder, Frame):
-        return tuple(one.backward for one in layers if one.backward is not None)
-    return tuple(one.forward for one in layers)
+        return tuple(layer_below.backward for layer_below in layers if layer_below.backward is not None)
+    return tuple(layer_below.forward for layer_below in layers)

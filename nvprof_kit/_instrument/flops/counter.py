@@ -106,10 +106,10 @@ class FlopCounter:
     def places(self) -> list[Place]:
         """All places, parents before children."""
         with self._lock:
-            found = list(self._top.values())
-            for place in found:  # the list grows during the loop
-                found += place.inside.values()
-            return found
+            counted_places = list(self._top.values())
+            for place in counted_places:  # the list grows during the loop
+                counted_places += place.inside.values()
+            return counted_places
 
     def _into(self, at: _Open, range_: Range) -> _Open:
         if range_.category in LAYER_CATEGORIES:

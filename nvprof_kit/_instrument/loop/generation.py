@@ -67,9 +67,9 @@ class generation:
         self.pause()
         self._end()
         self._over = True
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.remove()
+        pausing, self._kept = self._kept, None
+        if pausing is not None:
+            pausing.remove()
 
     def pause(self) -> bool:
         """Remove the hook while torch.compile traces; returns whether it was installed."""
@@ -89,8 +89,8 @@ class generation:
         self._end()
         self._open = [step(self._number), phase(self._phase_of(args, kwargs))]
         self._number += 1
-        for one in self._open:
-            one.__enter__()
+        for scope in self._open:
+            scope.__enter__()
 
     def _end(self) -> None:
         while self._open:
@@ -102,7 +102,7 @@ def prefill_or_decode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
     For an encoder-decoder model, the decoder's tokens count.
     """
-    given = (kwargs.get(name) for name in _TOKENS)
-    tokens = next((value for value in given if value is not None), args[0] if args else None)
+    token_arguments = (kwargs.get(name) for name in _TOKENS)
+    tokens = next((value for value in token_arguments if value is not None), args[0] if args else None)
     several = isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > 1
     return "prefill" if several else "decode"

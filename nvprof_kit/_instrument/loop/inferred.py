@@ -71,22 +71,24 @@ class OwnEnd:
 
     def is_of_others(self, model: nn.Module) -> bool:
         """Whether there are optimizers, and none has a parameter of this model."""
-        known = len(self._known)
-        if self._of_others.get(model, (0, False))[0] != known:
-            held = _parameters(self._known)
-            apart = bool(held) and held.isdisjoint(map(id, model.parameters()))
-            self._of_others[model] = known, apart
+        optimizer_count = len(self._known)
+        if self._of_others.get(model, (0, False))[0] != optimizer_count:
+            updated = _parameters(self._known)
+            disjoint = bool(updated) and updated.isdisjoint(map(id, model.parameters()))
+            self._of_others[model] = optimizer_count, disjoint
         return self._of_others.get(model, (0, False))[1]
 
 
 def _parameters(optimizers: Iterable[Any]) -> set[int]:
-    return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    return {
+        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    }
 
 
 def inference_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """``prefill`` or ``decode`` for a call with tokens, ``forward`` for any other."""
     tokens = args[:1] if args else tuple(kwargs[name] for name in ("input_ids", "decoder_input_ids") if name in kwargs)
-    integral = any(hasattr(one, "dtype") and not one.dtype.is_floating_point for one in tokens)
+    integral = any(hasattr(token_ids, "dtype") and not token_ids.dtype.is_floating_point for token_ids in tokens)
     return prefill_or_decode(args, kwargs) if integral else "forward"
 
 
@@ -148,9 +150,9 @@ class InferredLoop(Guarded):
 
     def contains_any(self, models: Sequence[nn.Module]) -> bool:
         """Whether one of these models is, contains, or is part of a model of this loop."""
-        own = {id(module) for model in self.models() for module in model.modules()}
+        module_ids = {id(module) for model in self.models() for module in model.modules()}
         tops = {id(model) for model in self.models()}
-        return any(id(model) in own or not tops.isdisjoint(map(id, model.modules())) for model in models)
+        return any(id(model) in module_ids or not tops.isdisjoint(map(id, model.modules())) for model in models)
 
     def start(self, models: Iterable[nn.Module], entered: Sequence[nn.Module] = (), *, watch: bool = True) -> None:
         """Begin the loop; another loop that runs ends.
@@ -192,7 +194,7 @@ class InferredLoop(Guarded):
         if self._points is not None:
             self._points.remove()
         models = [*self.models(), *self._entered]
-        inside = {id(part) for model in models for part in model.modules() if part is not model}
+        inside = {id(module) for model in models for module in model.modules() if module is not model}
         ends = self._own_steps and any(id(model) in inside for model in models)
         self._points = Points(self, models, ends=ends)
 
@@ -365,8 +367,8 @@ class InferredLoop(Guarded):
         """Whether a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder."""
         if not self._own_steps or self.trains is False or not self._own_end.is_of_others(model):
             return False
-        others = [one for one in self.models() if one is not model]
-        return not others or self._is_training()
+        other_models = [other for other in self.models() if other is not model]
+        return not other_models or self._is_training()
 
     def _calling_without_gradient(self, kwargs: Mapping[str, Any]) -> None:
         self._end_own_step()
@@ -460,7 +462,7 @@ class _OwnLoop(InferredLoop):
         if self.trains is False and _is_grad_enabled() and model.training:
             self.trains = None
         if not self._own_end.any:
-            trained = (next((w for w in one.parameters() if w.requires_grad), None) for one in self.models())
+            trained = (next((w for w in watched.parameters() if w.requires_grad), None) for watched in self.models())
             versions = [weight._version for weight in trained if weight is not None]
             self._stepped = self._stepped or (self._step is not None and versions != self._versions)
             self._versions = versions

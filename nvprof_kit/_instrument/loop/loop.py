@@ -32,7 +32,7 @@ def innermost(optimizer: Any) -> list[Any]:
         UsageError: The object is no optimizer, or holds something that is none.
     """
     if isinstance(optimizer, (list, tuple)):
-        return [one for part in optimizer for one in innermost(part)]
+        return [inner_optimizer for element in optimizer for inner_optimizer in innermost(element)]
     several = getattr(optimizer, "chained_optimizers", None)
     if isinstance(several, (list, tuple)):  # empty in Megatron on a rank without trainable weights
         return innermost(several)
@@ -73,8 +73,8 @@ def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Und
             else:
                 undo.append(_wrap_step(optimizer, before, after))
     except BaseException:
-        for one in undo:
-            one()
+        for remove in undo:
+            remove()
         raise
     return undo
 
@@ -232,7 +232,7 @@ class annotate_optimizer(Annotation):
     def _install(self, owner: Any) -> list[Removable]:
         range_ = _range("optimizer", Category.PHASE)
         undo = hook_steps(innermost(owner), _Open(range_), _Close(range_))
-        return [_Handle(one) for one in undo]
+        return [_Handle(remove) for remove in undo]
 
 
 class _Handle:

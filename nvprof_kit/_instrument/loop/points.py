@@ -86,10 +86,10 @@ class Calls(LoopHooks):
 
     def _install(self, owner: Any) -> Iterator[Removable]:
         for model in filter(None, (model() for model in self._models)):
-            for place in Compiled(model).places(model):
-                yield place.register_forward_pre_hook(self._begin(owner, model), prepend=True, with_kwargs=True)
+            for hookable in Compiled(model).places(model):
+                yield hookable.register_forward_pre_hook(self._begin(owner, model), prepend=True, with_kwargs=True)
                 if self.ends:
-                    yield place.register_forward_hook(self._end(owner, model), always_call=True)
+                    yield hookable.register_forward_hook(self._end(owner, model), always_call=True)
 
     def _begin(self, owner: Any, model: nn.Module) -> Any:
         called = weakref.ref(model)

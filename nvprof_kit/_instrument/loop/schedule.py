@@ -65,22 +65,22 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 1 if name == "active" else 0
-            if not isinstance(value, int) or value < least:
-                raise UsageError(f"schedule: {name}={value!r} is not an integer >= {least}")
+            minimum = 1 if name == "active" else 0
+            if not isinstance(value, int) or value < minimum:
+                raise UsageError(f"schedule: {name}={value!r} is not an integer >= {minimum}")
 
     def __call__(self, step: int) -> Action:
         """What to do during a step, counted from 0."""
-        place = step - self.skip_first
+        position = step - self.skip_first
         cycle = self.wait + self.warmup + self.active
-        if place < 0 or (self.repeat and place >= cycle * self.repeat):
+        if position < 0 or (self.repeat and position >= cycle * self.repeat):
             return Action.NONE
-        place %= cycle
-        if place < self.wait:
+        position %= cycle
+        if position < self.wait:
             return Action.NONE
-        if place < self.wait + self.warmup:
+        if position < self.wait + self.warmup:
             return Action.WARMUP
-        return Action.RECORD if place < cycle - 1 else Action.RECORD_AND_SAVE
+        return Action.RECORD if position < cycle - 1 else Action.RECORD_AND_SAVE
 
     @property
     def last_step(self) -> int | None:
@@ -115,7 +115,9 @@ class Schedule:
             if ":" in text:
                 first, end = map(int, text.split(":"))
                 return cls.between(first, end)
-            numbers = {name.strip(): int(value) for name, value in (part.split("=") for part in text.split(","))}
+            numbers = {
+                name.strip(): int(value) for name, value in (assignment.split("=") for assignment in text.split(","))
+            }
         except ValueError:
             numbers = {"": 0}
         if not numbers.keys() <= {field.name for field in fields(cls)}:

@@ -62,9 +62,9 @@ def workspace_bytes(capability: tuple[int, int], environ: Mapping[str, str] = os
     From ``CUBLAS_WORKSPACE_CONFIG`` (pairs ``:KIB:COUNT``), else 32 MiB on Hopper and 8.125 MiB elsewhere
     (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch 2.11).
     """
-    words = environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":")[1:]
-    if len(words) >= 2 and len(words) % 2 == 0 and all(word.isdecimal() for word in words):
-        return sum(int(size) * int(count) * 1024 for size, count in zip(words[::2], words[1::2], strict=True))
+    setting = environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":")[1:]
+    if len(setting) >= 2 and len(setting) % 2 == 0 and all(word.isdecimal() for word in setting):
+        return sum(int(size) * int(count) * 1024 for size, count in zip(setting[::2], setting[1::2], strict=True))
     return 4096 * 8 * 1024 if capability == (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 

@@ -112,12 +112,14 @@ def log_text(point: TimePoint, *, layouts: bool) -> str:
         f"total_memory: {_mb(point.total)}",
         ", ".join(sums),
     ]
-    others = {kind: point.sum_of(kind) for kind in _OTHERS}
+    other_devices = {kind: point.sum_of(kind) for kind in _OTHERS}
     if point.allocator is not None:
         own = point.allocator
-        others = {"allocated": own.allocated, "reserved": own.reserved, "peak": own.peak, **others}
-    others["offloaded"] = point.offloaded
-    lines.append(", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(n)}" for name, n in others.items() if n)]))
+        other_devices = {"allocated": own.allocated, "reserved": own.reserved, "peak": own.peak, **other_devices}
+    other_devices["offloaded"] = point.offloaded
+    lines.append(
+        ", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(n)}" for name, n in other_devices.items() if n)])
+    )
     if layouts:
         lines.append("---Layout---")
         for kind, (head, root) in LAYOUTS.items():

@@ -88,7 +88,9 @@ class MemoryProfiler:
         self.folder = folder_of(folder, "MemoryProfiler") / rank_folder(mesh or mesh_of(model))
         self._layouts, self._parquet, self._pages = layouts, parquet, pages
         self._model = weakref.ref(model)
-        self._optimizers = [] if optimizer is None else [weakref.ref(one) for one in innermost(optimizer)]
+        self._optimizers = (
+            [] if optimizer is None else [weakref.ref(inner_optimizer) for inner_optimizer in innermost(optimizer)]
+        )
         self._device = _device(model)
         self._undo: list[Callable[[], None]] = []
         on_cuda = self._device.type == "cuda"

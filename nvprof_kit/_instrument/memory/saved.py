@@ -177,11 +177,11 @@ class SavedTensors:
         path = self._path()
         keys = []
         with self._lock:
-            for part in parts(tensor):
-                key = part.untyped_storage()._cdata
+            for tensor_part in parts(tensor):
+                key = tensor_part.untyped_storage()._cdata
                 storage = self._storages.get(key)
                 if storage is None:
-                    storage = self._storages[key] = _Storage(path, part)
+                    storage = self._storages[key] = _Storage(path, tensor_part)
                 storage.count += 1
                 keys.append(key)
         return keys
@@ -196,9 +196,9 @@ class SavedTensors:
                     del self._storages[key]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if any(_has_no_memory(part) for part in parts(tensor)):
+        if any(_has_no_memory(tensor_part) for tensor_part in parts(tensor)):
             return tensor
-        if any(part.untyped_storage()._cdata in self._weights for part in parts(tensor)):
+        if any(tensor_part.untyped_storage()._cdata in self._weights for tensor_part in parts(tensor)):
             return tensor.data  # parameters are not activations
         return _Saved(tensor, self)
 

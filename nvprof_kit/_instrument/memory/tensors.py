@@ -66,10 +66,10 @@ class Ledger:
 
     @staticmethod
     def _cover(taken: list[tuple[int, int]], begin: int, end: int) -> None:
-        apart = [span for span in taken if span[1] < begin or span[0] > end]
+        uncovered = [span for span in taken if span[1] < begin or span[0] > end]
         touching = [span for span in taken if not (span[1] < begin or span[0] > end)]
         lowest = min([begin, *(b for b, _ in touching)])
-        taken[:] = [*apart, (lowest, max([end, *(e for _, e in touching)]))]
+        taken[:] = [*uncovered, (lowest, max([end, *(e for _, e in touching)]))]
 
 
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -117,9 +117,11 @@ def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator
 
 
 def _of_optimizer(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
-    own = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
-    paths = _paths(model, own)
-    for parameter in own:
+    optimizer_parameters = [
+        parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]
+    ]
+    paths = _paths(model, optimizer_parameters)
+    for parameter in optimizer_parameters:
         yield from _rows(OS_PARAMS, paths[id(parameter)], parameter, ledger)
         if parameter.grad is not None:
             yield from _rows(GRADS, paths[id(parameter)], parameter.grad, ledger)

@@ -190,10 +190,10 @@ class Throughput(Generic[Batch]):
             last: Number of last steps to include; 0 for all.
         """
         steps = list(self._steps)[-last:]
-        batch = [one[0] / 1e9 for one in steps]
-        read = [one[1] / 1e9 for one in steps]
-        samples = [one[2] for one in steps]
-        tokens = [one[3] for one in steps]
+        batch = [sample[0] / 1e9 for sample in steps]
+        read = [sample[1] / 1e9 for sample in steps]
+        samples = [sample[2] for sample in steps]
+        tokens = [sample[3] for sample in steps]
         has_samples = any(samples)
         return ThroughputSummary(
             steps=len(steps),

@@ -136,10 +136,10 @@ class Utilisation:
     def _run(self) -> None:
         process = self._psutil.Process(os.getpid())
         process.cpu_percent(), self._psutil.cpu_percent()  # the first call has no interval to measure
-        began, latest, ended = time.perf_counter(), 0.0, False
+        start, latest, ended = time.perf_counter(), 0.0, False
         while not ended:
             ended = self._stopping.wait(self._interval)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             if ended and latest and seconds - latest < self._interval / 2:
                 return  # too short for a meaningful percentage
             latest = seconds

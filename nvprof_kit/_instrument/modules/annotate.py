@@ -162,8 +162,8 @@ class ModelAnnotation(Annotation):
     def _let_go(self) -> None:
         """Remove what is installed for the lifetime of the annotation, even while no ranges are emitted."""
         lasting, self._lasting = self._lasting, []
-        for one in lasting:
-            one.remove()
+        for change in lasting:
+            change.remove()
 
     def _close(self) -> None:
         """Close the ranges of calls that are running on this thread during removal."""
@@ -242,7 +242,7 @@ def _components(pipeline: Any) -> nn.ModuleDict:
     """The modules of a Diffusers-like pipeline by name."""
     components = getattr(pipeline, "components", None)
     named = components.items() if isinstance(components, Mapping) else ()
-    modules = {name: part for name, part in named if isinstance(part, nn.Module)}
+    modules = {name: component for name, component in named if isinstance(component, nn.Module)}
     if not modules:
         raise UsageError(
             f"annotate_model takes a torch.nn.Module, or a pipeline with modules in its components, not a "
@@ -261,14 +261,14 @@ def _levels(depth: int | str) -> int:
 
 def _by_structure(top: Part) -> list[Part]:
     blocks = {part.path for part in find_blocks(top)}
-    around = {".".join(path.split(".")[:end]) for path in blocks for end in range(path.count(".") + 1)}
+    ancestors = {".".join(path.split(".")[:end]) for path in blocks for end in range(path.count(".") + 1)}
 
     def below(part: Part) -> Iterator[Part]:
         for child in children(part):
             yield child
             if child.path in blocks:
                 yield from children(child)
-            elif child.path in around:
+            elif child.path in ancestors:
                 yield from below(child)
 
     return [top, *(part for part in below(top) if not isinstance(part.module, nn.Identity))]
@@ -278,10 +278,10 @@ def _selected(model: nn.Module, select: Select) -> list[Part]:
     matches = _predicate(select)
     named = model.named_modules(remove_duplicate=False)
     called = ((path, module) for path, module in named if not is_list(module))
-    found = [Part(path, module) for path, module in called if matches(strip_wrappers(path), module)]
-    if not found:
+    parts = [Part(path, module) for path, module in called if matches(strip_wrappers(path), module)]
+    if not parts:
         raise UsageError(f"select={select!r} matches no module of {type(model).__name__}; see named_modules()")
-    return found
+    return parts
 
 
 def _predicate(select: Select) -> Callable[[str, nn.Module], bool]:

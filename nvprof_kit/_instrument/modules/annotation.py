@@ -87,9 +87,9 @@ class Annotation(ABC):
     def disable(self) -> None:
         """Remove all hooks, because ranges are no longer emitted."""
         self.pause()
-        held, self._held = self._held, []
-        for one in held:
-            one.remove()
+        changes, self._held = self._held, []
+        for change in changes:
+            change.remove()
 
     def pause(self) -> bool:
         """Remove the hooks while torch.compile traces; returns whether there were any."""
@@ -127,8 +127,8 @@ def _disabling(annotation: Annotation) -> Callable[[object], None]:
     itself = weakref.ref(annotation)
 
     def disable(_owner: object) -> None:
-        known = itself()
-        if known is not None:
-            known.owner_gone()
+        live = itself()
+        if live is not None:
+            live.owner_gone()
 
     return disable

@@ -122,9 +122,9 @@ def _is_composite(module: nn.Module) -> bool:
 def _is_stage(element: Part, blocks: list[Part]) -> bool:
     """Whether most weights of an element are in its own list of blocks."""
     lists = [child for child in element.module.children() if isinstance(child, (nn.ModuleList, nn.Sequential))]
-    own = {id(module) for holder in lists for module in holder.children()}
-    held = sum(_weights(block.module) for block in blocks if id(block.module) in own)
-    return held >= _STAGE_SHARE * _weights(element.module) > 0
+    list_ids = {id(module) for holder in lists for module in holder.children()}
+    block_weights = sum(_weights(block.module) for block in blocks if id(block.module) in list_ids)
+    return block_weights >= _STAGE_SHARE * _weights(element.module) > 0
 
 
 def _weights(module: nn.Module) -> int:

@@ -154,8 +154,8 @@ class Ranged:
         module = self.module()
         if module is None or (module in compiled.inside and _has_hooks(module)):
             return
-        for place in compiled.places(module):
-            yield from hook_module(place, self.calls)
+        for hookable in compiled.places(module):
+            yield from hook_module(hookable, self.calls)
 
 
 class Compiled:
@@ -299,7 +299,7 @@ class _Registrations:
         compiler = sys.modules.get("torch._dynamo.eval_frame")
         if compiler is not None:
             wrapper = compiler.OptimizedModule
-            _wrappers.update(found for found in gc.get_referrers(wrapper) if type(found) is wrapper)
+            _wrappers.update(referrer for referrer in gc.get_referrers(wrapper) if type(referrer) is wrapper)
 
 
 def _note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:

@@ -199,8 +199,8 @@ def read_cuda() -> Level | None:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or _UNCACHED:
         return None
-    counted = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
-    return Level(counted["current"], counted["peak"])
+    statistics = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+    return Level(statistics["current"], statistics["peak"])
 
 
 class NvtxWithMemory(Nvtx):
@@ -238,10 +238,10 @@ class NvtxWithMemory(Nvtx):
 
     def _pop(self) -> None:
         levels = getattr(self._open, "levels", None)
-        began = levels.pop() if levels else None
-        level = self._read() if began is not None else None
-        if began is not None and level is not None:
-            if level.peak > began.peak:
+        level_at_begin = levels.pop() if levels else None
+        level = self._read() if level_at_begin is not None else None
+        if level_at_begin is not None and level is not None:
+            if level.peak > level_at_begin.peak:
                 self._say(MEMORY_PEAK, level.peak)
             self._say(MEMORY_END, level.allocated)
         self._pop_range()

@@ -44,8 +44,8 @@ def grad_nodes(values: list[Any]) -> list[Any]:
             node = value.grad_fn
             if node is not None:
                 nodes.append(node)
-                if value._is_view() and (made := value._base.grad_fn) is not None:
-                    nodes.append(made)
+                if value._is_view() and (base_node := value._base.grad_fn) is not None:
+                    nodes.append(base_node)
         elif parts_of is not None and len(values) < _MOST:
             values += parts_of(value)
     return nodes

@@ -54,8 +54,8 @@ class Family:
         if requested not in self._found:
             above = [] if holder.path == self._root else holder.path.split(".")
             parts = path.split(".")
-            ways = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
-            self._found[requested] = tuple(self._layers[way] for way in ways if way in self._layers)
+            candidates = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
+            self._found[requested] = tuple(self._layers[way] for way in candidates if way in self._layers)
         return self._found[requested]
 
 

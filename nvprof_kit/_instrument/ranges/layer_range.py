@@ -193,8 +193,8 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
     try:
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
-        known = ", ".join(known.value for known in Category)
-        raise UsageError(f"{category!r} is not a category; use one of {known}") from None
+        category_names = ", ".join(known.value for known in Category)
+        raise UsageError(f"{category!r} is not a category; use one of {category_names}") from None
 
 
 _scopes: dict[str, LayerScope] = {}

@@ -234,14 +234,14 @@ class Position:
 
     def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
         """Follow a call with these arguments, after the block's range was opened."""
-        given = NONE
+        argument_nodes = NONE
         if nodes := now.nodes(values):
             outer = self._frame(len(self._calls) - 1)
             if not (recomputes and outer is OUTSIDE):  # else they belong to the graph that is run backward
                 outer.mark(nodes, ends=False)
             if outer is OUTSIDE:
-                given = {id(node): node for node in nodes}
-        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), given))
+                argument_nodes = {id(node): node for node in nodes}
+        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), argument_nodes))
 
     def end(self, block: Block, outputs: Any) -> None:
         """End the block's call, if it is followed, and calls left open in it."""
@@ -259,18 +259,18 @@ class Position:
         calls.pop()
         frame.end(nodes if alone or outputs is None else now.nodes([outputs]))
 
-    def _frame(self, place: int) -> Frame:
+    def _frame(self, index: int) -> Frame:
         """The frame of a followed call, by index; creates missing frames of the call and the enclosing calls."""
-        known = place
-        while known >= 0 and self._calls[known].frame is None:
-            known -= 1
-        frame = (self._calls[known].frame if known >= 0 else None) or OUTSIDE
-        for call in self._calls[known + 1 : place + 1]:
-            given = call.given
+        ancestor = index
+        while ancestor >= 0 and self._calls[ancestor].frame is None:
+            ancestor -= 1
+        frame = (self._calls[ancestor].frame if ancestor >= 0 else None) or OUTSIDE
+        for call in self._calls[ancestor + 1 : index + 1]:
+            argument_nodes = call.given
             if frame is not OUTSIDE:
                 frame.edges.append(call.begin)
-                given = frame.given
-            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin, given)
+                argument_nodes = frame.given
+            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin, argument_nodes)
         return frame
 
 

@@ -89,9 +89,9 @@ def _forwarder(call: Callable[..., Any], in_range: Callable[..., Any], define: s
     parameters, arguments = _source(signature)
     chosen = f"(__call({arguments}) if not __live or __compiling() else __ranged({arguments}))"
     source = _FORWARDER.format(define=define, parameters=parameters, result=result.format(chosen))
-    made: dict[str, Any] = {}
-    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), session.gate, made)
-    forwarder = cast(types.FunctionType, made["bind"](call, in_range))
+    namespace: dict[str, Any] = {}
+    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), session.gate, namespace)
+    forwarder = cast(types.FunctionType, namespace["bind"](call, in_range))
     if plain:
         forwarder.__defaults__ = call.__defaults__
         forwarder.__kwdefaults__ = call.__kwdefaults__
