@@ -152,7 +152,11 @@ class Capture:
         self._rules = read_rules(rules)
         self._kernel_rules = read_kernel_rules(kernel_rules)
         self.domain = domain_of(self._rules, domain)
-        self._rule_files = tuple(Path(one) for one in (rules, kernel_rules) if one is not None and Path(one).is_file())
+        self._rule_files = tuple(
+            Path(path_or_preset)
+            for path_or_preset in (rules, kernel_rules)
+            if path_or_preset is not None and Path(path_or_preset).is_file()
+        )
         self._read: set[str] = set()
         self._attributed_ops: Operations | None = None
         self._operators: pd.DataFrame | None = None
@@ -202,8 +206,8 @@ class Capture:
         """
         from nvprof_kit._analysis.attribution.step_times import step_times
 
-        known = self._operations(cpu_only=True)
-        return step_times(known.trace, known.attribution)
+        operations = self._operations(cpu_only=True)
+        return step_times(operations.trace, operations.attribution)
 
     # ---------------------------------------------------------------- questions
 
@@ -240,10 +244,10 @@ class Capture:
         from nvprof_kit._analysis.layers.layers import OPTIONAL, LayersOptions, layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
-        known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
+        operations = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         chosen = _steps(steps, skip_steps)
         options = LayersOptions(steps=chosen, by_step=by == "step", memory=memory, splits=splits)
-        result = layers(known.trace, options, known.attribution)
+        result = layers(operations.trace, options, operations.attribution)
         return replace(result, sources=self.sources, depth=depth).selected(**rows)
 
     def breakdown(
@@ -273,8 +277,8 @@ class Capture:
             raise UsageError(f"{view!r}: no such view of a breakdown; available: {', '.join(get_args(BreakdownView))}")
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
 
-        known = self._operations(OPTIONAL)
-        result = breakdown(known.trace, self._kernel_rules, _steps(steps, skip_steps), known)
+        operations = self._operations(OPTIONAL)
+        result = breakdown(operations.trace, self._kernel_rules, _steps(steps, skip_steps), operations)
         return replace(result, sources=self.sources, view=view).selected(**rows)
 
     def summary(
@@ -307,9 +311,11 @@ class Capture:
         for view in views:
             _among(view, VIEWS, "view of a summary")
         chosen = _steps(steps, skip_steps)
-        known = self._operations(set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set()))
+        operations = self._operations(
+            set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
+        )
         options = SummaryOptions(views, by == "step", sort, self._kernel_rules, chosen)
-        result = summary(known.trace, options, known)
+        result = summary(operations.trace, options, operations)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
@@ -336,9 +342,9 @@ class Capture:
         """
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
 
-        known = self._operations(OPTIONAL)
-        late = job.verdict if job is not None else None
-        result = advise(known.trace, self._kernel_rules, _steps(steps, skip_steps), known, late)
+        operations = self._operations(OPTIONAL)
+        straggler = job.verdict if job is not None else None
+        result = advise(operations.trace, self._kernel_rules, _steps(steps, skip_steps), operations, straggler)
         return replace(result, sources=self.sources).selected(**rows)
 
     def flops(
@@ -375,14 +381,14 @@ class Capture:
         options: dict[str, Any] = {"peaks": peak or {}, "steps": _steps(steps, skip_steps)}
         file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
         if file is None:
-            known = self._operations(("name", "loads", "shapes"))
-            if known.trace.shapes is None or known.trace.shapes.empty:
+            operations = self._operations(("name", "loads", "shapes"))
+            if operations.trace.shapes is None or operations.trace.shapes.empty:
                 flops_beside(self.path)  # says what is missing
-            answer, sources = flops(known.trace, None, known, **options), self.sources
+            answer, sources = flops(operations.trace, None, operations, **options), self.sources
         else:
-            counted = read_flops(file)  # first: it tells of a mistake at once
-            known = self._operations(("name", "loads"))
-            answer, sources = flops(known.trace, counted, known, **options), (*self.sources, file)
+            flop_counts = read_flops(file)  # first: it tells of a mistake at once
+            operations = self._operations(("name", "loads"))
+            answer, sources = flops(operations.trace, flop_counts, operations, **options), (*self.sources, file)
         return replace(answer, sources=sources, depth=depth).selected(**rows)
 
     def metrics(
@@ -412,8 +418,8 @@ class Capture:
         from nvprof_kit._analysis.metrics import metrics
 
         checked("floor", floor)
-        known = self._operations(("name", "samples"))
-        answer = metrics(known.trace, known, floor=floor, steps=_steps(steps, skip_steps))
+        operations = self._operations(("name", "samples"))
+        answer = metrics(operations.trace, operations, floor=floor, steps=_steps(steps, skip_steps))
         return replace(answer, sources=self.sources, depth=depth).selected(**rows)
 
     def diff(
@@ -462,7 +468,8 @@ class Capture:
         gates = [parse_gate(limit) for limit in fail_on]
         news = [new] if isinstance(new, (Capture, str, Path)) else new
         sides = [
-            [one if isinstance(one, Capture) else self._like(one) for one in side] for side in ((self, *base), news)
+            [capture if isinstance(capture, Capture) else self._like(capture) for capture in side]
+            for side in ((self, *base), news)
         ]
         options = DiffOptions(
             _steps(steps, skip_steps),
@@ -473,10 +480,10 @@ class Capture:
             anyway=anyway,
             own_rules=self._kernel_rules,
         )
-        known = [[one._operations(OPTIONAL) for one in side] for side in sides]
-        before, after = ([one.trace for one in side] for side in known)
-        result = diff(before, after, gates, options, [*known[0], *known[1]])
-        sources = tuple(source for side in sides for one in side for source in one.sources)
+        operations = [[capture._operations(OPTIONAL) for capture in side] for side in sides]
+        before, after = ([capture.trace for capture in side] for side in operations)
+        result = diff(before, after, gates, options, [*operations[0], *operations[1]])
+        sources = tuple(source for side in sides for capture in side for source in capture.sources)
         return replace(result, sources=sources, view=view).selected(**rows)
 
     def plot(
@@ -540,18 +547,18 @@ class Capture:
         compared: list[Layers] = []
         warnings: list[str] = []
         captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
-        for one in captures[:MAX_COMPARED]:
+        for capture in captures[:MAX_COMPARED]:
             if len(sheets) < MAX_WHOLE:
-                sheet, unfit = one._sheet(step, findings, _steps(steps, skip_steps))
+                sheet, unfit = capture._sheet(step, findings, _steps(steps, skip_steps))
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit
             else:
-                compared.append(one.layers(steps=steps, skip_steps=skip_steps))
-            if one is not self and one not in others:
-                one.close()  # a page of many captures holds no more than two
-        absent = [str(one.path) for one in captures[MAX_COMPARED:]]
-        sources = tuple(source for one in captures for source in one.sources)
+                compared.append(capture.layers(steps=steps, skip_steps=skip_steps))
+            if capture is not self and capture not in others:
+                capture.close()  # a page of many captures holds no more than two
+        absent = [str(capture.path) for capture in captures[MAX_COMPARED:]]
+        sources = tuple(source for capture in captures for source in capture.sources)
         return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, as_issues("flops", warnings))
 
     def report(
@@ -590,17 +597,17 @@ class Capture:
         from nvprof_kit._report.export.trace_events import BY_SUFFIX, suffixes_of, trace_events
         from nvprof_kit._result.document import Document
 
-        shown, info = self._timeline(step, _steps(steps, skip_steps))
+        timeline, info = self._timeline(step, _steps(steps, skip_steps))
         _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
-        return Document(lambda: trace_events(shown, info, form), suffixes_of(form), self.sources, info.warnings)
+        return Document(lambda: trace_events(timeline, info, form), suffixes_of(form), self.sources, info.warnings)
 
     def _timeline(self, step: int | None, steps: StepOptions) -> tuple[Timeline, CaptureInfo]:
         """What ran in a step, in some steps, or in the whole capture."""
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
-        known = self._operations(OPTIONAL)
+        operations = self._operations(OPTIONAL)
         instance, chosen = self._instance(step), self._chosen(step, steps)
-        return timeline(known.trace, known.attribution, instance, chosen=chosen), known.trace.info
+        return timeline(operations.trace, operations.attribution, instance, chosen=chosen), operations.trace.info
 
     def export(self, path: str | Path, *, step: int | None = None, steps: Steps = None, skip_steps: int = 0) -> Path:
         """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
@@ -634,8 +641,8 @@ class Capture:
 
         if step is None:
             return None
-        known = self._operations()
-        return instance_of(step_times(known.trace, known.attribution), step, str(self.path))
+        operations = self._operations()
+        return instance_of(step_times(operations.trace, operations.attribution), step, str(self.path))
 
     def ncu_plan(
         self,
@@ -673,9 +680,9 @@ class Capture:
         _among(section_set, dict.fromkeys(SETS), "set of sections")
         checked("share", share, 1e-6, 1)
         checked("memory_gb", memory_gb)
-        known = self._operations(NEEDED)
+        operations = self._operations(NEEDED)
         scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
-        answer = plan(known.trace, known.attribution, share=share, **scope)
+        answer = plan(operations.trace, operations.attribution, share=share, **scope)
         how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
         return replace(answer, sources=self.sources, **how).selected(**rows)
 
@@ -705,21 +712,21 @@ class Capture:
 
     def _like(self, path: str | Path) -> Capture:
         """Open another capture with the rules and domain of this one."""
-        made = Capture(path, domain=self.domain)
-        made._rules, made._kernel_rules, made._rule_files = self._rules, self._kernel_rules, self._rule_files
-        return made
+        capture = Capture(path, domain=self.domain)
+        capture._rules, capture._kernel_rules, capture._rule_files = self._rules, self._kernel_rules, self._rule_files
+        return capture
 
-    def _trace(self, needed: Collection[str] = ()) -> Trace:
+    def _trace(self, optional: Collection[str] = ()) -> Trace:
         """The capture's tables, with these optional columns and tables."""
-        return self._operations(needed).trace
+        return self._operations(optional).trace
 
-    def _operations(self, needed: Collection[str] = (), *, cpu_only: bool = False) -> Operations:
+    def _operations(self, optional: Collection[str] = (), *, cpu_only: bool = False) -> Operations:
         """The attributed operations of a trace with these optional columns and tables.
 
         Raises:
             CaptureError: Nothing ran on a GPU, and ``cpu_only`` is not set.
         """
-        missing = {*needed} - self._read
+        missing = {*optional} - self._read
         if self._attributed_ops is None:
             from nvprof_kit._trace.open import open_capture
 
@@ -736,8 +743,8 @@ class Capture:
                 missing = _everything() - self._read  # it has to be unpacked or parsed whole again: once is enough
             self._attributed_ops.trace = open_more(self._attributed_ops.trace, domain=self.domain, optional=missing)
         self._read |= missing
-        if (lacks := self._attributed_ops.trace.info.lacks) and not cpu_only:
-            raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` still show CPU times")
+        if (reason := self._attributed_ops.trace.info.lacks) and not cpu_only:
+            raise CaptureError(f"{self.path}: {reason}; `layers` and `tables` still show CPU times")
         return self._attributed_ops
 
     def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions) -> tuple[Sheet, list[str]]:
@@ -750,16 +757,20 @@ class Capture:
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         large = self.path.stat().st_size > LARGE_BYTES
-        few = (*FOR_TIMELINE, *FOR_LAYERS)
+        always_read = (*FOR_TIMELINE, *FOR_LAYERS)
         sparing = large and findings is not True
-        known = self._operations((*(few if sparing else OPTIONAL), *MEMORY_TABLES))
-        many = len(known.trace.ops) > MANY_OPERATIONS
-        wanted = not many if findings is None else findings
-        if wanted:
-            known = self._operations((*OPTIONAL, *MEMORY_TABLES))
-        trace = known.trace
-        times = breakdown(trace, self._kernel_rules, steps, known) if wanted and len(trace.ops) else None
-        advice = advise(trace, self._kernel_rules, steps, known, times=times) if wanted and trace.info.on_gpu else None
+        operations = self._operations((*(always_read if sparing else OPTIONAL), *MEMORY_TABLES))
+        is_large = len(operations.trace.ops) > MANY_OPERATIONS
+        with_findings = not is_large if findings is None else findings
+        if with_findings:
+            operations = self._operations((*OPTIONAL, *MEMORY_TABLES))
+        trace = operations.trace
+        times = breakdown(trace, self._kernel_rules, steps, operations) if with_findings and len(trace.ops) else None
+        advice = (
+            advise(trace, self._kernel_rules, steps, operations, times=times)
+            if with_findings and trace.info.on_gpu
+            else None
+        )
         if times is not None:  # only the findings need these tables, which are as large as the capture
             times = replace(times, gaps=times.gaps.iloc[:0].copy(), waits=times.waits.iloc[:0].copy())
         sheet = sheet_of(
@@ -768,9 +779,9 @@ class Capture:
             advice,
             self._kernel_rules,
             steps=steps,
-            known=known,
+            known=operations,
             broken_down=times,
-            left_out=[] if wanted or findings is False else _not_looked_for(self.path),
+            left_out=[] if with_findings or findings is False else _not_looked_for(self.path),
         )
         from nvprof_kit._trace.flops_file import find_flops
 
@@ -792,15 +803,15 @@ class Capture:
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
         from nvprof_kit._report.plots.timeline import timeline_figure
 
-        known = self._operations(OPTIONAL)
-        times = step_times(known.trace, known.attribution)
+        operations = self._operations(OPTIONAL)
+        times = step_times(operations.trace, operations.attribution)
         if steps.selects:
             from nvprof_kit._analysis.attribution.steps import chosen_steps
 
             times = times[chosen_steps(steps, times["step"].to_numpy(), str(self.path))]
         instance = typical_step(times) if step is None else instance_of(times, step, str(self.path))
-        shown = timeline(known.trace, known.attribution, instance)
-        return timeline_figure(shown, known.trace.info.gpus, depth), shown.ops, known.trace.info.warnings
+        shown = timeline(operations.trace, operations.attribution, instance)
+        return timeline_figure(shown, operations.trace.info.gpus, depth), shown.ops, operations.trace.info.warnings
 
 
 _PLOTS: tuple[PlotView, ...] = ("layers", "timeline")
@@ -850,11 +861,11 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         from nvprof_kit._trace.frames import empty_frame
         from nvprof_kit._trace.schema import TABLES
 
-        needed = _everything() - {*TABLES} if name == "ops" else _everything() & {name}
-        trace = self._capture._operations(needed, cpu_only=True).trace
+        optional = _everything() - {*TABLES} if name == "ops" else _everything() & {name}
+        trace = self._capture._operations(optional, cpu_only=True).trace
         table: pd.DataFrame | None = self._capture._operators if name == "operators" else getattr(trace, name)
-        made: pd.DataFrame = empty_frame(name) if table is None else table
-        return made
+        frame: pd.DataFrame = empty_frame(name) if table is None else table
+        return frame
 
     def _attributed(self) -> pd.DataFrame:
         from nvprof_kit._analysis.attribution.operations import attributed
@@ -887,15 +898,15 @@ def _steps(steps: Steps, skip_steps: int) -> StepOptions:
     return StepOptions.of(steps, skip_steps)
 
 
-def _among(name: str, known: Mapping[str, Any], what: str) -> Any:
+def _among(name: str, choices: Mapping[str, Any], subject: str) -> Any:
     """Look a name up.
 
     Raises:
         UsageError: The name is unknown.
     """
-    if name not in known:
-        raise UsageError(f"{name!r}: no such {what}; available: {', '.join(known)}")
-    return known[name]
+    if name not in choices:
+        raise UsageError(f"{name!r}: no such {subject}; available: {', '.join(choices)}")
+    return choices[name]
 
 
 def domain_of(rules: Rules | None, domain: str | None = None) -> str:

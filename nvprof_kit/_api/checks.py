@@ -38,10 +38,13 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
         strangers = [str(one) for one in captures if not str(one).endswith(CAPTURES)]
         if strangers:
             raise CaptureError(f"{strangers[0]}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
-        found = examine_captures([read_health(Path(capture)) for capture in captures])
+        findings_by_path = examine_captures([read_health(Path(capture)) for capture in captures])
         paths = tuple(map(Path, captures))
         return Checks(
-            {path: by_severity((*findings, *examine_issues(_issues(Path(path))))) for path, findings in found.items()},
+            {
+                path: by_severity((*findings, *examine_issues(_issues(Path(path)))))
+                for path, findings in findings_by_path.items()
+            },
             sources=paths,
         )
     from nvprof_kit._capture.doctor import examine_machine

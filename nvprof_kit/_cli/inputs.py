@@ -88,18 +88,18 @@ def selecting(
     return decorate
 
 
-def top_option(default: int, what: str) -> Callable[..., Any]:
+def top_option(default: int, counted: str) -> Callable[..., Any]:
     """``--top`` of a verb with several tables or paragraphs, passed as ``top``.
 
     Args:
         default: The maximum number of rows without the option.
-        what: What it counts, for the help.
+        counted: What it counts, for the help.
     """
-    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=f"{what}.")
+    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=f"{counted}.")
 
 
-def _top(what: str) -> Callable[..., Any]:
-    return click.option("--top", "most", type=click.IntRange(min=1), metavar="N", help=what)
+def _top(text: str) -> Callable[..., Any]:
+    return click.option("--top", "most", type=click.IntRange(min=1), metavar="N", help=text)
 
 
 LINES = "Rows to print, the costliest first. [default: all]"

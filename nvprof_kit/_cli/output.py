@@ -93,7 +93,7 @@ class Output:
                 raise UsageError(f"the output cannot be printed to a terminal; write it to a file with -o ({suffixes})")
             return cls(form or next(iter(by_suffix.values())))
         name = path.name.lower()
-        form = form or next((one for suffix, one in by_suffix.items() if name.endswith(suffix)), None)
+        form = form or next((candidate for suffix, candidate in by_suffix.items() if name.endswith(suffix)), None)
         if form is None:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
         return cls(form, path)
@@ -115,8 +115,8 @@ class Output:
         else:
             from nvprof_kit._result.result import Several
 
-            whole = results[0] if len(results) == 1 else Several(tuple(results))
-            self.write(whole.encode(self.form), whole.warnings_beside(self.form), sources)
+            answer = results[0] if len(results) == 1 else Several(tuple(results))
+            self.write(answer.encode(self.form), answer.warnings_beside(self.form), sources)
 
     def write_document(self, document: Document) -> None:
         """Write a file for another program.
@@ -174,9 +174,9 @@ def _apart(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[Ren
     said: set[str] = set()
     for number, parts in enumerate(results):
         issues = {part.plain for part in parts if isinstance(part, Text) and part.plain.startswith("! ")}
-        shown = [part for part in parts if not (isinstance(part, Text) and part.plain in said)]
+        printed = [part for part in parts if not (isinstance(part, Text) and part.plain in said)]
         said |= issues
-        yield ["", *shown] if number and last != "" else shown
+        yield ["", *printed] if number and last != "" else printed
         last = parts[-1] if parts else last
 
 

@@ -22,9 +22,9 @@ def progress() -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("")
-        yield lambda words: shown.update(task, description=escape(words))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda words: bar.update(task, description=escape(words))
 
 
 Named = TypeVar("Named", str, Path)
@@ -32,9 +32,9 @@ Named = TypeVar("Named", str, Path)
 
 def each(captures: Sequence[Named], work: Callable[[Named], Made]) -> list[Made]:
     """Apply `work` to each capture and show the current one."""
-    made = []
+    answers = []
     with progress() as say:
         for number, capture in enumerate(captures, 1):
             say(f"reading {capture}" + (f", {number} of {len(captures)}" if len(captures) > 1 else ""))
-            made.append(work(capture))
-    return made
+            answers.append(work(capture))
+    return answers

@@ -74,24 +74,24 @@ def schema_of(name: str) -> dict[str, Any]:
     return {"schema": f"nvprof-kit/{name}", "version": VERSION}
 
 
-def json_answer(head: Mapping[str, Any], table: pd.DataFrame, columns: Columns) -> bytes:
+def json_answer(facts: Mapping[str, Any], table: pd.DataFrame, columns: Columns) -> bytes:
     """A table as an answer in JSON, one row per line.
 
     Args:
-        head: The first keys.
+        facts: The first keys.
         table: The rows.
         columns: The columns that the table may have.
     """
-    head = {**head, "unknown": reasons(table, columns), "columns": described(table, columns)}
-    fields = ",\n".join(f"{json.dumps(name)}: {as_json(value)}" for name, value in head.items())
+    facts = {**facts, "unknown": reasons(table, columns), "columns": described(table, columns)}
+    fields = ",\n".join(f"{json.dumps(name)}: {as_json(value)}" for name, value in facts.items())
     rows = ",\n".join(map(as_json, records(table)))
     return f'{{\n{fields},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
 
 
 def described(table: pd.DataFrame, columns: Columns) -> dict[str, dict[str, str]]:
     """Type, unit and meaning of each column of a table; a column that is not among `columns` is left out."""
-    known = {str(name): column_of(columns, str(name)) for name in table}
-    return {name: column.described() for name, column in known.items() if column is not None}
+    by_name = {str(name): column_of(columns, str(name)) for name in table}
+    return {name: column.described() for name, column in by_name.items() if column is not None}
 
 
 def reasons(table: pd.DataFrame, columns: Columns) -> dict[str, str]:
@@ -119,9 +119,9 @@ def as_json(value: object, indent: int | None = None) -> str:
     return _CONTROL.sub(_escaped, json.dumps(value, ensure_ascii=False, indent=indent))
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     """Escape a non-ASCII control character, which JSON permits but some terminals interpret."""
-    return f"\\u{ord(found.group()):04x}"
+    return f"\\u{ord(match.group()):04x}"
 
 
 _MARKED = re.compile(r"[\\|<\[`]")

@@ -134,8 +134,8 @@ class Result(ABC):
 
     def parts(self) -> Sequence[RenderableType]:
         """What is printed: Rich renderables."""
-        shown: Sequence[RenderableType] = renderers().parts(self)
-        return shown
+        renderables: Sequence[RenderableType] = renderers().parts(self)
+        return renderables
 
     def figure(self) -> Figure:
         """Draw the result with Matplotlib.
@@ -208,12 +208,12 @@ class Result(ABC):
         return {"capture": CAPTURE, **FOLDED, **self.columns.get(schema, {})}
 
     def _json(self, table: pd.DataFrame) -> bytes:
-        head = {
+        facts = {
             **formats.schema_of(self.schema),
             "warnings": list(in_order(self.warnings)),
             "sources": list(self.answered),
         }
-        return formats.json_answer(head, table, self.columns_of(self.schema))
+        return formats.json_answer(facts, table, self.columns_of(self.schema))
 
     def warnings_beside(self, form: str) -> Sequence[str]:
         """The warnings that a format has no place for."""
@@ -303,6 +303,6 @@ class Several(Result):
         return [part for result in self.results for part in result.parts()]
 
 
-def no_plot(what: str) -> UsageError:
+def no_plot(subject: str) -> UsageError:
     """The error that something has no plot."""
-    return UsageError(f"{what} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt")
+    return UsageError(f"{subject} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt")

@@ -71,12 +71,12 @@ class Selection:
         """
         if not self.where or "layer" not in table:
             return table
-        known = table["layer"].astype(object)
-        wanted = {layer: self.matches(str(layer)) for layer in known.unique()}
-        if len(table) and not any(wanted.values()):
-            raise self._unmatched([str(layer) for layer in wanted])
-        kept: pd.DataFrame = table[known.map(wanted).astype(bool).to_numpy()]
-        return kept
+        layers = table["layer"].astype(object)
+        selected = {layer: self.matches(str(layer)) for layer in layers.unique()}
+        if len(table) and not any(selected.values()):
+            raise self._unmatched([str(layer) for layer in selected])
+        rows: pd.DataFrame = table[layers.map(selected).astype(bool).to_numpy()]
+        return rows
 
     def sorted(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows, sorted.
@@ -86,13 +86,13 @@ class Selection:
         """
         if not self.sort:
             return table
-        found = matching(self.sort, table)
-        if len(found) != 1:
+        names = matching(self.sort, table)
+        if len(names) != 1:
             raise _no_column(self.sort, map(str, table.columns))
-        name = found[0]
+        name = names[0]
         ascending = table[name].dtype.kind not in "iufb"
-        made: pd.DataFrame = table.sort_values(name, ascending=ascending, kind="stable", na_position="last")
-        return made
+        rows: pd.DataFrame = table.sort_values(name, ascending=ascending, kind="stable", na_position="last")
+        return rows
 
     def each(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         """Select rows from several tables: filters those with layers and sorts those with the sort column.
@@ -100,23 +100,25 @@ class Selection:
         Raises:
             UsageError: No table has the sort column, or no layer matches in any table.
         """
-        with_layers = {name: one for name, one in tables.items() if "layer" in one and len(one)}
+        with_layers = {name: table for name, table in tables.items() if "layer" in table and len(table)}
         if self.where and with_layers:
-            known = {layer for one in with_layers.values() for layer in map(str, one["layer"].astype(object).unique())}
-            if not any(map(self.matches, known)):
-                raise self._unmatched(sorted(known))
-        if self.sort and not any(matching(self.sort, one) for one in tables.values()):
-            raise _no_column(self.sort, dict.fromkeys(str(name) for one in tables.values() for name in one))
-        return {name: self._where_it_can(one) for name, one in tables.items()}
+            layers = {
+                layer for table in with_layers.values() for layer in map(str, table["layer"].astype(object).unique())
+            }
+            if not any(map(self.matches, layers)):
+                raise self._unmatched(sorted(layers))
+        if self.sort and not any(matching(self.sort, table) for table in tables.values()):
+            raise _no_column(self.sort, dict.fromkeys(str(name) for table in tables.values() for name in table))
+        return {name: self._where_it_can(table) for name, table in tables.items()}
 
     def _where_it_can(self, table: pd.DataFrame) -> pd.DataFrame:
         if self.where and "layer" in table:
             table = table[[self.matches(str(layer)) for layer in table["layer"].astype(object)]]
         return self.sorted(table) if self.sort and matching(self.sort, table) else table
 
-    def _unmatched(self, known: Sequence[str]) -> UsageError:
-        shown = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
-        return UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {shown}")
+    def _unmatched(self, layers: Sequence[str]) -> UsageError:
+        examples = ", ".join(layers[:4]) + (", …" if len(layers) > 4 else "")
+        return UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {examples}")
 
     def changed(self, **changes: Any) -> Selection:
         """A copy with some attributes replaced."""
@@ -132,10 +134,10 @@ UNFOLDED = Selection(fold=False)
 
 def matching(name: str, table: pd.DataFrame) -> list[str]:
     """The columns with this name, with or without unit: ``gpu_total`` also matches ``gpu_total_ns``."""
-    wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
-    columns = [str(one) for one in table.columns]
-    exact = [one for one in columns if one.lower() == wanted]
-    return exact or [one for one in columns if one.lower().rpartition("_")[0] == wanted]
+    text = name.strip().lower().replace("-", "_").replace(" ", "_")
+    columns = [str(column) for column in table.columns]
+    exact = [column for column in columns if column.lower() == text]
+    return exact or [column for column in columns if column.lower().rpartition("_")[0] == text]
 
 
 def _no_column(name: str, columns: Iterable[str]) -> UsageError:

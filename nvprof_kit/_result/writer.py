@@ -81,11 +81,13 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
     Raises:
         UsageError: The path is one of the inputs, under any name, or a related file of one.
     """
-    for one in inputs:
-        for source in belongings(Path(one)):
+    for input_path in inputs:
+        for source in belongings(Path(input_path)):
             if _same(Path(path), source):
-                what = "is the input" if source == Path(one) else f"is {source}, which belongs to the input"
-                raise UsageError(f"{path}: {what} {one}: the output must not overwrite it; choose another file")
+                reason = "is the input" if source == Path(input_path) else f"is {source}, which belongs to the input"
+                raise UsageError(
+                    f"{path}: {reason} {input_path}: the output must not overwrite it; choose another file"
+                )
 
 
 def belongings(source: Path) -> list[Path]:
@@ -93,13 +95,13 @@ def belongings(source: Path) -> list[Path]:
     if not source.name:  # the current folder or the root
         return [source]
     plain = source.with_name(source.name.removesuffix(_PACKED))
-    found = [source]
-    for one, other in ((_REPORT, _EXPORT), (_EXPORT, _REPORT)):
-        if plain.suffix == one:
+    paths = [source]
+    for path, other in ((_REPORT, _EXPORT), (_EXPORT, _REPORT)):
+        if plain.suffix == path:
             beside = plain.with_suffix(other)
-            found += [beside, beside.with_name(beside.name + _PACKED)]
-    found += [one.with_name(one.name + end) for one in tuple(found) for end in ("-wal", "-shm", "-journal")]
-    return found
+            paths += [beside, beside.with_name(beside.name + _PACKED)]
+    paths += [path.with_name(path.name + end) for path in tuple(paths) for end in ("-wal", "-shm", "-journal")]
+    return paths
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -41,5 +41,5 @@ def plot(
     (capture,) = request.captures
     with progress() as say:
         say(f"reading and drawing {capture}")
-        made = request.open(capture, rules).plot(view, depth=depth, step=step, steps=steps)
-        request.output.write_results([made])
+        result = request.open(capture, rules).plot(view, depth=depth, step=step, steps=steps)
+        request.output.write_results([result])

@@ -112,8 +112,8 @@ def compare(
         say("comparing ranks")
         if output.form == "html":
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
-            made = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
-            return output.write_document(made)
+            page = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
+            return output.write_document(page)
         answer = job.answer(top)
     _check_available(answer, view)
     output.write_results([replace(answer if view is None else answer.only(view), select=select)])
@@ -200,11 +200,11 @@ def _numbers(text: str) -> list[int]:
     Raises:
         UsageError: An item is not a number.
     """
-    named = [one.strip() for one in text.split(",") if one.strip()]
-    wrong = [one for one in named if not one.isdecimal()]
+    named = [number.strip() for number in text.split(",") if number.strip()]
+    wrong = [number for number in named if not number.isdecimal()]
     if wrong:
         raise UsageError(f"--timeline {text}: {wrong[0]!r} is no rank; needed numbers by commas, as in 0,17,300")
-    return [int(one) for one in named]
+    return [int(number) for number in named]
 
 
 def _part(text: str | None) -> tuple[int, int]:
@@ -213,8 +213,8 @@ def _part(text: str | None) -> tuple[int, int]:
     Raises:
         UsageError: The text is not of this form.
     """
-    number, found, of = (text or "0/1").partition("/")
-    if not found or not number.isdecimal() or not of.isdecimal() or int(number) >= int(of):
+    number, separator, of = (text or "0/1").partition("/")
+    if not separator or not number.isdecimal() or not of.isdecimal() or int(number) >= int(of):
         raise UsageError(f"--part {text}: needed I/N with I from 0 to N - 1, as in --part 0/8")
     return int(number), int(of)
 
@@ -231,8 +231,8 @@ def _given(pairs: tuple[str, ...]) -> dict[str, int]:
     """
     parsed = {}
     for pair in pairs:
-        name, found, number = pair.rpartition("=")
-        if not found or not number.isdecimal() or len(number) > _DIGITS:
+        name, separator, number = pair.rpartition("=")
+        if not separator or not number.isdecimal() or len(number) > _DIGITS:
             raise UsageError(f"--rank {pair}: needed FILE=N, as in --rank run.sqlite=3")
         parsed[name] = int(number)
     return parsed

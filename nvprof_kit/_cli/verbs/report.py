@@ -48,5 +48,5 @@ def report(
     request.output.spare(request.captures)
     with progress() as say:
         say(f"reading {', '.join(request.captures)} and writing the page")
-        made = request.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
-    request.output.write_document(made)
+        page = request.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
+    request.output.write_document(page)

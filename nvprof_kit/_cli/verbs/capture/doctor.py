@@ -49,8 +49,8 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     of_captures = bool(words) and words[0].endswith(CAPTURES)
     if of_captures:
         output.spare(words)
-    found = examine(*words) if of_captures else examine(command=words)
-    output.write_results([found])
-    if not found.ok:
+    checks = examine(*words) if of_captures else examine(command=words)
+    output.write_results([checks])
+    if not checks.ok:
         sys.stdout.flush()
         raise click.exceptions.Exit(1)
