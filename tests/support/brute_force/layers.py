@@ -267,6 +267,7 @@ class BruteForce:
         ]
 
     def _add_ranges(self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool) -> None:
+        phases = set()  # one phase inside another of the same text is not another call of it
         for text, category, payload, start, finish, tid in self.db.execute(
             "SELECT text, category, payload, start, finish, globalTid FROM temp.ours ORDER BY start"
         ).fetchall():
@@ -275,6 +276,11 @@ class BruteForce:
             key = self.layer_of(me, outer) or (("(none)", text) if category in PHASES else None)
             if key is None:
                 continue
+            if key[0] == "(none)":
+                again = (text, tid, start, finish) in phases
+                phases.add((text, tid, start, finish))
+                if again or any(held.category in PHASES and held.text == text for held in outer):
+                    continue
             step = self.first(outer, STEPS) or self.elsewhere(tid, start, STEPS)
             rows[((self.instances[step] if step else None,) if by_step else ()) + key]["calls"] += 1
         for tid, begin, end in self._moments():

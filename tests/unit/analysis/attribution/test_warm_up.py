@@ -148,9 +148,9 @@ def test_the_first_collective_of_a_window_is_named() -> None:
     named = breakdown(first, options=StepOptions(first=0)).warnings
     assert [one for one in named if "the first collective of the window took 40" in one]
     assert not [one for one in breakdown(first).warnings if "profilers began" in one]  # it is in no figure
-    # the figures of summary are of all steps
-    assert [one for one in summary(first).warnings if "the first collective of the window took 40" in one]
-    assert not [one for one in summary(first, SummaryOptions(steps=StepOptions(skip=1))).warnings if "began" in one]
+    whole = SummaryOptions(steps=StepOptions(everything=True))
+    assert [issue for issue in summary(first, whole).warnings if "the first collective of the window took 40" in issue]
+    assert not [issue for issue in summary(first).warnings if "began" in issue]
     steady = breakdown(open_capture(DATA / "fsdp.rank0-2024.2.sqlite.xz", optional=ALL)).warnings
     assert not [one for one in steady if "profilers began" in one]
 
