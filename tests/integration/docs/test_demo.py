@@ -45,7 +45,8 @@ def test_demo(environment: Path, tmp_path: Path) -> None:
     assert sum(line.startswith("step ") for line in lines) == 5
 
     header = next(line for line in lines if line.startswith("layer "))
-    assert header.split() == ["layer", "calls", "forward", "backward", "total", "share", "CPU"]
+    columns = ["layer", "calls", "forward", "backward", "total", "self share", "total share", "CPU"]
+    assert re.split(r"\s{2,}", header.strip()) == columns
     labels = {re.split(r"\s{2,}", line.strip())[0] for line in lines[lines.index(header) + 2 :]}
     assert {"TinyTransformer", "layers.0", "layers.3", "attention", "mlp", "head", "(none) optimizer", "total"} <= set(
         labels
