@@ -104,12 +104,12 @@ class Functions:
         self._unnamed = unnamed[self._name[:-1]] if len(unnamed) else np.zeros(0, dtype=bool)
         self.loads_data = np.array([*(bool(_LOADS_DATA.search(name)) for name in self.names), False], dtype=bool)
 
-    def at(self, tid: Int64Array, moment: Int64Array, idle_ns: Int64Array) -> Int64Array:
+    def at(self, tid: Int64Array, time_ns: Int64Array, idle_ns: Int64Array) -> Int64Array:
         """The function that explains idle time at a moment, an index into `names` or `NONE`, shape ``(n,)``: the
         outermost call that took at most one and a half times as long as the gap, else the innermost; none that is
         built in.
         """
-        call = self.stack.innermost(tid, moment)
+        call = self.stack.innermost(tid, time_ns)
         innermost, outermost = (np.full(len(call), NONE) for _ in range(2))
         while (rows := np.flatnonzero(call != NONE)).size:
             calls = call[rows]
@@ -165,18 +165,18 @@ class Doing:
         """
         nesting = self.ranges.nesting
         ranges = Changes(nesting.threads, nesting.line, nesting.change)
-        others = [self.loading.changes]
-        others += [self.on_cpu.changes] if self.on_cpu is not None else []
-        others += [self.functions.stack.changes] if self.functions is not None else []
-        return Timeline.of([(self.stack.changes, self.stack.owner), (ranges, nesting.owner)], others)
+        more_changes = [self.loading.changes]
+        more_changes += [self.on_cpu.changes] if self.on_cpu is not None else []
+        more_changes += [self.functions.stack.changes] if self.functions is not None else []
+        return Timeline.of([(self.stack.changes, self.stack.owner), (ranges, nesting.owner)], more_changes)
 
-    def off_cpu(self, tid: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
+    def off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
         if self.on_cpu is None:
             return np.zeros(len(tid), dtype=bool)
         first, last = self.watched
-        watched = np.isin(tid, self.on_cpu.changes.lanes) & (moment >= first) & (moment < last)
-        off: npt.NDArray[np.bool_] = watched & ~self.on_cpu.covers(tid, moment)
+        watched = np.isin(tid, self.on_cpu.changes.lanes) & (time_ns >= first) & (time_ns < last)
+        off: npt.NDArray[np.bool_] = watched & ~self.on_cpu.covers(tid, time_ns)
         return off
 
 
@@ -201,13 +201,13 @@ def doing(
     cause, operator = _own_causes(host, rows), np.where(host.operator[rows], rows, NONE)
     for level in range(1, int(depth.max(initial=0)) + 1):
         here = np.flatnonzero(depth == level)
-        around = parent[here]
-        taken = (cause[here] == NONE) | (cause[around] == LOADING)
-        cause[here[taken]] = cause[around[taken]]
+        parents = parent[here]
+        taken = (cause[here] == NONE) | (cause[parents] == LOADING)
+        cause[here[taken]] = cause[parents[taken]]
         lacking = operator[here] == NONE
-        operator[here[lacking]] = operator[around[lacking]]
+        operator[here[lacking]] = operator[parents[lacking]]
     in_layer = np.append(ranges.layer_range >= 0, False)
-    made = Doing(
+    activity = Doing(
         host,
         ranges,
         rows,
@@ -223,7 +223,7 @@ def doing(
         *_on_cpu(scheduled),
         Functions(frames) if frames is not None and len(frames) else None,
     )
-    return Doing(**{**vars(made), "loading": _loading(made, np.flatnonzero(cause == LOADING))})
+    return Doing(**{**vars(activity), "loading": _loading(activity, np.flatnonzero(cause == LOADING))})
 
 
 def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
@@ -254,29 +254,29 @@ def _prepares(host: HostCalls, rows: Int64Array, parent: Int64Array) -> npt.NDAr
     """Which calls in a stack are the long first call of an operator."""
     import pandas as pd
 
-    every = np.flatnonzero(host.operator[:-1])
-    if not len(every):
+    operators = np.flatnonzero(host.operator[:-1])
+    if not len(operators):
         return np.zeros(len(rows), dtype=bool)
-    every = every[np.argsort(host.start[every], kind="stable")]
-    took = host.end[every] - host.start[every]
-    calls = pd.DataFrame({"pid": host.pid(every), "name": host.name[every], "ns": took})
+    operators = operators[np.argsort(host.start[operators], kind="stable")]
+    duration_ns = host.end[operators] - host.start[operators]
+    calls = pd.DataFrame({"pid": host.pid(operators), "name": host.name[operators], "ns": duration_ns})
     groups = calls.groupby(["pid", "name"])["ns"]
-    usual, many = groups.transform("median").to_numpy(), groups.transform("size").to_numpy()
+    usual, calls_of_name = groups.transform("median").to_numpy(), groups.transform("size").to_numpy()
     is_first = ~calls.duplicated(["pid", "name"]).to_numpy()
-    first = every[is_first & (many > OTHERS) & (took >= FIRST_TIMES * usual)]
+    first = operators[is_first & (calls_of_name > OTHERS) & (duration_ns >= FIRST_TIMES * usual)]
     length = host.end[rows] - host.start[rows]
     inner = np.flatnonzero(parent != NONE)
-    own = length - np.bincount(parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
-    prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (own >= FIRST_NS)
+    self_ns = length - np.bincount(parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
+    prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (self_ns >= FIRST_NS)
     return prepares
 
 
 def _range_causes(ranges: Ranges) -> npt.NDArray[np.int8]:
     loads = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
-    texts = np.array([bool(_COLLECTS.search(one.text)) for one in ranges.names], dtype=bool)
+    texts = np.array([bool(_COLLECTS.search(name.text)) for name in ranges.names], dtype=bool)
     collects = (texts[ranges.name] if len(texts) else np.zeros(0, dtype=bool)) & ~ranges.is_one_of(LAYER_CATEGORIES)
-    own = np.where(collects, NAMES.index("gc"), np.where(loads, NAMES.index("dataloader"), NONE))
-    return np.append(inherit(own.astype(np.int64), ranges.nesting), NONE).astype(np.int8)
+    cause = np.where(collects, NAMES.index("gc"), np.where(loads, NAMES.index("dataloader"), NONE))
+    return np.append(inherit(cause.astype(np.int64), ranges.nesting), NONE).astype(np.int8)
 
 
 def _profiler(host: HostCalls) -> IntervalUnion:
@@ -292,18 +292,21 @@ def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[IntervalUnion | None, tuple
     return IntervalUnion(tid, start, end), (int(start.min()), int(end.max()))
 
 
-def _loading(made: Doing, loads: Int64Array) -> IntervalUnion:
+def _loading(activity: Doing, loads: Int64Array) -> IntervalUnion:
     """The loading intervals, by thread."""
-    host, calls = made.host, made.rows[loads]
+    host, calls = activity.host, activity.rows[loads]
     tid, start, end = host.tid[calls], host.start[calls], host.end[calls]
-    noted = _noted_loading(made)
+    noted = _noted_loading(activity)
     tid, start, end = (np.concatenate(both) for both in zip((tid, start, end), noted, strict=True))
-    operator, range_ = made.operator[made.stack.innermost(tid, start)], made.ranges.nesting.innermost(tid, start)
+    operator, range_ = (
+        activity.operator[activity.stack.innermost(tid, start)],
+        activity.ranges.nesting.innermost(tid, start),
+    )
     is_work = np.array([bool(_GIVES_WORK.search(name)) for name in host.names])[host.name[:-1]]
     work = np.flatnonzero(is_work & ~host.overhead[:-1] & ~host.operator[:-1])
     low, high = _between_work(host, work, tid, start, end)
-    ends = np.append(made.ranges.end, np.iinfo(np.int64).max)
-    starts = np.append(made.ranges.start, np.iinfo(np.int64).min)
+    ends = np.append(activity.ranges.end, np.iinfo(np.int64).max)
+    starts = np.append(activity.ranges.start, np.iinfo(np.int64).min)
     low, high = np.maximum(low, starts[range_]), np.minimum(high, ends[range_])
     inside = operator != NONE
     low = np.where(inside, np.maximum(low, host.start[operator]), low)
@@ -311,17 +314,17 @@ def _loading(made: Doing, loads: Int64Array) -> IntervalUnion:
     return IntervalUnion(tid, np.minimum(low, start), np.maximum(high, end))
 
 
-def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _noted_loading(activity: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Thread, start and end of loading recorded as profiler overhead, on each thread in a call at its start."""
-    host = made.host
+    host = activity.host
     loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name] & host.overhead
     rows = np.flatnonzero(loads[:-1])
-    found = [np.zeros((3, 0), dtype=np.int64)]
-    for tid in made.stack.changes.lanes if len(rows) else ():
+    parts = [np.zeros((3, 0), dtype=np.int64)]
+    for tid in activity.stack.changes.lanes if len(rows) else ():
         its = np.full(len(rows), tid)
-        mine = rows[made.stack.innermost(its, host.start[rows]) != NONE]
-        found.append(np.stack([its[: len(mine)], host.start[mine], host.end[mine]]))
-    tids, starts, ends = np.concatenate(found, axis=1)
+        rows_of_thread = rows[activity.stack.innermost(its, host.start[rows]) != NONE]
+        parts.append(np.stack([its[: len(rows_of_thread)], host.start[rows_of_thread], host.end[rows_of_thread]]))
+    tids, starts, ends = np.concatenate(parts, axis=1)
     return tids, starts, ends
 
 
@@ -329,19 +332,19 @@ def _between_work(
     host: HostCalls, work: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """The interval around each given one without a call of `work` on its thread; includes a call that encloses it."""
-    least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    low, high = np.full(len(tid), least), np.full(len(tid), most)
-    for one in np.unique(tid).tolist():
-        mine, its = np.flatnonzero(tid == one), work[host.tid[work] == one]
+    earliest, latest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    low, high = np.full(len(tid), earliest), np.full(len(tid), latest)
+    for thread in np.unique(tid).tolist():
+        rows_of_thread, its = np.flatnonzero(tid == thread), work[host.tid[work] == thread]
         its = its[np.argsort(host.start[its], kind="stable")]
-        begins, ends = host.start[its], np.append(host.end[its], least)
-        before = np.searchsorted(begins, start[mine], side="right") - 1
-        around = np.full(len(mine), NONE)
+        starts, ends = host.start[its], np.append(host.end[its], earliest)
+        before = np.searchsorted(starts, start[rows_of_thread], side="right") - 1
+        enclosing = np.full(len(rows_of_thread), NONE)
         for _ in range(3):  # driver API calls nest in runtime API calls
-            holds = (before >= 0) & (ends[before] >= end[mine])
-            around = np.where(holds, before, around)
+            holds = (before >= 0) & (ends[before] >= end[rows_of_thread])
+            enclosing = np.where(holds, before, enclosing)
             before = np.where(holds, before - 1, before)
-        low[mine] = np.where(before >= 0, ends[before], least)
-        after = np.append(begins, most)[np.searchsorted(begins, end[mine], side="left")]
-        high[mine] = np.where(around >= 0, ends[around], after)
+        low[rows_of_thread] = np.where(before >= 0, ends[before], earliest)
+        after = np.append(starts, latest)[np.searchsorted(starts, end[rows_of_thread], side="left")]
+        high[rows_of_thread] = np.where(enclosing >= 0, ends[enclosing], after)
     return low, high

@@ -92,8 +92,8 @@ def critical_path(
         {"layer": layer, "phase": phase, "operator": "", "sort": sort[rows], "ns": (end - start)[rows]}
     )
     frame = pd.concat([on_host, frame], ignore_index=True)
-    for place, name in enumerate(("gpu_ns", "host_ns", "wait_ns")):
-        frame[name] = frame["ns"].where(frame["sort"] == place, 0)
+    for index, name in enumerate(("gpu_ns", "host_ns", "wait_ns")):
+        frame[name] = frame["ns"].where(frame["sort"] == index, 0)
     frame = frame.drop(columns=["sort", "ns"])
     table = frame.groupby(["layer", "phase", "operator"], sort=False).sum()
     total = table.sum(axis=1)
@@ -116,24 +116,24 @@ def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, 
     import pandas as pd
 
     tid, start, end = (values[path.rows] for values in path[:3])
-    done = doing(host, attribution.ranges, trace.scheduled, (start, end))
+    activity = doing(host, attribution.ranges, trace.scheduled, (start, end))
     never = np.full(len(tid), np.iinfo(np.int64).min)
-    first = done.of_threads.changes.before(tid, start)
+    first = activity.of_threads.changes.before(tid, start)
     waits = Waits(np.arange(len(tid)), np.full(len(tid), pid), tid, start, end, first, never)
-    pieces = pieces_of(waits, done, Callers(host, done))
+    pieces = pieces_of(waits, activity, Callers(host, activity))
     layers, phases = range_owners(attribution.ranges)
-    made: pd.DataFrame = pd.DataFrame(
+    frame: pd.DataFrame = pd.DataFrame(
         {
             "layer": np.asarray(layers[pieces.range]),
             "phase": np.asarray(phases[pieces.range]),
-            "operator": np.array(host.names, dtype=object)[host.name[done.operator[pieces.done]]],
+            "operator": np.array(host.names, dtype=object)[host.name[activity.operator[pieces.done]]],
             "sort": _HOST,
             "ns": pieces.end - pieces.start,
         }
     )
     # NONE is -1 and would select the name of another call
-    made.loc[done.operator[pieces.done] == NONE, "operator"] = ""
-    return made
+    frame.loc[activity.operator[pieces.done] == NONE, "operator"] = ""
+    return frame
 
 
 class _Walk:
@@ -157,67 +157,67 @@ class _Walk:
     def _on_stream(self) -> Int64Array:
         """The previous operation of each on its stream, or `NONE`."""
         order = np.lexsort((self._start, self._stream))
-        before = np.full(len(order), NONE, dtype=np.int64)
+        previous = np.full(len(order), NONE, dtype=np.int64)
         same = self._stream[order][1:] == self._stream[order][:-1]
-        before[order[1:][same]] = order[:-1][same]
-        return before
+        previous[order[1:][same]] = order[:-1][same]
+        return previous
 
     def pieces(self) -> list[_Piece]:
         """The path from the end of the step back to its start, without gaps or overlaps."""
-        made: list[_Piece] = []
+        pieces: list[_Piece] = []
         now = self._high
         op = self._ended_by(now)
         tid = int(self._host.tid[self._call[op]]) if op >= 0 else NONE
         if op < 0:
             return [_Piece(_HOST, self._low, now, NONE, tid)]
         if self._end[op] < now:  # the host continued after the last operation
-            made.append(_Piece(_HOST, int(self._end[op]), now, NONE, tid))
+            pieces.append(_Piece(_HOST, int(self._end[op]), now, NONE, tid))
             now = int(self._end[op])
         while now > self._low and op >= 0:
-            begin = max(int(self._start[op]), self._low)
-            if begin < now:
-                made.append(_Piece(_GPU, begin, now, int(self._ops[op]), NONE))
-                now = begin
+            start = max(int(self._start[op]), self._low)
+            if start < now:
+                pieces.append(_Piece(_GPU, start, now, int(self._ops[op]), NONE))
+                now = start
             if now <= self._low:
                 break
-            op, now = self._back(op, now, made)
+            op, now = self._back(op, now, pieces)
         if now > self._low:
-            made.append(_Piece(_HOST, self._low, now, NONE, tid))
-        return made
+            pieces.append(_Piece(_HOST, self._low, now, NONE, tid))
+        return pieces
 
-    def _ended_by(self, moment: int) -> int:
+    def _ended_by(self, time_ns: int) -> int:
         """The operation that ended last at or before a time, or `NONE`."""
-        return int(np.searchsorted(self._end, moment, side="right")) - 1
+        return int(np.searchsorted(self._end, time_ns, side="right")) - 1
 
-    def _back(self, op: int, now: int, made: list[_Piece]) -> tuple[int, int]:
+    def _back(self, op: int, now: int, pieces: list[_Piece]) -> tuple[int, int]:
         """The operation that the start of an operation waited for, and when it ended."""
         call, before = int(self._call[op]), int(self._before[op])
         launched = int(self._host.end[call]) if call >= 0 else self._low
-        done = min(int(self._end[before]), now) if before >= 0 else self._low
+        ended = min(int(self._end[before]), now) if before >= 0 else self._low
         other = self._ended_by(now)
-        if other >= 0 and self._end[other] > max(done, launched):  # another stream ended last
-            before, done = other, int(self._end[other])
-        if done >= launched or call < 0:
-            if done < now:
-                made.append(_Piece(_WAIT, max(done, self._low), now, int(self._ops[op]), NONE))
-            return (before if done > self._low else NONE), max(done, self._low)
+        if other >= 0 and self._end[other] > max(ended, launched):  # another stream ended last
+            before, ended = other, int(self._end[other])
+        if ended >= launched or call < 0:
+            if ended < now:
+                pieces.append(_Piece(_WAIT, max(ended, self._low), now, int(self._ops[op]), NONE))
+            return (before if ended > self._low else NONE), max(ended, self._low)
         launched = min(launched, now)
         if launched < now:
-            made.append(_Piece(_WAIT, max(launched, self._low), now, int(self._ops[op]), NONE))
-        return self._along_host(int(self._host.tid[call]), max(launched, self._low), made)
+            pieces.append(_Piece(_WAIT, max(launched, self._low), now, int(self._ops[op]), NONE))
+        return self._along_host(int(self._host.tid[call]), max(launched, self._low), pieces)
 
-    def _along_host(self, tid: int, moment: int, made: list[_Piece]) -> tuple[int, int]:
+    def _along_host(self, tid: int, time_ns: int, pieces: list[_Piece]) -> tuple[int, int]:
         """Go back along a thread to the last call in which it waited for the device; return the awaited operation."""
         waits = self._waits[tid]
-        place = int(np.searchsorted(self._host.start[waits], moment)) - 1
+        index = int(np.searchsorted(self._host.start[waits], time_ns)) - 1
         until, op = self._low, NONE
-        while place >= 0 and int(self._host.end[waits[place]]) > self._low:
-            wait = int(waits[place])
-            found = self._ended_by(min(int(self._host.end[wait]), moment))
-            if found >= 0 and self._end[found] > max(int(self._host.start[wait]), self._low):
-                until, op = int(self._end[found]), found
+        while index >= 0 and int(self._host.end[waits[index]]) > self._low:
+            wait = int(waits[index])
+            awaited = self._ended_by(min(int(self._host.end[wait]), time_ns))
+            if awaited >= 0 and self._end[awaited] > max(int(self._host.start[wait]), self._low):
+                until, op = int(self._end[awaited]), awaited
                 break
-            place -= 1
-        if until < moment:
-            made.append(_Piece(_HOST, until, moment, NONE, tid))
+            index -= 1
+        if until < time_ns:
+            pieces.append(_Piece(_HOST, until, time_ns, NONE, tid))
         return op, until

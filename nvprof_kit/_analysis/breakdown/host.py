@@ -56,8 +56,8 @@ class HostCalls:
         """The process of each given call, `NONE` for `NONE`."""
         if not len(self._pids):
             return np.full(len(calls), NONE, dtype=np.int64)
-        found: Int64Array = np.where(calls == NONE, NONE, self._pids[calls])
-        return found
+        pids: Int64Array = np.where(calls == NONE, NONE, self._pids[calls])
+        return pids
 
     @cached_property
     def of_op(self) -> Int64Array:
@@ -70,8 +70,8 @@ class HostCalls:
             _among(frame["correlation"].to_numpy(), ids["correlation"]) & ~(self.overhead | self.operator)[:-1]
         )
         launching = (frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
-        found = Correlations(*launching).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
-        of_op: Int64Array = np.append(rows, NONE)[found]
+        launches = Correlations(*launching).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
+        of_op: Int64Array = np.append(rows, NONE)[launches]
         return of_op
 
     @cached_property
@@ -79,13 +79,13 @@ class HostCalls:
         """Calls that return only after the device has completed work: synchronizations, synchronizing copies, and
         asynchronous copies of pageable memory that took `LONG_NS` or more, shape ``(c + 1,)``.
         """
-        found: npt.NDArray[np.bool_] = np.array([bool(_WAITS.search(name)) for name in self.names])[self.name]
-        found &= ~(self.overhead | self.operator)
+        waits: npt.NDArray[np.bool_] = np.array([bool(_WAITS.search(name)) for name in self.names])[self.name]
+        waits &= ~(self.overhead | self.operator)
         if "host_memory" in self._trace.ops:
             pageable = self.of_op[(self._trace.ops["host_memory"] == "pageable").to_numpy()]
-            found[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True
-            found[NONE] = False
-        return found
+            waits[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True
+            waits[NONE] = False
+        return waits
 
     @cached_property
     def first_launches(self) -> Int64Array:
@@ -95,28 +95,28 @@ class HostCalls:
             return np.zeros(0, dtype=np.int64)
         start, pid = ops["start_ns"].to_numpy(), ops["pid"].to_numpy()
         names = len(ops["name"].cat.categories) + 1
-        pids, place = np.unique(pid, return_inverse=True)
-        key = place * names + ops["name"].cat.codes.to_numpy() + 1
-        del place
+        pids, process = np.unique(pid, return_inverse=True)
+        key = process * names + ops["name"].cat.codes.to_numpy() + 1
+        del process
         earliest = np.full(len(pids) * names, np.iinfo(np.int64).max)
         np.minimum.at(earliest, key, start)
         rows = np.flatnonzero(start == earliest[key])
         rows = rows[np.unique(key[rows], return_index=True)[1]]  # of those that start at once, the first in the table
-        found: Int64Array = self.of_op[rows]
-        return found
+        calls: Int64Array = self.of_op[rows]
+        return calls
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
-        mine = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator)[rows]]
-        found: Int64Array = mine[np.argsort(self.start[mine], kind="stable")]
-        return found
+        calls = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator)[rows]]
+        ordered: Int64Array = calls[np.argsort(self.start[calls], kind="stable")]
+        return ordered
 
 
 def _firsts(values: Int64Array) -> Int64Array:
     """One row of each distinct value; collapses runs of equal values first, which is faster."""
     runs = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
-    found: Int64Array = runs[np.unique(values[runs], return_index=True)[1]]
-    return found
+    firsts: Int64Array = runs[np.unique(values[runs], return_index=True)[1]]
+    return firsts
 
 
 _SPARSE = 1 << 26
@@ -124,23 +124,23 @@ _BLOCK = 1 << 18
 """Calls processed at a time, to limit memory."""
 
 
-def _among(ids: Int64Array, wanted: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which nonnegative ids occur in `wanted`.
+def _among(ids: Int64Array, values: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which nonnegative ids occur in `values`.
 
     Ids are counted from the start of the process, so those of a window late in a run are large but close together.
     """
-    wanted = wanted[wanted >= 0]
-    found = np.zeros(len(ids), dtype=bool)
-    if not len(wanted):
-        return found
-    low, high = int(wanted.min()), int(wanted.max())
+    values = values[values >= 0]
+    occurs = np.zeros(len(ids), dtype=bool)
+    if not len(values):
+        return occurs
+    low, high = int(values.min()), int(values.max())
     if high - low > _SPARSE:
-        wanted = np.sort(wanted)  # several times as fast as np.isin, because ids mostly ascend
-        there: npt.NDArray[np.bool_] = wanted[np.minimum(np.searchsorted(wanted, ids), len(wanted) - 1)] == ids
-        return there
-    known = np.zeros(high - low + 3, dtype=bool)
-    known[wanted - low + 1] = True
-    for begin in range(0, len(ids), _BLOCK):  # in blocks, for memory
-        block = ids[begin : begin + _BLOCK]
-        found[begin : begin + _BLOCK] = known[np.clip(block, low - 1, high + 1) - low + 1]
-    return found
+        values = np.sort(values)  # several times as fast as np.isin, because ids mostly ascend
+        matches: npt.NDArray[np.bool_] = values[np.minimum(np.searchsorted(values, ids), len(values) - 1)] == ids
+        return matches
+    table = np.zeros(high - low + 3, dtype=bool)
+    table[values - low + 1] = True
+    for first in range(0, len(ids), _BLOCK):  # in blocks, for memory
+        block = ids[first : first + _BLOCK]
+        occurs[first : first + _BLOCK] = table[np.clip(block, low - 1, high + 1) - low + 1]
+    return occurs

@@ -60,9 +60,9 @@ class Idle:
 
     def by_window(self, cause: str, windows: int) -> Int64Array:
         """Time of one cause by window, in ns."""
-        mine = (self.parts["cause"] == cause).to_numpy()
-        window = self.gaps["window"].to_numpy()[self.parts["gap"].to_numpy()[mine]]
-        return exact_sums(window, self.parts["idle_ns"].to_numpy()[mine], windows)
+        has_cause = (self.parts["cause"] == cause).to_numpy()
+        window = self.gaps["window"].to_numpy()[self.parts["gap"].to_numpy()[has_cause]]
+        return exact_sums(window, self.parts["idle_ns"].to_numpy()[has_cause], windows)
 
 
 class _Next(NamedTuple):
@@ -168,18 +168,18 @@ def _grown(blocks: Iterable[_Parts]) -> _Parts:
     count = 0
     for block in blocks:
         grown = grown or [np.empty(0, dtype=column.dtype) for column in block]
-        many = len(block.gap)
+        length = len(block.gap)
         for column, values in zip(grown, block, strict=True):
-            column.resize(count + many, refcheck=False)  # in place: realloc can move the memory without a copy
-            column[count : count + many] = values
-        count += many
+            column.resize(count + length, refcheck=False)  # in place: realloc can move the memory without a copy
+            column[count : count + length] = values
+        count += length
     return _Parts(*grown)
 
 
 def _firsts(gap: npt.NDArray[np.integer[Any]]) -> Int64Array:
     """The first part of each gap; every gap has one, and its parts are adjacent."""
-    found: Int64Array = np.flatnonzero(np.concatenate(([True], gap[1:] != gap[:-1]))[: len(gap)])
-    return found
+    firsts: Int64Array = np.flatnonzero(np.concatenate(([True], gap[1:] != gap[:-1]))[: len(gap)])
+    return firsts
 
 
 class _Splitter:
@@ -190,12 +190,12 @@ class _Splitter:
         self._following = _following(trace, windows, gaps, host)
         ranges = attribution.ranges
         launched = host.end[self._following.call]
-        late = np.flatnonzero((self._following.call != NONE) & (launched > gaps.start))
+        launched_late = np.flatnonzero((self._following.call != NONE) & (launched > gaps.start))
         queued_ns = gaps.end - np.maximum(launched, gaps.start)
         queued = np.flatnonzero((self._following.call != NONE) & (queued_ns >= LONG_NS))
         stretches = (
-            np.concatenate((gaps.start[late], gaps.start[queued])),
-            np.concatenate((np.minimum(launched, gaps.end)[late], gaps.end[queued])),
+            np.concatenate((gaps.start[launched_late], gaps.start[queued])),
+            np.concatenate((np.minimum(launched, gaps.end)[launched_late], gaps.end[queued])),
         )
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches, trace.frames)
         self._event = np.append(self._doing.rows, NONE)
@@ -203,14 +203,14 @@ class _Splitter:
         self._doing.of_threads  # noqa: B018
         self._callers = Callers(host, self._doing)
         self._layers, self._phases = range_owners(ranges)
-        self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
+        self._layer, self._phase = (names.codes.astype(np.int32) for names in (self._layers, self._phases))
         functions = self._doing.functions
         self._names = (
             host.names if functions is None else [*host.names[:-1], *functions.names, ""]
         )  # NONE selects the last
         names = max(len(self._layers.categories), len(self._phases.categories), len(self._names))
         self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory
-        self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
+        self._pids = np.array([device.pid for device in windows.devices], dtype=np.int64)
         self._is_wait = host.waits
         self._is_copy = np.array([bool(SYNCHRONIZING_COPIES.search(name)) for name in host.names])[host.name]
         self._waited: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
@@ -221,14 +221,14 @@ class _Splitter:
         A piece of more than half of a gap is of its largest part, so only the other gaps need the parts.
         """
         cut = self._cut(block)
-        took = self._gaps.end[block] - self._gaps.start[block]
-        piece = np.full(len(took), NONE)
-        most = np.flatnonzero(2 * cut.ns > took[cut.gap])
-        piece[cut.gap[most]] = most
-        rest = np.flatnonzero(piece[cut.gap] == NONE)
-        parts = self._described(cut, rest)
-        rows, spent = _summed(parts)
-        largest = rest[rows[_largest(parts.gap[rows], spent)]]
+        gap_ns = self._gaps.end[block] - self._gaps.start[block]
+        piece = np.full(len(gap_ns), NONE)
+        dominant = np.flatnonzero(2 * cut.ns > gap_ns[cut.gap])
+        piece[cut.gap[dominant]] = dominant
+        shared = np.flatnonzero(piece[cut.gap] == NONE)
+        parts = self._described(cut, shared)
+        rows, part_ns = _summed(parts)
+        largest = shared[rows[_largest(parts.gap[rows], part_ns)]]
         piece[cut.gap[largest]] = largest
         cause, range_ = self._causes(cut, piece)
         return _Largest(cause, self._layer[range_], self._phase[range_])
@@ -236,11 +236,11 @@ class _Splitter:
     def parts(self, block: slice) -> _Parts:
         """The parts of some gaps, by gap."""
         cut = self._cut(block)
-        late = np.flatnonzero(cut.waits.late_until > cut.waits.start)
-        gap, start = cut.waits.gap[late], cut.waits.start[late]
-        lost = np.minimum(cut.waits.late_until[late], self._gaps.end[block][gap]) - start
-        waited = self._event[self._doing.of_threads.states[0][cut.waits.first[late]]]
-        self._waited[block.start] = (gap + block.start, waited, lost)
+        after_waits = np.flatnonzero(cut.waits.late_until > cut.waits.start)
+        gap, start = cut.waits.gap[after_waits], cut.waits.start[after_waits]
+        late_ns = np.minimum(cut.waits.late_until[after_waits], self._gaps.end[block][gap]) - start
+        waited = self._event[self._doing.of_threads.states[0][cut.waits.first[after_waits]]]
+        self._waited[block.start] = (gap + block.start, waited, late_ns)
         parts = self._described(cut, np.arange(len(cut.gap)))
         parts = parts._replace(gap=parts.gap + block.start)
         return _selected(parts, *_summed(parts), self._narrow)
@@ -254,28 +254,28 @@ class _Splitter:
         start, end = self._gaps.start[block], self._gaps.end[block]
         call, graph = self._following.call[block], self._following.graph[block]
         until = np.where(call != NONE, np.clip(self._host.end[call], start, end), start)
-        rest = np.flatnonzero(until < end)
+        queued = np.flatnonzero(until < end)
         waits = self._waits_of(np.flatnonzero(until > start), start, until, call, block)
         pieces = pieces_of(waits, self._doing, self._callers)
-        gap = np.concatenate((waits.gap[pieces.wait], rest))
-        begin = np.concatenate((pieces.start, until[rest]))
-        ns = np.concatenate((pieces.end, end[rest])) - begin
+        gap = np.concatenate((waits.gap[pieces.wait], queued))
+        piece_start = np.concatenate((pieces.start, until[queued]))
+        ns = np.concatenate((pieces.end, end[queued])) - piece_start
         if not np.array_equal(exact_sums(gap, ns, len(start)), end - start):
             raise AssertionError("the causes of idle time do not add up to it: please report this")
-        return _Cut(waits, pieces, call, graph, gap, begin, ns)
+        return _Cut(waits, pieces, call, graph, gap, piece_start, ns)
 
     def _waits_of(
         self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
     ) -> Waits:
         host, timeline = self._host, self._doing.of_threads
-        tid, begin = host.tid[call[rows]], start[rows]
-        first = timeline.changes.before(tid, begin)
+        tid, wait_start = host.tid[call[rows]], start[rows]
+        first = timeline.changes.before(tid, wait_start)
         at = self._event[timeline.states[0][first]]
-        late = np.full(len(rows), np.iinfo(np.int64).min)
+        late_until = np.full(len(rows), np.iinfo(np.int64).min)
         waited = np.flatnonzero(self._is_wait[at])
-        late[waited] = 2 * host.end[at[waited]] - host.start[at[waited]]
+        late_until[waited] = 2 * host.end[at[waited]] - host.start[at[waited]]
         device = self._windows.device[self._gaps.window[block][rows]]
-        return Waits(rows, self._pids[device], tid, begin, until[rows], first, late)
+        return Waits(rows, self._pids[device], tid, wait_start, until[rows], first, late_until)
 
     def _described(self, cut: _Cut, rows: Int64Array) -> _Parts:
         """Some pieces, those of one gap by start, with cause and place; the gap as an index into the block."""
@@ -288,13 +288,13 @@ class _Splitter:
         """The cause and the range of some pieces."""
         doing, launched = self._doing, rows >= len(cut.pieces.wait)
         cause, range_ = np.empty(len(rows), dtype=np.int8), np.empty(len(rows), dtype=np.int64)
-        late, early = np.flatnonzero(launched), np.flatnonzero(~launched)
-        gap = cut.gap[rows[late]]
+        queued, early = np.flatnonzero(launched), np.flatnonzero(~launched)
+        gap = cut.gap[rows[queued]]
         call = cut.call[gap]
         names = [NAMES.index(name) for name in ("other", "graph", "queued")]
-        cause[late] = np.select([call == NONE, cut.graph[gap]], names[:2], names[2])
-        cause[late[self._copies_meanwhile(cut, rows[late]) != NONE]] = NAMES.index("sync")
-        range_[late] = doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
+        cause[queued] = np.select([call == NONE, cut.graph[gap]], names[:2], names[2])
+        cause[queued[self._copies_meanwhile(cut, rows[queued]) != NONE]] = NAMES.index("sync")
+        range_[queued] = doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
         pieces = cut.pieces.of(rows[early])
         cause[early], range_[early] = self._causes_of(pieces, cut), pieces.range
         return cause, range_
@@ -310,11 +310,11 @@ class _Splitter:
 
     def _causes_of(self, pieces: Pieces, cut: _Cut) -> npt.NDArray[np.integer[Any]]:
         doing, start = self._doing, pieces.start
-        own, of_range = doing.cause[pieces.done], doing.range_cause[pieces.range]
+        call_cause, of_range = doing.cause[pieces.done], doing.range_cause[pieces.range]
         located = (pieces.done != NONE) | doing.in_phase[pieces.range]
         chosen: list[tuple[npt.NDArray[np.bool_], Any]] = [
             (doing.profiler.covers(cut.waits.pid[pieces.wait], start), NAMES.index("profiler")),
-            (own != NONE, own),
+            (call_cause != NONE, call_cause),
             (doing.prepares[pieces.done] | doing.loading.covers(pieces.tid, start), LOADING),
             (of_range != NONE, of_range),
             (doing.off_cpu(pieces.tid, start), NAMES.index("off_cpu")),
@@ -323,13 +323,13 @@ class _Splitter:
             (located, LAUNCH),
         ]
         codes: list[Any] = [code for _, code in chosen]
-        found: npt.NDArray[np.integer[Any]] = np.select([held for held, _ in chosen], codes, UNKNOWN)
-        unknown = np.flatnonzero(found == UNKNOWN)
+        causes: npt.NDArray[np.integer[Any]] = np.select([mask for mask, _ in chosen], codes, UNKNOWN)
+        unknown = np.flatnonzero(causes == UNKNOWN)
         if doing.functions is not None and len(unknown):
             function = self._functions(pieces.of(unknown), cut)
-            known = np.where(doing.functions.loads_data[function], NAMES.index("dataloader"), PYTHON)
-            found[unknown] = np.where(function != NONE, known, UNKNOWN)
-        return found
+            function_cause = np.where(doing.functions.loads_data[function], NAMES.index("dataloader"), PYTHON)
+            causes[unknown] = np.where(function != NONE, function_cause, UNKNOWN)
+        return causes
 
     def _functions(self, pieces: Pieces, cut: _Cut) -> Int64Array:
         """The Python function of each piece outside calls, operators and layers, or `NONE`."""
@@ -358,9 +358,9 @@ class _Splitter:
     def done(self) -> None:
         """Free the memory that only splitting needs."""
         waited = [self._waited[first] for first in sorted(self._waited)]
-        gap, call, lost = (np.concatenate(columns) for columns in zip(*waited, strict=True))
-        around = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
-        self._gap_waits = _Waits(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
+        gap, call, late_ns = (np.concatenate(columns) for columns in zip(*waited, strict=True))
+        range_ = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
+        self._gap_waits = _Waits(gap, self._layers[range_], self._phases[range_], self._host.name[call], late_ns)
         del self._doing, self._event, self._callers, self._following, self._waited
 
     def named_gaps(self, largest: _Largest) -> pd.DataFrame:
@@ -374,8 +374,8 @@ class _Splitter:
             "idle_ns": gaps.end - gaps.start,
             **self._places(largest),
         }
-        made: pd.DataFrame = pd.DataFrame(columns, copy=False)
-        return made
+        frame: pd.DataFrame = pd.DataFrame(columns, copy=False)
+        return frame
 
     def _places(self, parts: _Parts | _Largest) -> dict[str, Any]:
         import pandas as pd
@@ -418,8 +418,8 @@ class _Splitter:
             "call": labels(waits.call, self._host.names),
             "lost_ns": waits.lost_ns,
         }
-        made: pd.DataFrame = pd.DataFrame(columns, copy=False)
-        return made
+        frame: pd.DataFrame = pd.DataFrame(columns, copy=False)
+        return frame
 
 
 def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> _Next:
@@ -429,20 +429,22 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> _
     key = line.at(windows.of_op, starts)
     order = np.argsort(key, kind="stable")
     key = key[order]
-    around = np.concatenate(([NONE], order, [NONE]))
+    neighbours = np.concatenate(([NONE], order, [NONE]))
     del order
     of_op = np.append(windows.of_op, NONE)
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     is_graph = np.append(is_graph, False)
-    found = _Next(np.empty(len(gaps.end), dtype=np.int64), np.empty(len(gaps.end), dtype=bool))
+    following = _Next(np.empty(len(gaps.end), dtype=np.int64), np.empty(len(gaps.end), dtype=bool))
     for low in range(0, len(gaps.end), _BLOCK):
         block = slice(low, low + _BLOCK)
         lane = windows.device[gaps.window[block]]
-        place = np.searchsorted(key, line.at(lane, gaps.end[block]))
-        before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))
-        found.call[block] = call[op]
-        found.graph[block] = is_graph[op] & is_graph[before] & (call[op] != call[before])
-    return found
+        position = np.searchsorted(key, line.at(lane, gaps.end[block]))
+        before, op = (
+            np.where(of_op[one] == lane, one, NONE) for one in (neighbours[position], neighbours[position + 1])
+        )
+        following.call[block] = call[op]
+        following.graph[block] = is_graph[op] & is_graph[before] & (call[op] != call[before])
+    return following
 
 
 def _summed(parts: _Parts) -> tuple[Int64Array, Int64Array]:
@@ -454,19 +456,19 @@ def _summed(parts: _Parts) -> tuple[Int64Array, Int64Array]:
     keys: list[Any] = list(parts[:6])
     code = joined(keys)
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
-    known = [column[order] for column in (keys if code is None else [code])]
-    fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = np.any([column[1:] != column[:-1] for column in known], axis=0)
-    first = np.flatnonzero(fresh)
-    spent = np.add.reduceat(parts.idle_ns[order], first) if len(first) else parts.idle_ns
-    return order[first], spent
+    columns = [column[order] for column in (keys if code is None else [code])]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    first = np.flatnonzero(is_first)
+    part_ns = np.add.reduceat(parts.idle_ns[order], first) if len(first) else parts.idle_ns
+    return order[first], part_ns
 
 
-def _selected(parts: _Parts, rows: Int64Array, spent: Int64Array, narrow: type[np.integer[Any]]) -> _Parts:
+def _selected(parts: _Parts, rows: Int64Array, part_ns: Int64Array, narrow: type[np.integer[Any]]) -> _Parts:
     """Some rows with these times; the codes of the place become `narrow`."""
     kinds: list[Any] = [np.int32, np.int8, narrow, narrow, narrow, narrow]
     codes: list[Any] = [column[rows].astype(kind) for column, kind in zip(parts[:6], kinds, strict=True)]
-    return _Parts._make([*codes, spent, parts.start_ns[rows]])
+    return _Parts._make([*codes, part_ns, parts.start_ns[rows]])
 
 
 def _largest(gap: npt.NDArray[np.integer[Any]], idle_ns: Int64Array) -> Int64Array:
@@ -474,6 +476,6 @@ def _largest(gap: npt.NDArray[np.integer[Any]], idle_ns: Int64Array) -> Int64Arr
     if not len(gap):
         return np.zeros(0, dtype=np.int64)
     firsts = _firsts(gap)
-    most = np.repeat(np.maximum.reduceat(idle_ns, firsts), np.diff(firsts, append=len(gap)))
-    rows = np.flatnonzero(idle_ns == most)
+    largest_ns = np.repeat(np.maximum.reduceat(idle_ns, firsts), np.diff(firsts, append=len(gap)))
+    rows = np.flatnonzero(idle_ns == largest_ns)
     return rows[np.concatenate(([True], gap[rows][1:] != gap[rows][:-1]))]

@@ -68,9 +68,9 @@ def queue_by_window(trace: Trace, windows: Windows, host: HostCalls) -> pd.DataF
     import pandas as pd
 
     lanes = _Lanes(windows.device, windows.start, windows.end)
-    mean, most, empty = _depths(_Edges.of(windows.of_op, _waiting(trace, host), lanes), lanes)
-    made: pd.DataFrame = pd.DataFrame({"queue_mean": mean, "queue_max": most, "queue_empty": empty})
-    return made
+    mean, maximum, empty = _depths(_Edges.of(windows.of_op, _waiting(trace, host), lanes), lanes)
+    frame: pd.DataFrame = pd.DataFrame({"queue_mean": mean, "queue_max": maximum, "queue_empty": empty})
+    return frame
 
 
 def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int) -> pd.DataFrame:
@@ -90,10 +90,10 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
     stream = trace.ops["stream"].to_numpy()
     streams = np.unique(stream[here])
     waiting = _waiting(trace, host)
-    mine = (waiting.begin < high) & (waiting.end > low)
-    waiting = _Waiting(*(values[mine] for values in waiting))
-    mine = (windows.of_op[waiting.op] == device) & np.isin(stream[waiting.op], streams)
-    waiting = _Waiting(*(values[mine] for values in waiting))
+    overlaps = (waiting.begin < high) & (waiting.end > low)
+    waiting = _Waiting(*(values[overlaps] for values in waiting))
+    overlaps = (windows.of_op[waiting.op] == device) & np.isin(stream[waiting.op], streams)
+    waiting = _Waiting(*(values[overlaps] for values in waiting))
     edges = np.unique(np.linspace(low, high, SLICES + 1).round().astype(np.int64))
     slices = len(edges) - 1
     lanes = _Lanes(
@@ -101,7 +101,7 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
     )
     of_op = np.zeros(len(stream), dtype=np.int64)
     of_op[waiting.op] = np.searchsorted(streams, stream[waiting.op])
-    mean, most, _ = _depths(_Edges.of(of_op, waiting, lanes), lanes)
+    mean, maximum, _ = _depths(_Edges.of(of_op, waiting, lanes), lanes)
     numbers = np.full(len(mean), windows.step[window], dtype=np.int64)
     columns = {
         "step": pd.arrays.IntegerArray(numbers, np.full(len(mean), not windows.in_step[window])),
@@ -111,18 +111,18 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
         "start_ns": lanes.start,
         "end_ns": lanes.end,
         "queue_mean": mean,
-        "queue_max": most,
+        "queue_max": maximum,
     }
-    made: pd.DataFrame = pd.DataFrame({name: columns[name] for name in QUEUE_TIME_COLUMNS})
-    return made
+    frame: pd.DataFrame = pd.DataFrame({name: columns[name] for name in QUEUE_TIME_COLUMNS})
+    return frame
 
 
 def _waiting(trace: Trace, host: HostCalls) -> _Waiting:
     call = host.of_op
     op = np.flatnonzero(call >= 0)
-    begin, end = host.end[call[op]], trace.ops["start_ns"].to_numpy()[op]
-    waits = end > begin
-    return _Waiting(op[waits], begin[waits], end[waits])
+    start, end = host.end[call[op]], trace.ops["start_ns"].to_numpy()[op]
+    waits = end > start
+    return _Waiting(op[waits], start[waits], end[waits])
 
 
 class _Edges(NamedTuple):
@@ -144,21 +144,21 @@ class _Edges(NamedTuple):
 
 def _depths(edges: _Edges, windows: _Lanes) -> tuple[npt.NDArray[np.float64], Int64Array, npt.NDArray[np.float64]]:
     """Mean depth, maximum depth and share of time with an empty queue in each window, shape ``(w,)`` each."""
-    line, begins, ends = edges
+    line, starts, ends = edges
     opens, closes = (line.at(windows.lane, edge) for edge in (windows.start, windows.end))
-    moments = np.concatenate((begins, ends, opens, closes))
-    moments.sort()
-    count, whole = len(opens), np.maximum(windows.end - windows.start, 1)
-    total, most, dry = (np.zeros(count, dtype=np.int64) for _ in range(3))
-    for low in range(0, max(len(moments) - 1, 0), _BLOCK):
-        moment, length = moments[low : low + _BLOCK], np.diff(moments[low : low + _BLOCK + 1])
-        moment = moment[: len(length)]
-        window = np.searchsorted(opens, moment, side="right") - 1
-        kept = (length > 0) & (window >= 0)
-        kept[kept] = moment[kept] < closes[window[kept]]
-        moment, length, window = moment[kept], length[kept], window[kept]
-        depth = np.searchsorted(begins, moment, side="right") - np.searchsorted(ends, moment, side="right")
+    times = np.concatenate((starts, ends, opens, closes))
+    times.sort()
+    count, window_ns = len(opens), np.maximum(windows.end - windows.start, 1)
+    total, maximum, dry = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    for low in range(0, max(len(times) - 1, 0), _BLOCK):
+        time_ns, length = times[low : low + _BLOCK], np.diff(times[low : low + _BLOCK + 1])
+        time_ns = time_ns[: len(length)]
+        window = np.searchsorted(opens, time_ns, side="right") - 1
+        inside = (length > 0) & (window >= 0)
+        inside[inside] = time_ns[inside] < closes[window[inside]]
+        time_ns, length, window = time_ns[inside], length[inside], window[inside]
+        depth = np.searchsorted(starts, time_ns, side="right") - np.searchsorted(ends, time_ns, side="right")
         total += exact_sums(window, depth * length, count)
-        np.maximum.at(most, window, depth)
+        np.maximum.at(maximum, window, depth)
         dry += exact_sums(window[depth == 0], length[depth == 0], count)
-    return total / whole, most, dry / whole
+    return total / window_ns, maximum, dry / window_ns

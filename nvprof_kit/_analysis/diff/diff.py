@@ -177,8 +177,8 @@ class Diff(Result):
     def among(self, rows: pd.DataFrame) -> pd.DataFrame:
         if not self.select.where:
             return rows
-        kept: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
-        return kept
+        matches: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
+        return matches
 
     def encode(self, form: str) -> bytes:
         """As in `Result`; ``md`` is the full report, for a pull request comment."""
@@ -210,10 +210,12 @@ def diff(
     """
     options = options or DiffOptions()
     sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
-    infos = [tuple(one.info for one in side) for side in sides]
-    given = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
+    infos = [tuple(run.info for run in side) for side in sides]
+    known_operations = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
     before, after = (
-        tuple(step_sums(one, options.own_rules, options.steps, options.min_steps, next(given)) for one in side)
+        tuple(
+            step_sums(run, options.own_rules, options.steps, options.min_steps, next(known_operations)) for run in side
+        )
         for side in sides
     )
     reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], options)
@@ -253,8 +255,8 @@ def diff(
 def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], options: DiffOptions) -> list[str]:
     """Reasons not to compare: the captures measure different things, or have too few steps."""
     reasons: list[str] = []
-    (first, sums), *others = captures
-    for other, its in others:
+    (first, sums), *other_captures = captures
+    for other, its in other_captures:
         reasons += _unlike(first, other, sums, its)
     reasons += [
         f"{info.path} has {len(sums.steps)} steps to compare, needed {options.min_steps}: capture more, or mark "
@@ -311,7 +313,7 @@ Samples = dict[Key, npt.NDArray[np.float64]]
 
 def _samples(sums: StepSums, communication: bool) -> Samples:
     """The values of every compared row, one per step."""
-    made: Samples = {("step", "", "", ""): sums.wall.astype(float)}
+    samples: Samples = {("step", "", "", ""): sums.wall.astype(float)}
     for (layer, phase, kernel_class), row in sums.by_key.items():
         keys: list[Key] = [("class", "", "", kernel_class)]
         if communication or kernel_class != "comm":
@@ -321,8 +323,8 @@ def _samples(sums: StepSums, communication: bool) -> Samples:
                 ("layer class", layer, phase, kernel_class),
             ]
         for key in keys:
-            made[key] = made[key] + row if key in made else row.astype(float)
-    return made
+            samples[key] = samples[key] + row if key in samples else row.astype(float)
+    return samples
 
 
 _Stalled = dict[str, tuple[npt.NDArray[np.int64], ...]]
@@ -332,8 +334,8 @@ _Stalled = dict[str, tuple[npt.NDArray[np.int64], ...]]
 def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _Stalled) -> list[str]:
     """A sentence for each step of a run that some rows leave out because they stalled in it."""
     notes = []
-    for place, (info, sums) in enumerate(zip(infos, runs, strict=True)):
-        wall, layers = (stalled[level][place] if level in stalled else np.empty(0) for level in ("step", "layer"))
+    for index, (info, sums) in enumerate(zip(infos, runs, strict=True)):
+        wall, layers = (stalled[level][index] if level in stalled else np.empty(0) for level in ("step", "layer"))
         for step in sorted({*wall[wall >= 0].tolist(), *layers[layers >= 0].tolist()}):
             count = int((layers == step).sum())
             where = [
@@ -389,8 +391,8 @@ def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
 def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
     """A group number for each row; layers whose paths differ only in their numbers share one."""
     named = [(_NUMBER.sub("*", layer), phase, kernel_class) for _, layer, phase, kernel_class in keys]
-    place = {one: number for number, one in enumerate(dict.fromkeys(named))}
-    return np.array([place[one] for one in named], dtype=np.int64)
+    index = {row: number for number, row in enumerate(dict.fromkeys(named))}
+    return np.array([index[row] for row in named], dtype=np.int64)
 
 
 def _level(keys: list[Key], changes: Effects, noise: Noise, options: DiffOptions) -> pd.DataFrame:

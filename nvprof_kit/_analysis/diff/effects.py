@@ -88,8 +88,8 @@ class Noise:
             given: The noise of GPU time, if the user knows it.
         """
         if runs > 1:
-            least = RUN_NOISE if given is None else given
-            return cls(least, max(least, HOST_RUN_NOISE * idle), assumed=False)
+            minimum = RUN_NOISE if given is None else given
+            return cls(minimum, max(minimum, HOST_RUN_NOISE * idle), assumed=False)
         operations = HOST_NOISE if not on_gpu else ASSUMED_NOISE if given is None else given
         return cls(operations, max(operations, HOST_NOISE * idle), assumed=True)
 
@@ -157,20 +157,20 @@ def effects(
 
     logs = np.logical_and.reduce([(run > 0).all(axis=1) for run in (*base, *new)])
     before, after = ([_run(run, logs, equals) for run in side] for side in (base, new))
-    middle = [np.mean([run.level for run in side], axis=0) for side in (before, after)]
-    scale = np.where(logs | (middle[0] <= 0), 1.0, middle[0])
-    effect = (middle[1] - middle[0]) / scale
-    floor = [np.where(logs, 1.0, level / scale) ** 2 * run_noise**2 for level in middle]
+    estimate = [np.mean([run.level for run in side], axis=0) for side in (before, after)]
+    scale = np.where(logs | (estimate[0] <= 0), 1.0, estimate[0])
+    effect = (estimate[1] - estimate[0]) / scale
+    floor = [np.where(logs, 1.0, level / scale) ** 2 * run_noise**2 for level in estimate]
     variance, df = _variance(before, after, floor, scale, logs)
     widening = _widening(effect, variance, equals, logs) if widen else 1.0
     error = np.sqrt(variance) * widening
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(effect == 0, 0.0, np.abs(effect) / error)
     half, one_sided = stats.t.ppf(0.975, df) * error, stats.t.ppf(0.95, df) * error
-    known, both = logs | (middle[0] > 0), logs | ((middle[0] > 0) & (middle[1] > 0))
+    known, both = logs | (estimate[0] > 0), logs | ((estimate[0] > 0) & (estimate[1] > 0))
     change = _relative(effect, logs, known)
     low, high, at_most = (_relative(effect + by, logs, both) for by in (-half, half, one_sided))
-    base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in middle)
+    base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in estimate)
     at_most = _with_stalls(at_most, base, new, [run.stalled for run in after])
     return Effects(
         base_time,
@@ -195,9 +195,9 @@ def _with_stalls(
     """
     rows = np.flatnonzero(np.logical_or.reduce([run >= 0 for run in stalled]))
     before, after = (np.mean([run[rows].mean(axis=1) for run in side], axis=0) for side in (base, new))
-    found: Floats = at_most.copy()
-    found[rows] = np.fmax(at_most[rows], after / before - 1)
-    return found
+    stalls: Floats = at_most.copy()
+    stalls[rows] = np.fmax(at_most[rows], after / before - 1)
+    return stalls
 
 
 def _relative(value: Floats, logs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> Floats:
@@ -217,8 +217,8 @@ def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int6
         level[logs], variance[logs] = _mean(values, cut)
         rows = np.flatnonzero(stalled >= 0)
         if len(rows):
-            kept = np.arange(count) != stalled[rows, None]
-            level[rows], variance[rows] = _mean(np.log(times[rows][kept].reshape(len(rows), count - 1)), 0)
+            included = np.arange(count) != stalled[rows, None]
+            level[rows], variance[rows] = _mean(np.log(times[rows][included].reshape(len(rows), count - 1)), 0)
         variance[logs] = np.maximum(variance[logs], _typical(variance[logs], equals[logs]))
     return _Run(level, variance, np.maximum(count - 2 * cut - 1.0 - (stalled >= 0), 1), stalled)
 
@@ -230,21 +230,21 @@ def _stalls(values: Floats) -> npt.NDArray[np.int64]:
         return np.full(len(values), -1, dtype=np.int64)
     off = values - np.median(values, axis=1, keepdims=True)
     worst = off.argmax(axis=1)
-    others = np.sort(np.abs(off), axis=1)[:, -2]
-    most = off.max(axis=1)
-    return np.where((most > STALL) & (most > STALL_RATIO * others), worst, -1)
+    other_steps = np.sort(np.abs(off), axis=1)[:, -2]
+    longest = off.max(axis=1)
+    return np.where((longest > STALL) & (longest > STALL_RATIO * other_steps), worst, -1)
 
 
 def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:
     """The trimmed mean of each row and its variance (Yuen 1974); without a cut the mean and its variance."""
     count = values.shape[1]
     ordered = np.sort(values, axis=1)
-    kept = ordered[:, cut : count - cut]
+    included = ordered[:, cut : count - cut]
     if count < 2:
-        return kept.mean(axis=1), np.full(len(values), np.inf)
-    clipped = np.clip(values, kept[:, :1], kept[:, -1:])
-    left = kept.shape[1]
-    return kept.mean(axis=1), clipped.var(axis=1, ddof=1) * (count - 1) / (left * (left - 1))
+        return included.mean(axis=1), np.full(len(values), np.inf)
+    clipped = np.clip(values, included[:, :1], included[:, -1:])
+    left = included.shape[1]
+    return included.mean(axis=1), clipped.var(axis=1, ddof=1) * (count - 1) / (left * (left - 1))
 
 
 def _typical(values: Floats, groups: npt.NDArray[np.int64]) -> Floats:
@@ -262,22 +262,22 @@ def _variance(
     steps = [
         (run.variance / scale**2 / len(side) ** 2, run.df) for side, _ in sides for run in side
     ]  # what each run's steps add
-    least = sum(part for part, _ in steps) + sum(low / len(side) for side, low in sides)
+    minimum = sum(variance for variance, _ in steps) + sum(low / len(side) for side, low in sides)
     with np.errstate(divide="ignore", invalid="ignore"):
-        df = least**2 / sum(part**2 / free for part, free in steps)
+        df = minimum**2 / sum(variance**2 / free for variance, free in steps)
     df = np.clip(np.nan_to_num(df, nan=1.0, posinf=_KNOWN), 1.0, _KNOWN)
-    df = np.where(np.isfinite(least), df, 1.0)
+    df = np.where(np.isfinite(minimum), df, 1.0)
     free = len(before) + len(after) - 2
     if not free:
-        return np.asarray(least), df
+        return np.asarray(minimum), df
     squares = sum(
         ((levels - levels.mean(axis=0)) ** 2).sum(axis=0)
         for levels in (np.array([run.level for run in side]) / scale for side, _ in sides)
     )
     shares = 1 / len(before) + 1 / len(after)
-    between, moderated = _moderated(np.asarray(squares) / free, np.asarray(least) / shares, free, logs)
+    between, moderated = _moderated(np.asarray(squares) / free, np.asarray(minimum) / shares, free, logs)
     seen = between * shares
-    return np.maximum(least, seen), np.where(seen > least, np.minimum(moderated, _KNOWN), df)
+    return np.maximum(minimum, seen), np.where(seen > minimum, np.minimum(moderated, _KNOWN), df)
 
 
 def _moderated(variance: Floats, floor: Floats, free: int, logs: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -293,9 +293,9 @@ def _moderated(variance: Floats, floor: Floats, free: int, logs: npt.NDArray[np.
         return to_floor, own
     z = np.log(variance[used]) - special.digamma(free / 2) + np.log(free / 2)
     spread = float(z.var(ddof=1)) - float(special.polygamma(1, free / 2))
-    most = float(special.polygamma(1, _KNOWN / 2))
+    maximum = float(special.polygamma(1, _KNOWN / 2))
     prior = _KNOWN
-    if spread > most:
+    if spread > maximum:
         prior = 2 * optimize.brentq(lambda x: float(special.polygamma(1, x)) - spread, 1e-3, _KNOWN)
     middle = np.exp(z.mean() + special.digamma(prior / 2) - np.log(prior / 2))
     drawn = (prior * middle + free * variance) / (prior + free)

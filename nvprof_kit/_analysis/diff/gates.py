@@ -67,13 +67,13 @@ def parse_gate(text: str) -> Gate:
     Raises:
         UsageError: The text has another form.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         raise UsageError(
             f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, phase:backward:+5%, class:gemm:+5%, "
             "model.layers.*:+10% or 'model.layers.* backward:+10%'"
         )
-    target, limit = found["target"], float(found["percent"]) / 100
+    target, limit = match["target"], float(match["percent"]) / 100
     if target == "step":
         return Gate(text, "step", "", limit)
     for level in ("phase", "class"):
@@ -86,8 +86,8 @@ def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The p values of tests made together, corrected for their number (Benjamini-Hochberg)."""
     from scipy import stats
 
-    found: npt.NDArray[np.float64] = stats.false_discovery_control(p)
-    return found
+    p_values: npt.NDArray[np.float64] = stats.false_discovery_control(p)
+    return p_values
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,22 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
     Raises:
         UsageError: It limits nothing that either capture has.
     """
-    mine = _limited(gate, rows)
+    rows_of_gate = _limited(gate, rows)
     if limits.assumed:
-        significant = (mine["verdict"] == "slower").to_numpy()
+        significant = (rows_of_gate["verdict"] == "slower").to_numpy()
     else:
-        significant = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
-    slower = mine[((mine["change"] >= gate.limit) & significant) | (mine["verdict"] == "new")]
+        significant = (corrected(rows_of_gate["p_alone"].to_numpy()) < limits.level) & ~(
+            rows_of_gate["change"].abs() < limits.noise
+        )
+    slower = rows_of_gate[((rows_of_gate["change"] >= gate.limit) & significant) | (rows_of_gate["verdict"] == "new")]
     assumed = ", beyond the noise assumed for one run a side" if limits.assumed else ""
     if len(slower):
         return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %{assumed}")
-    undecided = mine[~(mine["at_most"] < gate.limit) & (mine["new_ns"] > 0) & ~_negligible(mine, rows, limits)]
+    undecided = rows_of_gate[
+        ~(rows_of_gate["at_most"] < gate.limit)
+        & (rows_of_gate["new_ns"] > 0)
+        & ~_negligible(rows_of_gate, rows, limits)
+    ]
     if limits.assumed:  # what the assumed noise alone leaves open holds; what the steps leave open does not
         noise = limits.assumed.step if gate.level == "step" else limits.assumed.operations
         spread = (1 + undecided["at_most"]) / (1 + undecided["change"])
@@ -141,15 +147,15 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
         row = undecided.sort_values(["at_most"], ascending=False, kind="stable", na_position="first").iloc[0]
         reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
         if len(undecided) > 1:
-            reason += f" ({len(undecided)} of {len(mine)} rows)"
+            reason += f" ({len(undecided)} of {len(rows_of_gate)} rows)"
         return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
-    gone = mine[mine["verdict"] == "gone"]
+    gone = rows_of_gate[rows_of_gate["verdict"] == "gone"]
     renamed = rows[(rows["level"] == gate.level) & (rows["verdict"] == "new")]
     if len(gone) and len(renamed):
         reason = f"undecided: {named(gone.iloc[0])} is gone, and {named(renamed.iloc[0])} is new and not in the gate"
-        reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(mine)} rows are gone)"
+        reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(rows_of_gate)} rows are gone)"
         return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
-    row = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
+    row = rows_of_gate.sort_values("change", ascending=False, kind="stable").iloc[0]
     bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""
     if limits.assumed and not bound:
         bound = ", within the noise assumed for one run a side"
@@ -158,25 +164,25 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
 
 def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that a gate limits."""
-    mine: pd.DataFrame = rows[rows["level"] == gate.level]
+    rows_of_gate: pd.DataFrame = rows[rows["level"] == gate.level]
     if gate.level in _COLUMN:
-        mine = mine[mine[_COLUMN[gate.level]] == gate.target]
+        rows_of_gate = rows_of_gate[rows_of_gate[_COLUMN[gate.level]] == gate.target]
     elif gate.level == "layer":
-        texts = zip(mine["layer"], mine["layer"] + " " + mine["phase"], strict=True)
-        mine = mine[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
-    if not len(mine):
+        texts = zip(rows_of_gate["layer"], rows_of_gate["layer"] + " " + rows_of_gate["phase"], strict=True)
+        rows_of_gate = rows_of_gate[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
+    if not len(rows_of_gate):
         raise UsageError(
             f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
             "the table has, or --with-communication"
         )
-    return mine
+    return rows_of_gate
 
 
 def _negligible(mine: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
     """Which rows cost the step next to nothing, however large their relative change is."""
     step = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
-    found: npt.NDArray[np.bool_] = (mine["at_most"] * mine["base_ns"] < limits.negligible * step).to_numpy()
-    return found
+    negligible: npt.NDArray[np.bool_] = (mine["at_most"] * mine["base_ns"] < limits.negligible * step).to_numpy()
+    return negligible
 
 
 def _worst(rows: pd.DataFrame) -> str:

@@ -44,46 +44,48 @@ def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
         return runs[0]
     rows = pd.concat(runs, ignore_index=True)
     how = {"kernel_class": "first", "count": "sum", "gpu_ns": "sum", "where": "first"}
-    made: pd.DataFrame = rows.groupby("name", sort=False).agg(how).reset_index()
+    means: pd.DataFrame = rows.groupby("name", sort=False).agg(how).reset_index()
     for column in ("count", "gpu_ns"):
-        made[column] /= len(runs)
-    return made
+        means[column] /= len(runs)
+    return means
 
 
 def _compared(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     """Kernels that only one side has, paired as renamed if they do the same work, and those whose count changed."""
     import pandas as pd
 
-    gone, fresh = (
-        one[~one["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
-        for one, other in ((before, after), (after, before))
+    gone, added = (
+        side[~side["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
+        for side, other in ((before, after), (after, before))
     )
-    left: list[dict[Any, Any]] = fresh.to_dict("records")
+    left: list[dict[Any, Any]] = added.to_dict("records")
     none = {"name": "", "count": 0.0, "gpu_ns": 0.0}
     rows = []
     for old in gone.to_dict("records"):
-        same = next((one for one in left if _same_work(old, one)), None)
+        same = next((kernel for kernel in left if _same_work(old, kernel)), None)
         if same is not None:
             left.remove(same)
         rows.append(_row("renamed" if same else "gone", old, same or none))
-    rows += [_row("new", none | {"name": one["name"], "kernel_class": one["kernel_class"]}, one) for one in left]
+    rows += [
+        _row("new", none | {"name": kernel["name"], "kernel_class": kernel["kernel_class"]}, kernel) for kernel in left
+    ]
     both = before.merge(after, on="name", suffixes=("", "_new"))
     changed = both[(both["count"] - both["count_new"]).abs() > _SAME_COUNT]
     rows += [
-        _row("launches", one, {"name": "", "count": one["count_new"], "gpu_ns": one["gpu_ns_new"]})
-        for one in changed.to_dict("records")
+        _row("launches", kernel, {"name": "", "count": kernel["count_new"], "gpu_ns": kernel["gpu_ns_new"]})
+        for kernel in changed.to_dict("records")
     ]
     table = pd.DataFrame(rows, columns=list(KERNEL_COLUMNS)).astype({"base_ns": "int64", "new_ns": "int64"})
     order = np.argsort(-table[["base_ns", "new_ns"]].max(axis=1).to_numpy(), kind="stable")
-    made: pd.DataFrame = table.iloc[order].reset_index(drop=True)
-    return made
+    frame: pd.DataFrame = table.iloc[order].reset_index(drop=True)
+    return frame
 
 
 def _row(what: str, old: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...]:
     name = now["name"] if what == "renamed" else ""
     count = now["count"] if what == "new" else old["count"]
-    spent = (old["gpu_ns"], now["gpu_ns"])
-    return (what, old["name"], name, old["kernel_class"], count, *spent, old["count"], now["count"])
+    time_ns = (old["gpu_ns"], now["gpu_ns"])
+    return (what, old["name"], name, old["kernel_class"], count, *time_ns, old["count"], now["count"])
 
 
 def _same_work(one: dict[Any, Any], other: dict[Any, Any]) -> bool:

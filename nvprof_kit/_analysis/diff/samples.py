@@ -82,9 +82,9 @@ def step_sums(
     phases = len(phase.categories)
     code = classes.code.astype(np.int64)
     pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
-    keys, which = np.unique(pair[inside], return_inverse=True)
+    keys, step_row = np.unique(pair[inside], return_inverse=True)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
-    cells = exact_sums(which * len(steps) + of_op[inside], duration, len(keys) * len(steps))
+    cells = exact_sums(step_row * len(steps) + of_op[inside], duration, len(keys) * len(steps))
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,
@@ -112,10 +112,10 @@ def _wall(trace: Trace, attribution: Attribution, column: Int64Array, steps: int
         steps: How many steps are compared.
     """
     windows = step_windows(trace, attribution)
-    place = column[windows.instance]
-    mine = np.flatnonzero(place >= 0)
-    count = np.bincount(place[mine], minlength=steps)
-    total = exact_sums(place[mine], (windows.end - windows.start)[mine], steps)
+    index = column[windows.instance]
+    rows_of_step = np.flatnonzero(index >= 0)
+    count = np.bincount(index[rows_of_step], minlength=steps)
+    total = exact_sums(index[rows_of_step], (windows.end - windows.start)[rows_of_step], steps)
     return total / np.maximum(count, 1)
 
 

@@ -65,7 +65,7 @@ class Counted:
         if layer == NO_LAYER:
             return [chain[0]]
         holders = with_ancestors(layer, self._parent)
-        return [(one, phase) for one in holders if one == layer or (one, phase) in self.calls]
+        return [(holder, phase) for holder in holders if holder == layer or (holder, phase) in self.calls]
 
     def nested(self, *, model: bool = False, times: Mapping[Key, float] | None = None) -> dict[Key, Work]:
         """Operations of each (layer, phase) with those of the layers it holds; see `rows_of`.
@@ -111,7 +111,7 @@ def read_counted(counts: FlopsFile) -> Counted:
     work: dict[Chain, Work] = {}
     attention: set[Chain] = set()
     columns = ("range", "name", "dtype", "flops")
-    for number, name, dtype, flops in zip(*(counts.operators[one].tolist() for one in columns), strict=True):
+    for number, name, dtype, flops in zip(*(counts.operators[column].tolist() for column in columns), strict=True):
         add(work.setdefault(chains[number], {}), {dtype: flops})
         if "attention" in name:
             attention.add(chains[number])

@@ -150,13 +150,13 @@ class Flops(ByLayer):
 
 def _alike_notes(notes: Iterable[str]) -> list[str]:
     """Each note once; notes that differ only in their percentage become one, with the lowest and the highest."""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for note in notes:
-        number, sign, rest = note.partition("%")
-        begins = bool(sign) and number.isdecimal()
-        found.setdefault(f"%{rest}" if begins else note, []).extend([int(number)] if begins else [])
-    ranges = {text: "-".join(map(str, sorted({min(of), max(of)}))) if of else "" for text, of in found.items()}
-    return [f"{ranges[text]}{text}" for text in found]
+        number, sign, note_text = note.partition("%")
+        has_number = bool(sign) and number.isdecimal()
+        numbers.setdefault(f"%{note_text}" if has_number else note, []).extend([int(number)] if has_number else [])
+    ranges = {text: "-".join(map(str, sorted({min(of), max(of)}))) if of else "" for text, of in numbers.items()}
+    return [f"{ranges[text]}{text}" for text in numbers]
 
 
 def flops(
@@ -253,7 +253,7 @@ class _Records:
         if row.held and row.key in self._inside:
             times, work, model = 1.0, self._inside[row.key], self._inside_model[row.key]
         flops = sum(work.values()) * times
-        hfu, mfu = (utilisation(part, self._peaks, row.busy_ns, times) for part in (work, model))
+        hfu, mfu = (utilisation(work_part, self._peaks, row.busy_ns, times) for work_part in (work, model))
         return {
             "layer": row.key[0],
             "phase": row.key[1],
@@ -287,7 +287,7 @@ class _Records:
         return why_above(
             hfu,
             attention=key in self._attention if key else bool(self._attention),
-            fp32=any("fp32" in part for part in work),
+            fp32=any("fp32" in dtypes for dtypes in work),
             own_peak=self._own_peak,
         )
 
@@ -306,13 +306,13 @@ def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[
         return [Issue("nothing-counted", "error", 1.0, text)]
     issues = []
     timed = {key for key, number in times.items() if not math.isnan(number)}
-    lost = sum(sum(work.values()) for chain, work in counted.work.items() if timed.isdisjoint(chain))
-    if lost:
+    lost_flops = sum(sum(work.values()) for chain, work in counted.work.items() if timed.isdisjoint(chain))
+    if lost_flops:
         text = (
-            f"{100 * lost / everything:.1f} % of the operations counted are of layers and phases that the capture does "
-            "not have, and in no figure; count and capture the same program"
+            f"{100 * lost_flops / everything:.1f} % of the operations counted are of layers and phases that the "
+            "capture does not have, and in no figure; count and capture the same program"
         )
-        issues.append(Issue("not-captured", "warning", lost / everything, text))
+        issues.append(Issue("not-captured", "warning", lost_flops / everything, text))
     ratios = sorted({round(times[key], 6) for key in timed if key[0] != NO_LAYER})
     if len(ratios) > 1:
         text = (

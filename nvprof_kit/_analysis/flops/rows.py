@@ -59,15 +59,15 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
     calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
     rows = [Row(sums.keys[index], int(calls[index]), int(busy[index]), sums.keys[index] in sums.held) for index in seen]
-    loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
+    loop = {phase: order_of for order_of, phase in enumerate(sums.loop_phases)}
 
-    def place(row: Row) -> tuple[int, int]:
+    def order_of(row: Row) -> tuple[int, int]:
         layer, phase = row.key
         if layer == NO_LAYER:
             return len(order), loop.get(phase, len(loop))
         return order[layer], LAYER_PHASES.index(phase)
 
-    return sorted(rows, key=place)
+    return sorted(rows, key=order_of)
 
 
 def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:
@@ -80,7 +80,7 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     if "name" not in trace.ops or not trace.info.on_gpu:
         return {}
     layer, phase = op_owners(operations.attribution)
-    is_matrix = np.any([operations.classes.is_a(one) for one in _MATRIX_KERNELS], axis=0)
+    is_matrix = np.any([operations.classes.is_a(name) for name in _MATRIX_KERNELS], axis=0)
     ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
     sums = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
@@ -187,14 +187,14 @@ def whole(
         length = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
         busy = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
     total, model = _captured(counted, times)
-    many = max(len(steps), 1)
+    step_count = max(len(steps), 1)
     return Whole(
         steps=len(steps),
         devices=devices,
-        step_ns=length / many,
-        busy_ns=busy / many,
-        flops=sum(total.values()) / many,
-        model_flops=sum(model.values()) / many,
+        step_ns=length / step_count,
+        busy_ns=busy / step_count,
+        flops=sum(total.values()) / step_count,
+        model_flops=sum(model.values()) / step_count,
         hfu=utilisation(total, peaks, length * devices),
         mfu=utilisation(model, peaks, length * devices),
         busy_hfu=utilisation(total, peaks, busy),

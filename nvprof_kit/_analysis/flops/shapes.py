@@ -152,13 +152,15 @@ def work_of(name: str, arguments: str) -> tuple[str, int | None]:
         name: The operator.
         arguments: What it was called with: the column ``arguments`` of the schema's ``shapes``.
     """
-    dims, types, concrete = (one if isinstance(one, list) else [] for one in json.loads(arguments))
+    dims, types, concrete = (argument if isinstance(argument, list) else [] for argument in json.loads(arguments))
     try:
         flops: int | None = int(FORMULAS[name](_Call(dims, concrete)))
     except (ValueError, TypeError, IndexError, KeyError):
         flops = None
-    known = [str(one).lower() for one in types]
-    found = (dtype for dtype, pattern in _TYPES if any(re.search(pattern, one) for one in known if one != ""))
+    known = [str(argument).lower() for argument in types]
+    found = (
+        dtype for dtype, pattern in _TYPES if any(re.search(pattern, argument) for argument in known if argument != "")
+    )
     return next(found, ""), flops
 
 
