@@ -18,17 +18,12 @@ from nvprof_kit._analysis.attribution.attribution import attribute  # noqa: E402
 from nvprof_kit._analysis.layers.layers import layers  # noqa: E402
 from nvprof_kit._trace.open import open_capture  # noqa: E402
 
-PATHS = {"M_0": "M", "M_0.Embedding_0": "embed", "M_0.Linear_4": "head"} | {
-    f"M_0.Block_{block}{part}": f"layers.{block}{name}"
+PATHS = {"M": "M", "M.Embedding": "embed", "M.Linear": "head"} | {
+    f"M.Block.{block}{part}": f"layers.{block}{name}"
     for block in range(2)
-    for part, name in (
-        ("", ""),
-        (f".LayerNorm_{block}", ".norm"),
-        (f".Linear_{2 * block}", ".up"),
-        (f".Linear_{2 * block + 1}", ".down"),
-    )
+    for part, name in (("", ""), (".LayerNorm", ".norm"), (".Linear.0", ".up"), (".Linear.1", ".down"))
 }
-"""PyTorch's names of the modules, by class and number, and ours."""
+"""The names of modules by nesting, class and order among their siblings, and ours."""
 
 Owner = tuple[str, str, str]
 
