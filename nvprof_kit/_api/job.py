@@ -76,7 +76,7 @@ class Job:
 
         waits, communicators = self._waits, self._tables.communicators()
         steps = self._tables.step_lengths()
-        groups = {int(str(c)): tuple(mine["rank"].tolist()) for c, mine in communicators.groupby("c")}
+        groups = {int(str(c)): tuple(members["rank"].tolist()) for c, members in communicators.groupby("c")}
         return judge(
             Evidence(
                 charges=waits.charges,
@@ -141,8 +141,8 @@ class Job:
         """What may be missing or distorted; each sentence says what to do about it."""
         from nvprof_kit._ranks.words import job_warnings
 
-        own = job_warnings(self.ranks, self._aligned.clocks, self._tables)
-        return as_issues("job", (*own, *self._aligned.warnings, *self._of_captures()))
+        of_ranks = job_warnings(self.ranks, self._aligned.clocks, self._tables)
+        return as_issues("job", (*of_ranks, *self._aligned.warnings, *self._of_captures()))
 
     def _of_captures(self) -> list[str]:
         ranks_of: dict[str, list[int]] = {}
@@ -200,9 +200,12 @@ class Job:
         of = self.verdict.rank if rank is None else rank
         named = self.verdict.layer if rank is None and layer is None else layer
         if of is not None:
-            for one in dict.fromkeys((None, named)):
-                weights = replay.rank_weights(graph, self._layers, of, one)
-                changes[f"rank {of}" + (f" in {one}" if one else "")] = (replay.spent(graph, weights), None)
+            for named_layer in dict.fromkeys((None, named)):
+                weights = replay.rank_weights(graph, self._layers, of, named_layer)
+                changes[f"rank {of}" + (f" in {named_layer}" if named_layer else "")] = (
+                    replay.spent(graph, weights),
+                    None,
+                )
         return self._table("what-if", replay.what_if(graph, changes))
 
     def answer(self, top: int = 10) -> Ranks:
@@ -301,9 +304,9 @@ class Job:
         from nvprof_kit._report.export.trace_events import BY_SUFFIX
 
         self._check_there(ranks)
-        shown = self.ranks[self.ranks["rank"].isin(ranks)] if ranks else self.ranks
+        selected = self.ranks[self.ranks["rank"].isin(ranks)] if ranks else self.ranks
         captures = []
-        for path in dict.fromkeys(shown["capture"].tolist()):
+        for path in dict.fromkeys(selected["capture"].tolist()):
             if not Path(path).exists():
                 raise UsageError(f"{path}: the map's capture is not here; a trace is made of the captures themselves")
             captures.append(open_capture(path, domain=self._domain))
@@ -341,7 +344,7 @@ class Job:
 
     @property
     def _sources(self) -> tuple[Path, ...]:
-        return tuple(Path(one) for one in self.ranks["capture"])
+        return tuple(Path(capture) for capture in self.ranks["capture"])
 
     def __str__(self) -> str:
         return str(self.answer())
@@ -353,8 +356,8 @@ class Job:
 
 
 def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+    names = ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {names}"
 
 
 def _check_ranks(ranks: pd.DataFrame) -> None:
@@ -400,14 +403,14 @@ def open_job(
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._trace.jobs.tables import JobTables
 
-    known = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
-    domain = domain_of(known, domain)
+    read = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
+    domain = domain_of(read, domain)
     named = [captures] if isinstance(captures, (str, Path)) else list(captures)
     if not named:
         raise UsageError("no captures; needed those of the ranks of one run, or a folder of them")
     if len(named) == 1 and is_maps(Path(named[0])):
-        return Job(JobTables(Path(named[0])), domain=domain, rules=known)
+        return Job(JobTables(Path(named[0])), domain=domain, rules=read)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
-    names = map_captures(named, folder, domain=domain, rules=known, ranks=ranks, workers=workers, done=done)
-    return Job(JobTables(folder, names), keep, domain=domain, rules=known)
+    names = map_captures(named, folder, domain=domain, rules=read, ranks=ranks, workers=workers, done=done)
+    return Job(JobTables(folder, names), keep, domain=domain, rules=read)

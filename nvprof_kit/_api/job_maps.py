@@ -65,19 +65,19 @@ def map_capture(task: MapTask) -> list[str]:
     from nvprof_kit._trace.open import open_capture
 
     path, folder = Path(task.capture), Path(task.folder)
-    wanted = Fingerprint.of(path, task.reading)
-    if whole := kept(folder, [wanted]):
-        return whole[wanted.capture]
+    fingerprint = Fingerprint.of(path, task.reading)
+    if maps := kept(folder, [fingerprint]):
+        return maps[fingerprint.capture]
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
     operators = any(issue.code == "operators-as-layers" for issue in trace.info.warnings)
     names = []
     for pid, rank_name in _ranks_in(trace, path, task.rank).items():
         facts = {
             "version": VERSION,
-            "capture": wanted.capture,
-            "size_bytes": wanted.size_bytes,
-            "changed_ns": wanted.changed_ns,
-            "reading": wanted.reading,
+            "capture": fingerprint.capture,
+            "size_bytes": fingerprint.size_bytes,
+            "changed_ns": fingerprint.changed_ns,
+            "reading": fingerprint.reading,
             "run": rank_name.run,
             "world_size": rank_name.world_size,
             "tool": trace.info.tool,
@@ -93,7 +93,7 @@ def map_capture(task: MapTask) -> list[str]:
     return names
 
 
-def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
+def _ranks_in(trace: Any, path: Path, given_rank: int | None) -> dict[int, RankName]:
     """The ranks of a capture by process id; the key is -1 if there is only one.
 
     Processes with GPU work that nothing names are ranks in the order of their devices.
@@ -101,16 +101,16 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     marks = trace.marks
     named: dict[int, RankName] = {}
     if marks is not None and len(marks):
-        for pid, mine in marks.groupby("pid"):
-            found = rank_of_marks(map(str, mine["text"].unique()))
-            if found.rank >= 0:
-                named[int(str(pid))] = found
+        for pid, of_process in marks.groupby("pid"):
+            rank_name = rank_of_marks(map(str, of_process["text"].unique()))
+            if rank_name.rank >= 0:
+                named[int(str(pid))] = rank_name
     busy = few(trace.ops["pid"].to_numpy()).tolist()
     named = {pid: one for pid, one in named.items() if pid in busy}
     if len(named) > 1:
         return named
-    if given is not None:
-        return {-1: RankName(given, found_by="given")}
+    if given_rank is not None:
+        return {-1: RankName(given_rank, found_by="given")}
     single = next(iter(named.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
     if single.rank < 0 and len(busy) > 1:  # nothing names them: in the order of their devices
         device = trace.ops.groupby("pid")["device"].min()
@@ -144,12 +144,12 @@ def _groups_in(trace: Any, pid: int) -> str:
     marks = trace.marks
     if marks is None or not len(marks):
         return ""
-    mine = marks if pid < 0 else marks[marks["pid"] == pid]
-    return groups_of_marks(map(str, mine["text"].unique()))
+    of_process = marks if pid < 0 else marks[marks["pid"] == pid]
+    return groups_of_marks(map(str, of_process["text"].unique()))
 
 
 def _first(*found: RankName) -> RankName:
-    return next((one for one in found if one.rank >= 0), RankName())
+    return next((name for name in found if name.rank >= 0), RankName())
 
 
 def map_all(tasks: Sequence[MapTask], workers: int = 1, done: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -165,9 +165,9 @@ def map_all(tasks: Sequence[MapTask], workers: int = 1, done: Callable[[str], No
             done(task.capture)
             names += map_capture(task)
         return names
-    for task, made in zip(tasks, map_in_processes(tasks, count), strict=True):
+    for task, map_names in zip(tasks, map_in_processes(tasks, count), strict=True):
         done(task.capture)
-        names += made
+        names += map_names
     return names
 
 
@@ -215,11 +215,11 @@ def map_captures(
         MapTask(str(path), str(maps), domain, rules, rank_of.get(path.name, rank_of.get(str(path))))
         for path in find_captures(list(captures))[part[0] :: part[1]]
     ]
-    whole = kept(Path(maps), [Fingerprint.of(Path(task.capture), task.reading) for task in tasks])
-    for capture in whole:
+    reused = kept(Path(maps), [Fingerprint.of(Path(task.capture), task.reading) for task in tasks])
+    for capture in reused:
         done(capture)
-    tasks = [task for task in tasks if task.capture not in whole]
-    names = [name for some in whole.values() for name in some]
+    tasks = [task for task in tasks if task.capture not in reused]
+    names = [name for map_names in reused.values() for name in map_names]
     if not tasks:
         return names
     if dask is not None:

@@ -56,8 +56,10 @@ def trace_of_ranks(
         placed.append((by_rank[its[0]], _reader(capture, step, steps)))
     placed.sort(key=lambda one: one[0].rank)
     origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in placed)
-    lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
-    warnings = [f"rank {rank} has no collective in common with the others: it keeps its own clock" for rank in lost]
+    unaligned = [clock.rank for clock, _ in placed if clock.offset_ns is None]
+    warnings = [
+        f"rank {rank} has no collective in common with the others: it keeps its own clock" for rank in unaligned
+    ]
     sources = tuple(source for capture in captures for source in capture.sources)
     return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, as_issues("clocks", warnings))
 

@@ -40,12 +40,12 @@ def main() -> None:
         answers.flush()
 
 
-def _as_pickle(error: Exception, shown: str) -> bytes:
+def _as_pickle(error: Exception, text: str) -> bytes:
     try:
-        sent = pickle.dumps((error, shown))
+        sent = pickle.dumps((error, text))
         pickle.loads(sent)  # some exceptions can be pickled, but not read back
     except Exception:
-        return pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), shown))
+        return pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
     return sent
 
 

@@ -91,10 +91,10 @@ class _Worker:
         assert tasks is not None and answers is not None
         return tasks, answers
 
-    def _send(self, what: Any) -> None:
+    def _send(self, message: Any) -> None:
         tasks, _ = self._pipes()
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `map` finds when it reads the answer
-            tasks.write(pickle.dumps(what))
+            tasks.write(pickle.dumps(message))
             tasks.flush()
 
     def _answer(self) -> Any:
@@ -110,8 +110,8 @@ class _Worker:
             raise ToolError(f"{task.capture}: {self._ended()}") from None
         if isinstance(answer, list):
             return answer
-        error, shown = answer
-        raise error from (None if isinstance(error, NvprofKitError) else RemoteTraceback(shown))
+        error, text = answer
+        raise error from (None if isinstance(error, NvprofKitError) else RemoteTraceback(text))
 
     def _ended(self) -> str:
         status = self._process.wait()

@@ -62,9 +62,9 @@ class Line(NamedTuple):
     offset: float
     drift: float
 
-    def apply(self, moment: float) -> float:
+    def apply(self, time: float) -> float:
         """The corrected time."""
-        return moment + self.offset + self.drift * (moment - self.at)
+        return time + self.offset + self.drift * (time - self.at)
 
     def inverse(self) -> Line:
         """The inverse correction."""
@@ -104,7 +104,9 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         lines[first] = (Line(0.0, 0.0, 0.0), 0.0, 0, first)
         _spread(fits, lines)
     if len(islands) > 1:  # keep the largest connected set of ranks; the others cannot be aligned with it
-        lines = {rank: found for rank, found in lines.items() if _root(lines, rank) == _largest(lines, islands)}
+        lines = {
+            rank: line_of_rank for rank, line_of_rank in lines.items() if _root(lines, rank) == _largest(lines, islands)
+        }
     rows: list[tuple[Any, ...]] = []
     for rank in ranks:
         if rank not in lines:
@@ -134,9 +136,9 @@ def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float
     while True:
         ready = next(
             (
-                one
-                for one in waiting
-                if any(rank in lines for rank in fits[one]) and any(r not in lines for r in fits[one])
+                comm
+                for comm in waiting
+                if any(rank in lines for rank in fits[comm]) and any(r not in lines for r in fits[comm])
             ),
             None,
         )
@@ -144,12 +146,14 @@ def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float
             return
         waiting.remove(ready)
         members = fits[ready]
-        known = next(rank for rank in members if rank in lines)
-        back = members[known].line.inverse().then(lines[known][0])  # correction of the communicator's first rank
+        aligned_rank = next(rank for rank in members if rank in lines)
+        back = (
+            members[aligned_rank].line.inverse().then(lines[aligned_rank][0])
+        )  # correction of the communicator's first rank
         for rank, fit in members.items():
             if rank not in lines:
-                residual = max(fit.residual, members[known].residual, lines[known][1])
-                lines[rank] = (fit.line.then(back), residual, fit.matched, known)
+                residual = max(fit.residual, members[aligned_rank].residual, lines[aligned_rank][1])
+                lines[rank] = (fit.line.then(back), residual, fit.matched, aligned_rank)
 
 
 def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
@@ -173,11 +177,11 @@ def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
     )
     bounds = np.append(key, len(pairs))
     comm, rank = pairs["c"].to_numpy(), pairs["rank"].to_numpy()
-    own, other = pairs["end_ns"].to_numpy(), pairs["base_ns"].to_numpy()
+    own_ends, other = pairs["end_ns"].to_numpy(), pairs["base_ns"].to_numpy()
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        fit = _fit(own[low:high], other[low:high])
+        fit = _fit(own_ends[low:high], other[low:high])
         fits.setdefault(int(comm[low]), {})[int(rank[low])] = fit
-    return {one: members for one, members in fits.items() if len(members) > 1}
+    return {c: members for c, members in fits.items() if len(members) > 1}
 
 
 def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -185,10 +189,10 @@ def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
     before its receive also ends long before it. Of sends and receives, only those in which one side waited for the
     other end together. If there are too few of them, use all pairs.
     """
-    own, other = pairs["took_ns"].to_numpy(), pairs["base_took"].to_numpy()
-    longer, shorter = np.maximum(own, other), np.minimum(own, other)
+    own_duration, other = pairs["took_ns"].to_numpy(), pairs["base_took"].to_numpy()
+    longer, shorter = np.maximum(own_duration, other), np.minimum(own_duration, other)
     waited = (longer >= WAITED_NS) & (longer >= WAITED_TIMES * shorter)
-    itself = (pairs["end_ns"] == pairs["base_ns"]).to_numpy() & (own == other)
+    itself = (pairs["end_ns"] == pairs["base_ns"]).to_numpy() & (own_duration == other)
     chosen = pairs["symmetric"].to_numpy() | waited | itself
     enough = _chosen_of(pairs, chosen & ~itself) >= 3
     together: npt.NDArray[np.bool_] = chosen | ~enough
@@ -203,39 +207,39 @@ def _chosen_of(pairs: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> npt.NDArra
     return counts
 
 
-def _fit(own: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
+def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
     """The correction that maps a rank's ends to the first rank's."""
-    at = int(own[0])
-    apart = (base - own).astype(np.float64)
-    level = float(np.median(apart))
-    spread = _deviation(apart - level)
-    if len(own) < ENOUGH:
-        return _Fit(Line(at, level, 0.0), spread, len(own))
-    moment = (own - at).astype(np.float64)
-    slope = _slope(moment, apart)
-    rest = apart - slope * moment
-    start = float(np.median(rest))
-    sloped = _deviation(rest - start)
+    at = int(own_ends[0])
+    offsets = (base - own_ends).astype(np.float64)
+    level = float(np.median(offsets))
+    spread = _deviation(offsets - level)
+    if len(own_ends) < ENOUGH:
+        return _Fit(Line(at, level, 0.0), spread, len(own_ends))
+    elapsed = (own_ends - at).astype(np.float64)
+    slope = _slope(elapsed, offsets)
+    without_drift = offsets - slope * elapsed
+    start = float(np.median(without_drift))
+    sloped = _deviation(without_drift - start)
     if sloped < 0.7 * spread and abs(slope) <= FASTEST:
-        return _Fit(Line(at, start, slope), sloped, len(own))
-    return _Fit(Line(at, level, 0.0), spread, len(own))
+        return _Fit(Line(at, start, slope), sloped, len(own_ends))
+    return _Fit(Line(at, level, 0.0), spread, len(own_ends))
 
 
-def _slope(moment: npt.NDArray[np.float64], apart: npt.NDArray[np.float64]) -> float:
+def _slope(elapsed: npt.NDArray[np.float64], offsets: npt.NDArray[np.float64]) -> float:
     """Slope through the medians of the first and the last third, refined on the residuals."""
-    third = max(len(moment) // 3, 1)
-    run = float(np.median(moment[-third:]) - np.median(moment[:third]))
+    third = max(len(elapsed) // 3, 1)
+    run = float(np.median(elapsed[-third:]) - np.median(elapsed[:third]))
     if run <= 0:
         return 0.0
     slope = 0.0
     for _ in range(3):
-        rest = apart - slope * moment
-        slope += float(np.median(rest[-third:]) - np.median(rest[:third])) / run
+        residuals = offsets - slope * elapsed
+        slope += float(np.median(residuals[-third:]) - np.median(residuals[:third])) / run
     return slope
 
 
-def _deviation(rest: npt.NDArray[np.float64]) -> float:
-    return float(1.4826 * np.median(np.abs(rest))) if len(rest) else 0.0
+def _deviation(residuals: npt.NDArray[np.float64]) -> float:
+    return float(1.4826 * np.median(np.abs(residuals))) if len(residuals) else 0.0
 
 
 TOGETHER_NS = 100_000
@@ -262,20 +266,22 @@ def shifted_steps(ends: pd.DataFrame, clocks: pd.DataFrame, floor_ns: int) -> pd
         clocks: The clocks as far as known, with `nvprof_kit._ranks.clocks.COLUMNS`.
         floor_ns: The resolution of the clocks.
     """
-    mine = ends[(ends["s"] != -2) & ends["symmetric"]].merge(clocks[clocks["offset_ns"].notna()], on="rank")
-    drift = mine["drift_ppm"] / 1e6 * (mine["end_ns"] - mine["at_ns"])
-    mine["e"] = mine["end_ns"] + mine["offset_ns"].astype("int64") + drift.round().astype("int64")
+    aligned = ends[(ends["s"] != -2) & ends["symmetric"]].merge(clocks[clocks["offset_ns"].notna()], on="rank")
+    drift = aligned["drift_ppm"] / 1e6 * (aligned["end_ns"] - aligned["at_ns"])
+    aligned["e"] = aligned["end_ns"] + aligned["offset_ns"].astype("int64") + drift.round().astype("int64")
     limit = max(TIMES * floor_ns, TOGETHER_NS)
-    groups = mine.groupby(["c", "s", "k"])["e"]
-    mine["by_order"] = (groups.transform("max") - groups.transform("min") <= limit) & (groups.transform("size") > 1)
-    mine = mine.sort_values(["c", "s", "e"], kind="stable", ignore_index=True)
-    fresh = (mine["e"].diff() > limit) | (mine["c"] != mine["c"].shift()) | (mine["s"] != mine["s"].shift())
-    mine["moment"] = fresh.cumsum()
-    twice = mine.duplicated(["moment", "rank"], keep=False)
-    mine["by_time"] = (mine.groupby("moment")["e"].transform("size") > 1) & ~twice
-    sums = mine.groupby(["c", "s"])[["by_order", "by_time"]].sum().reset_index()
-    found: pd.DataFrame = sums[sums["by_time"] > sums["by_order"]][["c", "s"]]
-    return found
+    groups = aligned.groupby(["c", "s", "k"])["e"]
+    aligned["by_order"] = (groups.transform("max") - groups.transform("min") <= limit) & (groups.transform("size") > 1)
+    aligned = aligned.sort_values(["c", "s", "e"], kind="stable", ignore_index=True)
+    is_first = (
+        (aligned["e"].diff() > limit) | (aligned["c"] != aligned["c"].shift()) | (aligned["s"] != aligned["s"].shift())
+    )
+    aligned["moment"] = is_first.cumsum()
+    is_double = aligned.duplicated(["moment", "rank"], keep=False)
+    aligned["by_time"] = (aligned.groupby("moment")["e"].transform("size") > 1) & ~is_double
+    sums = aligned.groupby(["c", "s"])[["by_order", "by_time"]].sum().reset_index()
+    shifted: pd.DataFrame = sums[sums["by_time"] > sums["by_order"]][["c", "s"]]
+    return shifted
 
 
 def voted(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
@@ -289,27 +295,27 @@ def voted(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     import pandas as pd
 
     parts = [ends[~ends["rank"].isin(ranks)]]
-    for _, mine in ends[ends["s"] != -2].groupby("c"):
-        first = int(mine["rank"].min())
-        base = mine[mine["rank"] == first]
-        for rank, own in mine[mine["rank"].isin(ranks)].groupby("rank"):
-            if rank == first or max(len(own), len(base)) > MOST:
-                parts.append(own)
+    for _, members in ends[ends["s"] != -2].groupby("c"):
+        first = int(members["rank"].min())
+        base = members[members["rank"] == first]
+        for rank, rank_ends in members[members["rank"].isin(ranks)].groupby("rank"):
+            if rank == first or max(len(rank_ends), len(base)) > MOST:
+                parts.append(rank_ends)
                 continue
-            both = own.merge(base[["s", "k", "end_ns"]], on="s", suffixes=("", "_base"))
-            apart = (both["end_ns_base"] - both["end_ns"]).to_numpy()
-            chosen = _densest(apart)
-            enough = len(chosen) >= max(LEAST_VOTES, LEAST_SHARE * min(len(own), len(base)))
+            both = rank_ends.merge(base[["s", "k", "end_ns"]], on="s", suffixes=("", "_base"))
+            offsets = (both["end_ns_base"] - both["end_ns"]).to_numpy()
+            chosen = _densest(offsets)
+            enough = len(chosen) >= max(LEAST_VOTES, LEAST_SHARE * min(len(rank_ends), len(base)))
             agreed = both.iloc[chosen].drop_duplicates(["s", "k"]).drop_duplicates(["s", "k_base"])
-            parts.append(agreed.assign(k=agreed["k_base"])[list(ends)] if enough else own)
-    made: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return made
+            parts.append(agreed.assign(k=agreed["k_base"])[list(ends)] if enough else rank_ends)
+    renumbered: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return renumbered
 
 
-def _densest(apart: Ends) -> Ends:
+def _densest(offsets: Ends) -> Ends:
     """The indices of the largest set of differences within `TOGETHER_NS`."""
-    order = np.argsort(apart, kind="stable")
-    sorted_ = apart[order]
+    order = np.argsort(offsets, kind="stable")
+    sorted_ = offsets[order]
     until = np.searchsorted(sorted_, sorted_ + TOGETHER_NS, side="right")
     if not len(order):
         return order

@@ -21,8 +21,8 @@ SAID = 8
 
 def many(number: int, noun: str, verb: str = "") -> str:
     """``1 rank``, ``2,000 ranks``; with a verb as singular/plural, ``1 rank is``, ``2 ranks are``."""
-    one, _, several = verb.partition("/")
-    return f"{number:,} {noun}" + "s" * (number != 1) + (f" {one if number == 1 else several}" if verb else "")
+    singular, _, several = verb.partition("/")
+    return f"{number:,} {noun}" + "s" * (number != 1) + (f" {singular if number == 1 else several}" if verb else "")
 
 
 def some(numbers: Sequence[int]) -> str:
@@ -37,29 +37,29 @@ def of_job(ranks: int, steps: int, collectives: int) -> list[str]:
 
 def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -> list[str]:
     """What may be missing in a job: ranks, clocks, steps, collectives."""
-    there = set(ranks["rank"].tolist())
-    world = max(int(ranks["world_size"].max()), max(there) + 1)
+    present = set(ranks["rank"].tolist())
+    world = max(int(ranks["world_size"].max()), max(present) + 1)
     warnings = []
     if tables.has_unlike_layers:
         evidence = [
-            f"{mine or 'named ranges or modules'} ({some(ranks[ranks['evidence'] == mine]['rank'].tolist())})"
-            for mine in sorted(set(ranks["evidence"]))
+            f"{source or 'named ranges or modules'} ({some(ranks[ranks['evidence'] == source]['rank'].tolist())})"
+            for source in sorted(set(ranks["evidence"]))
         ]
         warnings.append(
             f"ranks are compared without layers, because theirs are from different evidence: {', '.join(evidence)}; "
             "record all ranks alike, or read all with the same --domain and --rules"
         )
-    missing = sorted(set(range(world)) - there)
+    missing = sorted(set(range(world)) - present)
     if missing:
         warnings.append(
             f"{len(missing)} of {many(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
             f"({some(missing)}): the slowest rank may be one of them; profile them too, or take the waits as "
             "lower bounds"
         )
-    lost = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
-    if lost:
+    unaligned = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
+    if unaligned:
         verbs = "shares no collective with the others and is/share no collective with the others and are"
-        warnings.append(f"{many(len(lost), 'rank', verbs)} not aligned ({some(lost)})")
+        warnings.append(f"{many(len(unaligned), 'rank', verbs)} not aligned ({some(unaligned)})")
     drifting = clocks[clocks["residual_ns"] > COARSE_NS]
     if len(drifting):
         warnings.append(
@@ -72,8 +72,10 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
         "ranks have too: its clock may have jumped, or its step numbers differ; it is judged by its other steps"
         for row in tables.without_match().head(SAID).itertuples()
     ]
-    if unlike := tables.unlike():
-        warnings.append(f"{many(unlike, 'collective', 'is/are')} of different kinds on different ranks and left out")
+    if mismatched := tables.unlike():
+        warnings.append(
+            f"{many(mismatched, 'collective', 'is/are')} of different kinds on different ranks and left out"
+        )
     if unmatched := tables.unmatched():
         verbs = "is on one rank only and/are on one rank only and"
         warnings.append(f"{many(unmatched, 'collective', verbs)} cannot be matched")
@@ -88,21 +90,21 @@ def _of_steps(steps: pd.DataFrame) -> list[str]:
     """
     if len(steps) < 2:
         return []
-    warnings, most = [], int(steps["steps"].max())
-    apart = steps[steps["shared"] == 0]
-    if len(apart):
-        first = apart.iloc[0]
+    warnings, longest = [], int(steps["steps"].max())
+    disjoint = steps[steps["shared"] == 0]
+    if len(disjoint):
+        first = disjoint.iloc[0]
         warnings.append(
-            f"{many(len(apart), 'rank', 'has/have')} no step in common with another one "
-            f"({some(apart['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}): "
+            f"{many(len(disjoint), 'rank', 'has/have')} no step in common with another one "
+            f"({some(disjoint['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}): "
             "capture the same window of one run on every rank"
         )
-    fewer = steps[(steps["steps"] < most) & (steps["shared"] > 0)]
+    fewer = steps[(steps["steps"] < longest) & (steps["shared"] > 0)]
     if len(fewer):
         first = fewer.iloc[0]
         warnings.append(
             f"{many(len(fewer), 'rank', 'has/have')} fewer steps than the others ({some(fewer['rank'].tolist())}; "
-            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {most}): its "
+            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {longest}): its "
             "window began later or it ended early; the verdict covers the steps that most ranks have"
         )
     return warnings

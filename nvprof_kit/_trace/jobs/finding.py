@@ -54,18 +54,18 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
     Raises:
         UsageError: A path does not exist, or a folder contains no capture.
     """
-    found: list[Path] = []
+    captures: list[Path] = []
     for one in map(Path, named):
         if one.is_dir():
             inside = sorted(path for path in one.iterdir() if path.is_file() and is_capture_name(path.name))
             if not inside:
                 raise UsageError(f"{one}: no capture in it; needed files that end in {' '.join(SUFFIXES)}, or .xz")
-            found.extend(_without_exports(inside))
+            captures.extend(_without_exports(inside))
         elif one.exists():
-            found.append(one)
+            captures.append(one)
         else:
             raise UsageError(f"{one}: no such file or folder")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(captures))
 
 
 def is_capture_name(name: str) -> bool:
@@ -87,42 +87,42 @@ def _without_exports(files: Iterable[Path]) -> list[Path]:
 
 def rank_of_name(path: Path) -> RankName:
     """The rank in a file name: ``run.rank3.sqlite``, ``rank_03-….json``."""
-    found = _IN_NAME.findall(path.name)
-    return RankName(int(found[-1]), found_by="name") if found else RankName()
+    numbers = _IN_NAME.findall(path.name)
+    return RankName(int(numbers[-1]), found_by="name") if numbers else RankName()
 
 
 def rank_of_marks(texts: Iterable[str]) -> RankName:
     """The rank in this package's NVTX mark: ``rank 3 of 8 run ID``."""
     for text in texts:
-        if found := _MARK.fullmatch(text):
-            return RankName(int(found[1]), int(found[2]), found[3] or "", "mark")
+        if match := _MARK.fullmatch(text):
+            return RankName(int(match[1]), int(match[2]), match[3] or "", "mark")
     return RankName()
 
 
 def groups_of_marks(texts: Iterable[str]) -> str:
     """The process groups in this package's marks (`groups_text`): those of the last mark, and of earlier ones."""
-    found: dict[str, GroupName] = {}
+    groups: dict[str, GroupName] = {}
     for text in texts:
-        found |= {group.name: group for group in parse_groups(text)}
-    return groups_text(list(found.values()))
+        groups |= {group.name: group for group in parse_groups(text)}
+    return groups_text(list(groups.values()))
 
 
 def rank_of_environment(text: str) -> RankName:
     """The rank in the environment variables of the profiler."""
-    found = _ENVIRONMENT.search(text)
-    return RankName(int(found[1]), found_by="capture") if found else RankName()
+    match = _ENVIRONMENT.search(text)
+    return RankName(int(match[1]), found_by="capture") if match else RankName()
 
 
 def rank_of_capture(path: Path) -> RankName:
     """The rank that a capture records apart from marks: in Kineto's ``distributedInfo`` or nsys's environment."""
-    head = head_of(path)
-    if head.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace contains "NVIDIA" too
-        return _rank_of_nsys(path) if head else RankName()
-    text = head.decode("utf-8", "replace")
-    found = _DISTRIBUTED.search(text)
-    if not found:
+    beginning = head_of(path)
+    if beginning.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace contains "NVIDIA" too
+        return _rank_of_nsys(path) if beginning else RankName()
+    text = beginning.decode("utf-8", "replace")
+    match = _DISTRIBUTED.search(text)
+    if not match:
         return RankName()
-    numbers = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[found.end() :])}
+    numbers = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[match.end() :])}
     return (
         RankName(numbers["rank"], numbers.get("world_size", -1), found_by="capture")
         if "rank" in numbers
@@ -138,11 +138,11 @@ def head_of(path: Path) -> bytes:
     opened = lzma.open if start.startswith(b"\xfd7zXZ") else gzip.open if start.startswith(b"\x1f\x8b") else open
     try:
         with opened(path, "rb") as file:
-            head: bytes = file.read(_HEAD)
-            if head.startswith(b"\x1f\x8b"):
+            beginning: bytes = file.read(_HEAD)
+            if beginning.startswith(b"\x1f\x8b"):
                 file.seek(0)
-                head = gzip.GzipFile(fileobj=file).read(_HEAD)
-            return head
+                beginning = gzip.GzipFile(fileobj=file).read(_HEAD)
+            return beginning
     except UNREADABLE:
         return b""  # the reader reports the damage
 
@@ -152,4 +152,4 @@ def _rank_of_nsys(path: Path) -> RankName:
         if not db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
             return RankName()
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
-        return next((found for row in rows if (found := rank_of_environment(str(row[0]))).rank >= 0), RankName())
+        return next((name for row in rows if (name := rank_of_environment(str(row[0]))).rank >= 0), RankName())

@@ -138,8 +138,8 @@ def bounds_of(table: str, name: str) -> list[tuple[int, int]]:
     """
     if TABLES[table][name].dtype != "int64" or name == "operation":
         return []
-    counted = name in _COUNTED or name.endswith("_segment")
-    return [(-1, _MOST) if counted else (-_LATEST, _LATEST)]
+    is_count = name in _COUNTED or name.endswith("_segment")
+    return [(-1, _MOST) if is_count else (-_LATEST, _LATEST)]
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,10 @@ class Fingerprint:
             CaptureError: The file does not exist.
         """
         try:
-            found = capture.stat()
+            status = capture.stat()
         except OSError as error:
             raise CaptureError(f"{capture}: {error.strerror}") from None
-        return cls(str(capture), found.st_size, found.st_mtime_ns, reading)
+        return cls(str(capture), status.st_size, status.st_mtime_ns, reading)
 
 
 def is_maps(folder: Path) -> bool:
@@ -81,29 +81,29 @@ def map_name(capture: Path, rank: int) -> str:
     return f"{capture.name.split('.')[0][:60]}-{digest}-rank{rank:05d}.parquet"
 
 
-def kept(folder: Path, wanted: Sequence[Fingerprint]) -> dict[str, list[str]]:
+def kept(folder: Path, fingerprints: Sequence[Fingerprint]) -> dict[str, list[str]]:
     """The maps that need not be made again, by capture: complete, of this version, of the capture as it is now."""
-    place = folder / "ranks"
-    there: dict[str, list[str]] = {}
-    for name in sorted(os.listdir(place)) if place.is_dir() else ():
+    ranks_folder = folder / "ranks"
+    stored: dict[str, list[str]] = {}
+    for name in sorted(os.listdir(ranks_folder)) if ranks_folder.is_dir() else ():
         if name.endswith(".parquet"):
-            there.setdefault(_of_capture(name), []).append(name)
-    by_name = {_of_capture(map_name(Path(one.capture), 0)): one for one in wanted}
-    names = _whole(folder, [name for start in by_name for name in there.get(start, [])])
+            stored.setdefault(_of_capture(name), []).append(name)
+    by_name = {_of_capture(map_name(Path(expected.capture), 0)): expected for expected in fingerprints}
+    names = _whole(folder, [name for start in by_name for name in stored.get(start, [])])
     if not names:
         return {}
     fields = ", ".join(FINGERPRINT)
-    found: dict[str, list[str]] = {}
+    reusable: dict[str, list[str]] = {}
     with _Footers() as footers:
         for file, *fingerprint in footers.query(
             f"SELECT DISTINCT filename, {fields} FROM read_parquet(?, filename = true)",
-            [place / name for name in names],
+            [ranks_folder / name for name in names],
         ):
             name = Path(file).name
-            one = by_name[_of_capture(name)]
-            if fingerprint == [getattr(one, field) for field in FINGERPRINT]:
-                found.setdefault(one.capture, []).append(name)
-    return {capture: sorted(some) for capture, some in found.items()}
+            expected = by_name[_of_capture(name)]
+            if fingerprint == [getattr(expected, field) for field in FINGERPRINT]:
+                reusable.setdefault(expected.capture, []).append(name)
+    return {capture: sorted(names_of_capture) for capture, names_of_capture in reusable.items()}
 
 
 def _of_capture(name: str) -> str:
@@ -142,11 +142,11 @@ def faults(folder: Path, names: Sequence[str] | None = None, tables: Sequence[st
     names = _all_names(folder) if names is None else list(names)
     if lacking := _lacking(folder, names):
         return Faults(lacking, [])
-    found = _as_written(folder, names)
-    changed = [name for name in names if found[name].fault]
+    written = _as_written(folder, names)
+    changed = [name for name in names if written[name].fault]
     if changed:
-        return Faults(fault_of(folder, changed) or found[changed[0]].fault, [])
-    unsure = [name for name in names if not found[name].checked]
+        return Faults(fault_of(folder, changed) or written[changed[0]].fault, [])
+    unsure = [name for name in names if not written[name].checked]
     return Faults(fault_of(folder, unsure, tables) if unsure else "", unsure)
 
 
@@ -167,17 +167,17 @@ def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[
         with _Footers() as footers:
             for table in TABLES:
                 files = [folder / table / name for name in names]
-                if found := footers.fault(table, files) if table in tables else _cut_short(files):
-                    return found
+                if fault := footers.fault(table, files) if table in tables else _cut_short(files):
+                    return fault
             if "ranks" not in tables:
                 return ""
-            others = footers.query(
+            other_version = footers.query(
                 f"SELECT max(version) FROM read_parquet(?) WHERE version <> {VERSION}",
                 [folder / "ranks" / name for name in names],
             )[0][0]
     except CaptureError as error:
         return f"{folder}: {error}; map again"
-    return "" if others is None else version_fault(folder, others)
+    return "" if other_version is None else version_fault(folder, other_version)
 
 
 def _all_names(folder: Path) -> list[str]:
@@ -187,8 +187,8 @@ def _all_names(folder: Path) -> list[str]:
 def _lacking(folder: Path, names: Sequence[str]) -> str:
     """Which file of the maps is not there; '' if all are."""
     for table in TABLES:
-        there = set(_listed(folder / table))
-        if (lacking := next((name for name in names if name not in there), None)) is not None:
+        present = set(_listed(folder / table))
+        if (lacking := next((name for name in names if name not in present), None)) is not None:
             return f"{folder / table / lacking}: no such file, and the map is not whole without it; map again"
     return ""
 
@@ -231,8 +231,8 @@ def version_fault(folder: Path, version: int) -> str:
     return f"{folder}: maps of version {version}, this release reads {VERSION}; map again"
 
 
-def _listed(place: Path) -> list[str]:
-    return [name for name in os.listdir(place) if name.endswith(".parquet")] if place.is_dir() else []
+def _listed(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith(".parquet")] if folder.is_dir() else []
 
 
 def _cut_short(files: Sequence[Path]) -> str:
@@ -292,12 +292,12 @@ class _Footers:
             f"(path_in_schema = '{name}' AND type = '{_TYPES[column.dtype]}'{_plausible(table, name)})"
             for name, column in TABLES[table].items()
         )
-        whole = {file for (file,) in self.query(
+        valid_files = {file for (file,) in self.query(
             f"SELECT file_name FROM parquet_metadata(?) GROUP BY file_name HAVING count(*) FILTER "
             f"(({good}) AND coalesce(stats_null_count, 0) = 0) = {len(TABLES[table])} * count(DISTINCT row_group_id)",
             files)}  # fmt: skip
         return next(
-            (problem for file in files if str(file) not in whole and (problem := self._fault_in(table, file))), ""
+            (problem for file in files if str(file) not in valid_files and (problem := self._fault_in(table, file))), ""
         )
 
     def _fault_in(self, table: str, file: Path) -> str:
@@ -306,7 +306,7 @@ class _Footers:
         nulls = dict(self.query(
             "SELECT path_in_schema, sum(stats_null_count)::BIGINT FROM parquet_metadata(?) GROUP BY ALL", [file]
         ))  # fmt: skip
-        ranges = {name: (least, most) for name, least, most in self.query(
+        ranges = {name: (minimum, maximum) for name, minimum, maximum in self.query(
             "SELECT path_in_schema, min(try_cast(stats_min_value AS BIGINT)), max(try_cast(stats_max_value AS BIGINT)) "
             "FROM parquet_metadata(?) GROUP BY ALL", [file]
         )}  # fmt: skip
@@ -318,19 +318,20 @@ class _Footers:
             if nulls.get(name):
                 return f"{file}: {table}.{name} lacks {nulls[name]} values; map again"
             for low, high in bounds_of(table, name):
-                least, most = ranges.get(name, (None, None))
-                if least is not None and (least < low or most > high):
-                    return f"{file}: {table}.{name} is {least if least < low else most}, no number of a map; map again"
+                minimum, maximum = ranges.get(name, (None, None))
+                if minimum is not None and (minimum < low or maximum > high):
+                    outside = minimum if minimum < low else maximum
+                    return f"{file}: {table}.{name} is {outside}, no number of a map; map again"
         return ""
 
 
-def write_map(folder: Path, name: str, made: RankMap) -> None:
+def write_map(folder: Path, name: str, rank_map: RankMap) -> None:
     """Write a map.
 
     Raises:
         UsageError: The folder cannot be written to.
     """
-    write_tables(folder, name, {table: _arrow(getattr(made, table), table) for table in TABLES})
+    write_tables(folder, name, {table: _arrow(getattr(rank_map, table), table) for table in TABLES})
 
 
 def write_tables(folder: Path, name: str, tables: Mapping[str, pa.Table]) -> None:
@@ -366,10 +367,10 @@ def _arrow(frame: pd.DataFrame, table: str) -> pa.Table:
 def _fits(arrow: pa.Table, table: str) -> bool:
     """Whether a table has the columns of the schema, with their types and without missing values."""
     text = {"string", "dictionary<values=string, indices=int32, ordered=0>"}
-    wanted = {name: text if column.dtype == "object" else {column.dtype} for name, column in TABLES[table].items()}
+    kinds = {name: text if column.dtype == "object" else {column.dtype} for name, column in TABLES[table].items()}
     columns = zip(arrow.schema.names, arrow.schema.types, arrow.columns, strict=True)
-    found = {name for name, kind, values in columns if str(kind) in wanted.get(name, ()) and not values.null_count}
-    return found == set(wanted)
+    fitting = {name for name, kind, values in columns if str(kind) in kinds.get(name, ()) and not values.null_count}
+    return fitting == set(kinds)
 
 
 def _encoded(table: pa.Table) -> bytes:
@@ -379,9 +380,9 @@ def _encoded(table: pa.Table) -> bytes:
 
     # numbers hardly repeat: dictionaries of them take time and make the file larger
     text = [name for name, kind in zip(table.schema.names, table.schema.types, strict=True) if not _is_number(kind)]
-    made = pa.BufferOutputStream()
-    pq.write_table(table, made, compression="zstd", use_dictionary=text)
-    data: bytes = made.getvalue().to_pybytes()
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=text)
+    data: bytes = buffer.getvalue().to_pybytes()
     return data
 
 

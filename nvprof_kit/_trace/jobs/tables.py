@@ -107,10 +107,10 @@ class JobTables:
         if names is None and not any((folder / "ranks").glob("*.parquet")):
             raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
         # the columns of the other tables are checked when they are read
-        found = faults(folder, names, ("collectives",))
-        if found.first:
-            raise CaptureError(found.first)
-        self._folder, self._unsure = folder, found.unsure
+        written = faults(folder, names, ("collectives",))
+        if written.first:
+            raise CaptureError(written.first)
+        self._folder, self._unsure = folder, written.unsure
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
@@ -125,24 +125,24 @@ class JobTables:
         self._merge("ranks")
         self._evidence = [row[0] for row in self._query("SELECT DISTINCT evidence FROM ranks", "fetchall")]
         self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
-        others = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
-        if others is not None:
-            raise CaptureError(version_fault(folder, others))
+        other_version = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
+        if other_version is not None:
+            raise CaptureError(version_fault(folder, other_version))
         self._merge("layers")
         self._merge("steps")
         present = self._one("SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks")
         # if only some ranks have communicator ids, match by stream, which all ranks have
         self._comm = "comm" if present[0] or not present[1] else "'stream ' || stream"
         self._sequence = "sequence" if present[2] else "-1"
-        some = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
-        every = (
-            [some]
-            if not some
+        with_operation = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
+        all_have_operations = (
+            [with_operation]
+            if not with_operation
             else self._one(
                 "SELECT bool_and(known) FROM (SELECT bool_or(operation >= 0) AS known FROM collectives GROUP BY rank)"
             )
         )
-        self._operation = "operation" if every[0] else "-1"
+        self._operation = "operation" if all_have_operations[0] else "-1"
         # whether the step is among the keys of all members
         self._by_step = self._operation == self._sequence == "-1"
         self._show(self._members(f"hash({self._comm})"))
@@ -160,20 +160,20 @@ class JobTables:
 
     def _read(self, table: str, names: Sequence[str] | None = None) -> str:
         """A query over a table's files, or over some of them."""
-        place, names = self._folder / table, self._names if names is None else names
-        files = [place / "*.parquet"] if names is None else [place / name for name in names]
-        listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+        folder, names = self._folder / table, self._names if names is None else names
+        files = [folder / "*.parquet"] if names is None else [folder / name for name in names]
+        quoted = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
         columns = {name: f'"{name}"' for name in TABLES[table]}
         if table != "ranks" and self.has_unlike_layers:
             columns |= {name: f"'{text}' AS {name}" for name, text in _NOWHERE.items() if name in columns}
         selected = ", ".join(columns.values())
         if table == "ranks":
-            return f"SELECT {selected}, filename FROM read_parquet([{listed}], filename = true)"
+            return f"SELECT {selected}, filename FROM read_parquet([{quoted}], filename = true)"
         if table == "layers" and self.has_unlike_layers:
             sums = [f'sum("{name}")::BIGINT AS "{name}"' for name in columns if name not in _LAYER_KEYS]
             selected = ", ".join([*(columns[name] for name in _LAYER_KEYS), *sums])
-            return f"SELECT {selected} FROM read_parquet([{listed}]) GROUP BY rank, step"
-        return f"SELECT {selected} FROM read_parquet([{listed}])"
+            return f"SELECT {selected} FROM read_parquet([{quoted}]) GROUP BY rank, step"
+        return f"SELECT {selected} FROM read_parquet([{quoted}])"
 
     @property
     def has_unlike_layers(self) -> bool:
@@ -216,9 +216,9 @@ class JobTables:
         message = ""
         try:
             self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-            wanted = ", ".join(f'"{name}"' for name in TABLES[table])
+            columns = ", ".join(f'"{name}"' for name in TABLES[table])
             self._db.execute(f"CREATE VIEW {table}_and_files AS SELECT * FROM read_parquet('{file}')")
-            self._db.execute(f"CREATE VIEW {table} AS SELECT {wanted} FROM {table}_and_files")
+            self._db.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM {table}_and_files")
             good = not self._db.execute(f"SELECT {lacking} FROM {table}").fetchall()[0][0]
             good = good and self._plausible(table)
             types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
@@ -236,12 +236,12 @@ class JobTables:
 
     def _plausible(self, table: str) -> bool:
         """Whether every number of a table is one that a map may have."""
-        held = " AND ".join(
+        condition = " AND ".join(
             f'coalesce(min("{name}") >= {low} AND max("{name}") <= {high}, true)'
             for name in TABLES[table]
             for low, high in bounds_of(table, name)
         )
-        return bool(self._db.execute(f"SELECT {held or 'true'} FROM {table}").fetchall()[0][0])
+        return bool(self._db.execute(f"SELECT {condition or 'true'} FROM {table}").fetchall()[0][0])
 
     def _check_segments(self) -> None:
         """Check the table that only small jobs read, at its first use."""
@@ -258,8 +258,8 @@ class JobTables:
             CaptureError: There are such maps.
         """
         if self._unsure:
-            found = f"{self._folder}: the maps contradict each other or themselves ({contradiction}), and"
-            self._refuse(f"{found} {self._unsure[0]} was not checked when it was written; map again")
+            sentence = f"{self._folder}: the maps contradict each other or themselves ({contradiction}), and"
+            self._refuse(f"{sentence} {self._unsure[0]} was not checked when it was written; map again")
 
     def _refuse(self, fault: str) -> None:
         if fault:
@@ -296,11 +296,11 @@ class JobTables:
 
     def rows(self) -> tuple[int, int]:
         """Number of collectives of all ranks, and the maximum of one rank."""
-        found = self._one(
+        counts = self._one(
             "SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM "
             f"(SELECT rank, sum(n) AS n FROM {self._tallies()} GROUP BY rank)"
         )
-        return int(found[0]), int(found[1])
+        return int(counts[0]), int(counts[1])
 
     def ends(self, keep_every: int) -> pd.DataFrame:
         """End times of collectives for clock alignment, a sample of one in `keep_every`: c, s, k, rank, end_ns,
@@ -331,10 +331,10 @@ class JobTables:
         """End times of these ranks' collectives with communicators known only by stream: comm, s, k, rank, end_ns,
         size.
         """
-        listed = ", ".join(map(str, ranks))
+        rank_list = ", ".join(map(str, ranks))
         return self._frame(
             "SELECT comm, s, k, rank, end_ns, size FROM members "
-            f"WHERE comm LIKE 'stream %' AND s >= -1 AND rank IN ({listed})"
+            f"WHERE comm LIKE 'stream %' AND s >= -1 AND rank IN ({rank_list})"
         )
 
     def split(self, parts: pd.DataFrame) -> None:
@@ -427,12 +427,12 @@ class JobTables:
             without: Steps to leave out.
         """
         wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
-        others = f"AND m.step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
+        condition = f"AND m.step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
         return self._frame(
             "SELECT m.rank AS waiting_rank, i.late_rank, sum("
             f"CASE WHEN {clips} THEN least({wait}, greatest(m.e - m.a, 0)) ELSE {wait} END)::BIGINT AS wait_ns "
             "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike AND m.rank <> i.late_rank "
-            f"{others}GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
+            f"{condition}GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
         )
 
     def count(self) -> int:
@@ -532,20 +532,20 @@ class JobTables:
         """
         self._want(ranks)
         with self._only(ranks):
-            made = self._frame(
+            points = self._frame(
                 "SELECT m.rank, m.index, m.c, m.s, m.k, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
                 "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
                 "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
             )
-        self._check_filled("collectives", made)
+        self._check_filled("collectives", points)
         # causes look rows up by it
-        if (made["index"] != made.groupby("rank", sort=False).cumcount()).any():
+        if (points["index"] != points.groupby("rank", sort=False).cumcount()).any():
             raise CaptureError(f"{self._folder}: collectives.index does not count from 0 without gaps; map again")
-        return made
+        return points
 
-    def _check_filled(self, table: str, made: pd.DataFrame) -> None:
+    def _check_filled(self, table: str, rows: pd.DataFrame) -> None:
         """Check rows that are read from maps: NULL would become NaN or another row's value."""
-        lacking = made.isna().sum()
+        lacking = rows.isna().sum()
         for name, count in lacking[lacking > 0].items():
             self._refuse(f"{self._folder}: {table}.{name} lacks {count} values; map again")
 
@@ -554,9 +554,9 @@ class JobTables:
         self._check_segments()
         self._want(ranks)
         of = self._read("segments", self._files_of(ranks))
-        made = self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
-        self._check_filled("segments", made)
-        return made
+        segments = self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
+        self._check_filled("segments", segments)
+        return segments
 
     def layer_medians(self) -> pd.DataFrame:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
@@ -565,27 +565,27 @@ class JobTables:
         import pandas as pd
 
         medians = ", ".join(
-            f"quantile_disc({name}, 0.5) AS {made}"
-            for name, made in (
+            f"quantile_disc({name}, 0.5) AS {column}"
+            for name, column in (
                 ("compute_ns", "median_ns"),
                 ("idle_ns", "idle_ns"),
                 ("comm_ns", "comm_ns"),
                 ("ops", "ops"),
             )
         )
-        known = "step >= 0" if self._one("SELECT bool_or(step >= 0) FROM layers")[0] else "true"
+        in_steps = "step >= 0" if self._one("SELECT bool_or(step >= 0) FROM layers")[0] else "true"
         ranks = [row[0] for row in self._query("SELECT DISTINCT rank FROM layers ORDER BY rank", "fetchall")] or [0]
         # in parts: DuckDB's memory limit does not hold for the values of which it finds the median
         parts = [ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE)]
-        found = [
+        tables = [
             self._frame(
                 f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers "
-                f"WHERE {known} AND rank BETWEEN {part[0]} AND {part[-1]} GROUP BY rank, layer, phase"
+                f"WHERE {in_steps} AND rank BETWEEN {batch[0]} AND {batch[-1]} GROUP BY rank, layer, phase"
             )
-            for part in parts
+            for batch in parts
         ]
-        made: pd.DataFrame = pd.concat(found, ignore_index=True)
-        return made
+        column: pd.DataFrame = pd.concat(tables, ignore_index=True)
+        return column
 
     def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
         """Excess time of ranks over the median of the ranks with the same layer, phase and step.
@@ -607,20 +607,20 @@ class JobTables:
             f"SELECT step, rank, '{kind}' AS kind, layer, phase, {ns} AS ns, ops FROM layers WHERE step >= 0"
             for kind, ns in kinds.items()
         ]
-        found = [
+        tables = [
             self._frame(
-                f"WITH spent AS ({part}), usual AS (SELECT step, layer, phase, quantile_disc(ns, 0.5) AS median_ns, "
+                f"WITH spent AS ({query}), usual AS (SELECT step, layer, phase, quantile_disc(ns, 0.5) AS median_ns, "
                 "quantile_disc(ops, 0.5) AS median_ops FROM spent GROUP BY step, layer, phase) "
                 "SELECT step, rank, kind, layer, phase, ns - median_ns AS excess_ns, ops > median_ops AS more_ops "
                 "FROM spent JOIN usual USING (step, layer, phase) "
                 f"WHERE ns - median_ns > greatest({least_ns}, {least_share} * median_ns)"
             )
-            for part in parts
+            for query in parts
         ]
         import pandas as pd
 
-        made: pd.DataFrame = pd.concat(found, ignore_index=True)
-        return made
+        excesses: pd.DataFrame = pd.concat(tables, ignore_index=True)
+        return excesses
 
     def host_excesses(self, spent: str, least_ns: int) -> pd.DataFrame:
         """Excess host time in a step over the median of the ranks: step, rank, excess_ns.
@@ -664,11 +664,11 @@ class JobTables:
         """Steps in which a rank recorded collectives but none is matched, while others have matches, of ranks with
         matches in other steps: rank, first, last, steps. Empty for a large job.
         """
-        few = str(self.rows()[0] <= FEW)
+        is_small = str(self.rows()[0] <= FEW)
         return self._frame(
             "WITH present AS (SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) "
-            f"WHERE m.step >= 0 AND {few}), "
-            f"had AS (SELECT DISTINCT step, rank FROM members WHERE step >= 0 AND {few}) "
+            f"WHERE m.step >= 0 AND {is_small}), "
+            f"had AS (SELECT DISTINCT step, rank FROM members WHERE step >= 0 AND {is_small}) "
             "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps FROM had "
             "ANTI JOIN present USING (step, rank) WHERE step IN (SELECT step FROM present) "
             "AND rank IN (SELECT rank FROM present) GROUP BY rank ORDER BY rank"
@@ -710,8 +710,8 @@ class JobTables:
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:
-        made: pd.DataFrame = self._query(query, "df")
-        return made
+        frame: pd.DataFrame = self._query(query, "df")
+        return frame
 
     def _query(self, query: str, fetch: str = "") -> Any:
         """Run a query and call the method `fetch` of its result: values are only read, and found to be damaged, then.
