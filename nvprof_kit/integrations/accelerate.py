@@ -21,8 +21,8 @@ from accelerate.utils import ProfileKwargs
 from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.ranks import rank
-from nvprof_kit.integrations._host.callers import calling_object
 from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations._host.program import calling_object
 
 
 @dataclass

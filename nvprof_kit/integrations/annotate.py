@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.guard import Guarded, never_fails
-from nvprof_kit.integrations._host.importing import after_import
+from nvprof_kit.integrations._host.program import after_import
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
@@ -186,7 +186,7 @@ class Watch(Guarded):
         if os.getpid() != self._pid or not _is_model(module):
             return
         from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
-        from nvprof_kit.integrations._host.models import free_name
+        from nvprof_kit.integrations._host.loop import free_name
 
         model = unwrapped(module)
         self._seen.add(model)
@@ -205,7 +205,7 @@ class Watch(Guarded):
     def _annotated(self, model: Any, name: str) -> Any:
         from nvprof_kit._instrument import session
         from nvprof_kit._instrument.modules.annotate import range_model
-        from nvprof_kit.integrations._host.models import annotate_under, is_ranged
+        from nvprof_kit.integrations._host.loop import annotate_under, is_ranged
 
         handle = None
         self._release_parts_of(model)

@@ -20,8 +20,8 @@ from typing import Any
 from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations._host.importing import after_import
 from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations._host.program import after_import
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvprof_kit._instrument.loop.guard import warn
-from nvprof_kit.integrations._host.importing import after_import
+from nvprof_kit.integrations._host.program import after_import
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 """Modules with a class ``GPUModelRunner``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,14 @@ from torch import nn
 
 from nvprof_kit._capture.recorder.scheduled import scheduled
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.guard import never_fails, warn
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
-from nvprof_kit._instrument.modules.annotate import ModelAnnotation
-from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
+from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure
+from nvprof_kit._instrument.modules.blocks import Part, class_name, unwrapped
+from nvprof_kit._instrument.modules.hooks import annotated
 from nvprof_kit.errors import UsageError
-from nvprof_kit.integrations._host.models import annotate_models, annotate_under, free_name, is_ranged
 
 
 class HostLoop(InferredLoop):
@@ -140,3 +141,36 @@ def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) ->
     if isinstance(models, Mapping):
         return dict(models)
     return {f"part{index}" if len(models) > 1 else "": model for index, model in enumerate(models)}
+
+
+def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) -> list[ModelAnnotation]:
+    """Annotate models by the prefix of their paths; skips models that the program has annotated.
+
+    Raises:
+        UsageError: The options contradict each other.
+    """
+    return [
+        annotate_model(model, **{**options, "steps": False}) if not prefix else annotate_under(prefix, model)
+        for prefix, model in named.items()
+        if model not in session.annotated and not is_ranged(model)
+    ]
+
+
+def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
+    """Annotate a model with a prefix for the paths of its layers, to distinguish several models.
+
+    Raises:
+        UsageError: The model is already annotated.
+    """
+    return ModelAnnotation(model, _by_structure(Part(prefix, model)), backward=True, root=prefix)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A name, with a number behind it if others have it: ``Critic``, ``Critic2``."""
+    numbered = (name if number == 1 else f"{name}{number}" for number in range(1, len(taken) + 2))
+    return next(one for one in numbered if one not in taken)
+
+
+def is_ranged(model: nn.Module) -> bool:
+    """Whether another annotation ranges a module of the model, such as the program's own of a wrapped model."""
+    return any(module in annotated for module in model.modules())

@@ -17,8 +17,7 @@ from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
 from nvprof_kit._instrument.ranges.layer import layer_of
 from nvprof_kit._instrument.ranges.layer_range import LayerScope
-from nvprof_kit.integrations._host.loop import HostLoop
-from nvprof_kit.integrations._host.models import annotate_under
+from nvprof_kit.integrations._host.loop import HostLoop, annotate_under
 
 
 class EngineLoop(HostLoop):

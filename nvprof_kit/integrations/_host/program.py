@@ -1,14 +1,30 @@
-"""Run code once a module is imported."""
+"""What an integration has to know of the program: its calling objects, and when it imports a module."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from nvprof_kit._instrument.loop.guard import warn
 from nvprof_kit._instrument.torch_compat import AfterImport
+
+_FRAMES = 8
+
+
+def calling_object(attribute: str) -> Any:
+    """The nearest ``self`` among the callers with this attribute; None if none of the last eight frames has one."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        found = frame.f_locals.get("self")
+        if found is not None and hasattr(found, attribute):
+            return found
+        frame = frame.f_back
+    return None
 
 
 def after_import(name: str, then: Callable[[Any], object]) -> None:
