@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.advise.evidence import Evidence, share
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.layers.order import with_ancestors
+from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._analysis.metrics import metrics
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER

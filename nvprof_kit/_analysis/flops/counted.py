@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from nvprof_kit._analysis.layers.order import parents_of, with_ancestors
+from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit.names import NO_LAYER, Category
 

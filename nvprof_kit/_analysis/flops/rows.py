@@ -18,7 +18,6 @@ from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.flops.counted import Counted, Key, Work, add, computed_again
 from nvprof_kit._analysis.hardware import Peaks
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES
-from nvprof_kit._analysis.layers.order import model_order
 from nvprof_kit._analysis.layers.sums import Columns, sum_layers
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
@@ -54,7 +53,7 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
         choice: The steps that count.
     """
     sums = sum_layers(trace, attribution, Columns.apart(choice.shown))
-    order = model_order(attribution.ranges, sums.layers, sums.parent)
+    order = sums.tree.index
     column = 1 if len(choice.shown) else 0
     calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks, Folding
-from nvprof_kit._analysis.layers.order import layer_parents
+from nvprof_kit._analysis.layers.tree import layer_parents
 from nvprof_kit._result.result import Result
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.layers.order import with_ancestors
+from nvprof_kit._analysis.layers.tree import ModelTree, with_ancestors
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class Blocks:
             layers: The layers, in any order.
         """
         chains = [with_ancestors(layer, parents) for layer in dict.fromkeys(layers) if layer != NO_LAYER]
-        place = {layer: row for row, layer in enumerate(dict.fromkeys(one for chain in chains for one in chain))}
-        times = np.zeros((len(place), len(_PHASES)))
+        paths = tuple(dict.fromkeys(layer for chain in chains for layer in chain))
+        tree = ModelTree(paths, tuple(parents.get(layer, "") for layer in paths))
+        times = np.zeros((len(paths), len(_PHASES)))
         for (layer, phase), ns in own.items():
-            if layer in place and phase in _PHASES:
-                for holder in with_ancestors(layer, parents):
-                    times[place[holder], _PHASES.index(phase)] += ns
-        return cls(tuple(place), tuple(parents.get(layer, "") for layer in place), times)
+            if layer in tree.index and phase in _PHASES:
+                times[tree.index[layer], _PHASES.index(phase)] += ns
+        return cls(paths, tree.parents, tree.with_nested(times))
 
     def with_amounts(self, rows: pd.DataFrame, column: str, what: str) -> Blocks:
         """Also compare by an amount, converted to time at the average rate of all layers.
@@ -106,10 +106,7 @@ class Blocks:
     @cached_property
     def depths(self) -> Mapping[str, int]:
         """The number of ancestors of each layer."""
-        depths: dict[str, int] = {}
-        for layer, parent in zip(self.layers, self.parents, strict=True):
-            depths[layer] = depths[parent] + 1 if parent in depths else 0
-        return depths
+        return dict(zip(self.layers, ModelTree(self.layers, self.parents).depth.tolist(), strict=True))
 
     def among(self, layers: Container[str]) -> Blocks:
         """Select layers; one whose ancestors are all excluded becomes a top-level layer."""

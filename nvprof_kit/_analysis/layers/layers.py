@@ -22,7 +22,6 @@ from nvprof_kit._analysis.foreign.rules import Rules
 from nvprof_kit._analysis.foreign.translate import translate
 from nvprof_kit._analysis.kernels.classes import KernelClasses, classify
 from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory, with_memory
-from nvprof_kit._analysis.layers.order import model_order
 from nvprof_kit._analysis.layers.split import COLUMNS as SPLIT_COLUMNS
 from nvprof_kit._analysis.layers.split import parts_by_class, parts_by_phase, split_rows, split_tree
 from nvprof_kit._analysis.layers.sums import Columns as StepColumns
@@ -217,16 +216,15 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     classes = classify(trace.ops) if "name" in trace.ops else None
     whole = choice.everything or not len(choice.shown)
     sums = sum_layers(trace, attribution, columns, classes, busy=options.by_step or not whole)
-    order = model_order(attribution.ranges, sums.layers, sums.parent)
     builder = _Builder(sums, columns, choice, options, ("name" in trace.ops))
-    rows = builder.rows(attribution.ranges.steps, order)
+    rows = builder.rows(attribution.ranges.steps)
     summary = _summary(trace, attribution, builder)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
     memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
-    tree = builder.tree(order)
+    tree = builder.tree()
     splits: dict[str, tuple[str, ...]] = {}
     if options.splits and not options.by_step:
         rows, tree, splits = _split(trace, (attribution, classes), (rows, tree), choice, options.splits)
@@ -302,7 +300,7 @@ class _Builder:
         chosen: Int64Array = np.unique(self.columns.of_instance[:steps][self.choice.shown])
         return chosen
 
-    def rows(self, steps: Int64Array, order: dict[str, int]) -> pd.DataFrame:
+    def rows(self, steps: Int64Array) -> pd.DataFrame:
         """The per-layer rows in model order, without empty rows."""
         import pandas as pd
 
@@ -310,7 +308,7 @@ class _Builder:
         together = not self.options.by_step
         arrays = {name: self._of(values, shown, together) for name, values in sums.arrays.items()}
         seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
-        by_place = self._in_order(order)
+        by_place = self._in_order()
         # sort by step, then in model order
         column, key = (part.ravel() for part in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
         keep = seen[key, column]
@@ -344,13 +342,13 @@ class _Builder:
         summed: Int64Array = chosen.sum(axis=1, keepdims=True) if together else chosen
         return summed
 
-    def _in_order(self, order: dict[str, int]) -> Int64Array:
+    def _in_order(self) -> Int64Array:
         """The keys in model order, `(none)` last."""
         loop_rank = {phase: rank for rank, phase in enumerate((*self.sums.loop_phases, NO_PHASE))}
         place = [
-            (order[layer], LAYER_PHASES.index(phase))
+            (self.sums.tree.index[layer], LAYER_PHASES.index(phase))
             if layer != NO_LAYER
-            else (len(order), loop_rank.get(phase, len(loop_rank)))
+            else (len(self.sums.tree.layers), loop_rank.get(phase, len(loop_rank)))
             for layer, phase in self.sums.keys
         ]
         return np.array(sorted(range(len(place)), key=place.__getitem__), dtype=np.int64)
@@ -360,43 +358,50 @@ class _Builder:
         found: Int64Array = values[:, self.shown].sum(axis=1)
         return found
 
-    def tree(self, order: dict[str, int]) -> pd.DataFrame:
+    def tree(self) -> pd.DataFrame:
         """The printed tree: layers including their submodules, by phase."""
         import pandas as pd
 
-        sums, parent = self.sums, self.sums.parent
-        own = {name: dict(zip(sums.keys, self.part(values).tolist(), strict=True)) for name, values in (
-            ("self", sums.self_ns), ("comm", sums.comm_ns), ("calls", sums.calls), ("cpu", sums.cpu_ns),
-            ("ops", sums.ops))}  # fmt: skip
-        keys = [(layer, phase) for layer in order for phase in LAYER_PHASES]
-        held, comm = ({key: own[name].get(key, 0) for key in keys} for name in ("self", "comm"))
-        for layer in sorted(order, key=order.__getitem__, reverse=True):  # children before their parent
-            if parent[layer]:
-                for phase in LAYER_PHASES:
-                    held[parent[layer], phase] += held[layer, phase]
-                    comm[parent[layer], phase] += comm[layer, phase]
-        depth: dict[str, int] = {}
-        records = []
-        for layer in sorted(order, key=order.__getitem__):  # parents before their children
-            depth[layer] = depth[parent[layer]] + 1 if parent[layer] else 0
-            times = [held[layer, phase] for phase in LAYER_PHASES]
-            calls = max(own["calls"].get((layer, phase), 0) for phase in LAYER_PHASES)
-            cpu = sum(own["cpu"].get((layer, phase), 0) for phase in LAYER_PHASES)
-            waits = [comm[layer, phase] for phase in LAYER_PHASES]
-            alone = sum(own["self"].get((layer, phase), 0) for phase in LAYER_PHASES)
-            cells = (calls, *times, 0, sum(times), alone, sum(waits), cpu, *waits)
-            records.append((layer, "", parent[layer], depth[layer], *cells))
-        for phase in dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE)):
-            key = NO_LAYER, phase
-            ns, calls = own["self"].get(key, 0), own["calls"].get(key, 0)
-            if own["ops"].get(key, 0) or calls:
-                cells = (calls, 0, 0, 0, ns, ns, ns, own["comm"].get(key, 0), own["cpu"].get(key, 0), 0, 0, 0)
-                records.append((NO_LAYER, phase, "", 0, *cells))
-        names = ["layer", "phase", "parent", "depth", "calls", *(f"{phase}_ns" for phase in LAYER_PHASES)]
-        names += ["other_ns", "total_ns", "self_ns", "comm_ns", "cpu_ns"]
-        names += [f"{phase}_comm_ns" for phase in LAYER_PHASES]
-        tree: pd.DataFrame = pd.DataFrame.from_records(records, columns=names)
-        return tree
+        sums, tree = self.sums, self.sums.tree
+        places = [
+            (key, tree.index[layer], LAYER_PHASES.index(phase))
+            for key, (layer, phase) in enumerate(sums.keys)
+            if layer != NO_LAYER
+        ]
+        keys, rows, phases = np.array(places, dtype=np.int64).reshape(-1, 3).T
+        loop_order = dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE))
+        key_of = {key: position for position, key in enumerate(sums.keys)}
+        loop = [key_of[NO_LAYER, phase] for phase in loop_order if (NO_LAYER, phase) in key_of]
+        ran = self.part(sums.ops) + self.part(sums.calls)
+        outside = np.array([key for key in loop if ran[key]], dtype=np.int64)
+        nothing = np.zeros((len(outside), len(LAYER_PHASES)), dtype=np.int64)
+
+        def by_phase(values: Int64Array, nested: bool = False) -> Int64Array:
+            table = np.zeros((len(tree.layers), len(LAYER_PHASES)), dtype=np.int64)
+            table[rows, phases] = self.part(values)[keys]
+            return np.concatenate([tree.with_nested(table) if nested else table, nothing])
+
+        def with_outside(of_layers: Int64Array, values: Int64Array) -> Int64Array:
+            of_layers[len(tree.layers) :] = self.part(values)[outside]
+            return of_layers
+
+        total, comm = by_phase(sums.self_ns, nested=True), by_phase(sums.comm_ns, nested=True)
+        columns: dict[str, Any] = {
+            "layer": [*tree.layers, *[NO_LAYER] * len(outside)],
+            "phase": [*[""] * len(tree.layers), *(sums.keys[key][1] for key in outside.tolist())],
+            "parent": [*tree.parents, *[""] * len(outside)],
+            "depth": np.append(tree.depth, nothing[:, 0]),
+            "calls": with_outside(by_phase(sums.calls).max(axis=1), sums.calls),
+            **{f"{phase}_ns": total[:, place] for place, phase in enumerate(LAYER_PHASES)},
+            "other_ns": with_outside(np.zeros(len(total), dtype=np.int64), sums.self_ns),
+            "total_ns": with_outside(total.sum(axis=1), sums.self_ns),
+            "self_ns": with_outside(by_phase(sums.self_ns).sum(axis=1), sums.self_ns),
+            "comm_ns": with_outside(comm.sum(axis=1), sums.comm_ns),
+            "cpu_ns": with_outside(by_phase(sums.cpu_ns).sum(axis=1), sums.cpu_ns),
+            **{f"{phase}_comm_ns": comm[:, place] for place, phase in enumerate(LAYER_PHASES)},
+        }
+        printed: pd.DataFrame = pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
+        return printed
 
 
 def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summary:
@@ -426,7 +431,7 @@ def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summa
         ops=int(np.count_nonzero(shown & begins(trace.ops))),
         steps=choice.count,
         all_steps=len(choice.shown),
-        layers=len(sums.layers),
+        layers=len(sums.tree.layers),
         by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,
     )

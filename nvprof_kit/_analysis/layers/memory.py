@@ -18,6 +18,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import layer_column
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, steps_around
+from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
@@ -167,16 +168,13 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
     peak = rows.groupby("layer")["memory_peak_bytes"].max()
     alloc = rows["cuda_alloc_bytes"].groupby([rows["layer"], rows["phase"].where(rows["layer"] == NO_LAYER, "")]).sum()
     keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
-    own = [int(alloc.get(key, 0)) for key in keys]
-    place = {layer: number for number, (layer, _) in enumerate(keys) if layer != NO_LAYER}
-    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children before their parent
-        if parent:
-            own[place[parent]] += own[number]
+    own = np.array([int(alloc.get(key, 0)) for key in keys], dtype=np.int64)
+    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(own)
     made: pd.DataFrame = pd.DataFrame(
         {
             "kept_bytes": tree["layer"].map(forward).where(inside).astype("Float64").round().astype("Int64"),
             "peak_bytes": tree["layer"].map(peak).where(inside).astype("Int64"),
-            "cuda_bytes": pd.array(own if memory.traced else [None] * len(own), dtype="Int64"),
+            "cuda_bytes": pd.array(nested if memory.traced else [None] * len(own), dtype="Int64"),
         }
     )
     return made

@@ -17,6 +17,7 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES, Layers, LayersOptions, layers
+from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
@@ -143,8 +144,8 @@ class _Grid:
     def __init__(self, result: Layers) -> None:
         self._table = result.rows
         tree = result.tree[result.tree["layer"] != NO_LAYER]
-        self.parent = dict(zip(tree["layer"], tree["parent"], strict=True))
-        self.layers = [*self.parent, NO_LAYER]
+        self._tree = ModelTree.of_rows([*tree["layer"], NO_LAYER], [*tree["parent"], ""])
+        self.layers = list(self._tree.layers)
         self.phases = list(dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]]))
         inside = result.rows[result.rows["instance"].notna()]
         step_of = dict(zip(inside["instance"].astype(int), inside["step"].astype(int), strict=True))
@@ -165,12 +166,7 @@ class _Grid:
 
     def with_nested(self, own: Int64Array) -> Int64Array:
         """Add the submodules' values to each layer in a flat array."""
-        held: Int64Array = own.reshape(self.shape).copy()
-        place = {name: code for code, name in enumerate(self.layers)}
-        for layer in reversed(self.layers[:-1]):  # children before their parent
-            if self.parent[layer]:
-                held[place[self.parent[layer]]] += held[place[layer]]
-        return held.reshape(-1)
+        return self._tree.with_nested(own.reshape(self.shape)).reshape(-1)
 
     def rows(self, attention: pd.DataFrame) -> pd.DataFrame:
         """The nonempty rows by step, with the columns of `COLUMNS` except kind and memory."""

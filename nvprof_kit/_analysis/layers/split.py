@@ -16,6 +16,7 @@ from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
+from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -100,14 +101,12 @@ def split_tree(
     """Add a column for each part to the tree, including submodules and summed over phases."""
     keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
     place = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(keys)}
-    held = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
+    own = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
     for (layer, phase), sums in _own(duration, attribution, parts, shown).items():
-        held[place[layer, phase if layer == NO_LAYER else ""]] += sums
-    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children before their parent
-        if parent:
-            held[place[parent, ""]] += held[number]
-    made: pd.DataFrame = tree.assign(**{name: held[:, number] for number, name in enumerate(parts.columns)})
-    return made
+        own[place[layer, phase if layer == NO_LAYER else ""]] += sums
+    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(own)
+    split: pd.DataFrame = tree.assign(**{name: nested[:, number] for number, name in enumerate(parts.columns)})
+    return split
 
 
 def _own(

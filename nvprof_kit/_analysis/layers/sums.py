@@ -6,9 +6,7 @@ them together; column 0 is outside steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +18,7 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers,
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses
-from nvprof_kit._analysis.layers.order import parents, with_ancestors
+from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 
@@ -33,7 +31,7 @@ class LayerSums:
         keys: The (layer, phase) pairs.
         held: Those without a range of their own: the layer did not run in that phase, only layers inside it did. Their
             totals are those of these layers, everything else is 0.
-        parent: The parent of each layer in the model, '' at the top.
+        tree: The layers, without `NO_LAYER`.
         loop_phases: Texts of the phase ranges, by first start.
         calls, ops, self_ns, compute_ns, comm_ns, copy_ns, total_ns, cpu_ns: The columns of the per-layer table.
         busy_ns: The same, or a single column for all.
@@ -41,7 +39,7 @@ class LayerSums:
 
     keys: list[tuple[str, str]]
     held: frozenset[tuple[str, str]]
-    parent: dict[str, str]
+    tree: ModelTree
     loop_phases: tuple[str, ...]
     calls: Int64Array
     ops: Int64Array
@@ -52,11 +50,6 @@ class LayerSums:
     total_ns: Int64Array
     busy_ns: Int64Array
     cpu_ns: Int64Array
-
-    @cached_property
-    def layers(self) -> list[str]:
-        """The distinct layers, without `NO_LAYER`."""
-        return list(dict.fromkeys(layer for layer, _ in self.keys if layer != NO_LAYER))
 
     @property
     def arrays(self) -> dict[str, Int64Array]:
@@ -110,9 +103,8 @@ def sum_layers(
     """
     ranges = attribution.ranges
     keyed = _keyed(ranges, attribution)
-    layers = list(dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
-    parent = parents(ranges, layers)
-    held = _without_ranges(keyed.keys, parent)
+    tree = ModelTree.of_ranges(ranges, dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
+    held = _without_ranges(keyed.keys, tree)
     keyed = replace(keyed, keys=[*keyed.keys, *held])
     width = columns.width
     cells, count = (len(keyed.keys), width), len(keyed.keys) * width
@@ -125,7 +117,7 @@ def sum_layers(
         inside, np.append(keyed.of_range, NONE)[attribution.layer_range], keyed.outside[attribution.phase]
     )
     cell = own_key * width + column
-    chain = _Chain.of(keyed, parent, width)
+    chain = _Chain.of(keyed, tree, width)
     parts = {name: exact_sums(cell[mine], duration[mine], count) for name, mine in _sorts(trace, classes).items()}
     self_ns = np.sum(list(parts.values()), axis=0)
     free = alone(start, end, device)
@@ -144,7 +136,7 @@ def sum_layers(
     return LayerSums(
         keys=keyed.keys,
         held=frozenset(held),
-        parent=parent,
+        tree=tree,
         loop_phases=keyed.loop_phases,
         calls=calls,
         ops=np.bincount(cell[begins(trace.ops)], minlength=count).reshape(cells),
@@ -216,17 +208,12 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
     )
 
 
-def _without_ranges(keys: list[tuple[str, str]], parent: Mapping[str, str]) -> list[tuple[str, str]]:
+def _without_ranges(keys: list[tuple[str, str]], tree: ModelTree) -> list[tuple[str, str]]:
     """The ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the
     blocks of a model, not the model, but the model's total in `recompute` includes theirs.
     """
     known = set(keys)
-    above = {
-        (holder, phase): None
-        for layer, phase in keys
-        if layer != NO_LAYER
-        for holder in with_ancestors(layer, parent)[:-1]
-    }
+    above = {(holder, phase): None for layer, phase in keys if layer != NO_LAYER for holder in tree.around(layer)}
     return [key for key in above if key not in known]
 
 
@@ -267,12 +254,12 @@ class _Chain:
     columns: int
 
     @classmethod
-    def of(cls, keyed: _Keyed, parent: Mapping[str, str], columns: int) -> _Chain:
+    def of(cls, keyed: _Keyed, tree: ModelTree, columns: int) -> _Chain:
         index = {key: place for place, key in enumerate(keyed.keys)}
         outer = np.full(len(keyed.keys) + 1, NONE, dtype=np.int64)
         depth = np.zeros(len(keyed.keys), dtype=np.int64)
         for place, (layer, phase) in enumerate(keyed.keys):
-            holders = with_ancestors(layer, parent)[:-1] if layer != NO_LAYER else []
+            holders = tree.around(layer) if layer != NO_LAYER else []
             depth[place] = len(holders)
             outer[place] = next((index[one, phase] for one in reversed(holders) if (one, phase) in index), NONE)
         return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, role_of
-from nvprof_kit._analysis.layers.order import parents_of
+from nvprof_kit._analysis.layers.tree import parents_of
 from nvprof_kit._analysis.ncu.plan import size_text
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.issues import Issue, as_issues

@@ -21,7 +21,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
-from nvprof_kit._analysis.layers.order import with_ancestors
+from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._result.writer import write_file

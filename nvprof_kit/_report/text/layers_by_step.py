@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.layers import LayersView, header, layers_report, line_label, time_name
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
@@ -72,9 +73,7 @@ def layers_by_step(result: Layers) -> pd.DataFrame:
     own = own[[*sorted(name for name in own if name != OUTSIDE), *(name for name in own if name == OUTSIDE)]]
     keys = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + tree["phase"]).tolist()
     times: pd.DataFrame = own.reindex(keys, fill_value=0)
-    for key, parent in zip(reversed(keys), reversed(tree["parent"].tolist()), strict=True):
-        if parent:
-            times.loc[parent] += times.loc[key]
+    times[:] = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(times.to_numpy())
     top = (tree["depth"] == 0).to_numpy()
     times.loc["total"] = times[top].sum()
     return times

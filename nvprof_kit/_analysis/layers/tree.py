@@ -1,17 +1,86 @@
-"""Orders layers as in the model: parents before children; siblings by number if they have one, else by first
-execution.
-"""
+"""The model as a tree: parents before children; siblings by number if they have one, else by first execution."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, outer_layers
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit.names import LAYER_CATEGORIES, Category
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class ModelTree:
+    """The layers of a model, parents before children.
+
+    Attributes:
+        layers: Their paths.
+        parents: The path of each layer's parent, '' at the top.
+    """
+
+    layers: tuple[str, ...]
+    parents: tuple[str, ...]
+
+    @classmethod
+    def of_ranges(cls, ranges: Ranges, layers: Iterable[str]) -> ModelTree:
+        """The tree of some layers that have ranges, in depth-first preorder."""
+        listed = list(layers)
+        parent = parents(ranges, listed)
+        order = _preorder(ranges, listed, parent)
+        return cls(tuple(order), tuple(parent[layer] for layer in order))
+
+    @classmethod
+    def of_rows(cls, layers: Iterable[str], parents: Iterable[str]) -> ModelTree:
+        """The tree of a table with a row for each layer; rows outside layers have no parent."""
+        return cls(tuple(layers), tuple(parents))
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The position of each layer."""
+        return {layer: position for position, layer in enumerate(self.layers)}
+
+    @cached_property
+    def parent(self) -> Int64Array:
+        """The position of each layer's parent, `NONE` at the top, shape ``(layers,)``."""
+        return np.array([self.index.get(parent, NONE) if parent else NONE for parent in self.parents], dtype=np.int64)
+
+    @cached_property
+    def depth(self) -> Int64Array:
+        """The number of ancestors of each layer, shape ``(layers,)``."""
+        depth = np.zeros(len(self.layers), dtype=np.int64)
+        for position, parent in enumerate(self.parent.tolist()):
+            depth[position] = depth[parent] + 1 if parent >= 0 else 0
+        return depth
+
+    def with_nested(self, values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        """Sums over each layer and all layers inside it.
+
+        Args:
+            values: A layer's own values, shape ``(layers, …)``.
+        """
+        sums: npt.NDArray[_Number] = values.copy()
+        for level in range(int(self.depth.max(initial=0)), 0, -1):
+            inside = np.flatnonzero(self.depth == level)
+            np.add.at(sums, self.parent[inside], sums[inside])
+        return sums
+
+    def around(self, layer: str) -> list[str]:
+        """The ancestors of a layer, outermost first."""
+        return with_ancestors(layer, self.parent_of)[:-1]
+
+    @cached_property
+    def parent_of(self) -> Mapping[str, str]:
+        """The parent of each layer, '' at the top."""
+        return dict(zip(self.layers, self.parents, strict=True))
 
 
 def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
@@ -81,19 +150,18 @@ def _cut_circle(layer: str, parent: dict[str, str]) -> None:
         seen.add(current)
 
 
-def model_order(ranges: Ranges, layers: list[str], parent: dict[str, str]) -> dict[str, int]:
-    """The position of each layer in the model, in depth-first preorder."""
+def _preorder(ranges: Ranges, layers: list[str], parent: Mapping[str, str]) -> list[str]:
+    """The layers in depth-first preorder."""
     first = _first_seen(ranges)
     children: dict[str, list[str]] = {}
     for layer in layers:
         children.setdefault(parent[layer], []).append(layer)
-    place: dict[str, int] = {}
-    waiting = _siblings(children.get("", []), first)[::-1]
-    while waiting:
-        layer = waiting.pop()
-        place[layer] = len(place)
-        waiting.extend(_siblings(children.get(layer, []), first)[::-1])
-    return place
+    order: list[str] = []
+    stack = _siblings(children.get("", []), first)[::-1]
+    while stack:
+        order.append(stack.pop())
+        stack.extend(_siblings(children.get(order[-1], []), first)[::-1])
+    return order
 
 
 def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
