@@ -78,13 +78,13 @@ class Facts(Operations):
 
     def counted_ranges(self, ranges: Int64Array) -> Int64Array:
         """The included ones of the given ranges."""
-        found: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]
-        return found
+        included: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]
+        return included
 
     def counted_calls(self, calls: Int64Array) -> Int64Array:
         """The included ones of the given host calls."""
-        found: Int64Array = calls[self._of_instance[self.step_of_calls(calls)]]
-        return found
+        included: Int64Array = calls[self._of_instance[self.step_of_calls(calls)]]
+        return included
 
     @property
     def counted_windows(self) -> Int64Array:
@@ -134,14 +134,14 @@ class Facts(Operations):
         if self.launches_alone:
             return np.append(self.trace.api["duration_ns"].to_numpy(), 0)[self._launching[ops]]
         call = self.host.of_op[ops]
-        found: Int64Array = np.where(call >= 0, self.host.end[call] - self.host.start[call], 0)
-        return found
+        duration_ns: Int64Array = np.where(call >= 0, self.host.end[call] - self.host.start[call], 0)
+        return duration_ns
 
     @cached_property
     def duration(self) -> Int64Array:
         """Duration of each operation, in ns."""
-        found: Int64Array = (self.trace.ops["end_ns"] - self.trace.ops["start_ns"]).to_numpy()
-        return found
+        duration_ns: Int64Array = (self.trace.ops["end_ns"] - self.trace.ops["start_ns"]).to_numpy()
+        return duration_ns
 
     @property
     def gpu_ns(self) -> int:
@@ -163,11 +163,11 @@ class Facts(Operations):
         in a step; -1 if there is none.
         """
         ranges, host = self.attribution.ranges, self.host
-        tid, moment = host.tid[calls], host.start[calls]
-        step = ranges.step_at(ranges.nesting.innermost(tid, moment))
+        tid, call_start = host.tid[calls], host.start[calls]
+        step = ranges.step_at(ranges.nesting.innermost(tid, call_start))
         unattributed = np.flatnonzero(step == NONE)
         around = Elsewhere(ranges, ranges.step >= 0).open_at(
-            host.pid(calls[unattributed]), tid[unattributed], moment[unattributed]
+            host.pid(calls[unattributed]), tid[unattributed], call_start[unattributed]
         )
         step[unattributed] = np.append(ranges.step, NONE)[around]
         return step
@@ -191,8 +191,8 @@ class Facts(Operations):
         frame = frame.iloc[self.counted_windows]
         keys = [*self.step_columns, *by]
         summed = frame.drop(columns=[] if self.by_step else ["step"]).groupby(keys, dropna=False).sum()
-        made: pd.DataFrame = summed.reset_index()
-        return made
+        table: pd.DataFrame = summed.reset_index()
+        return table
 
     def statistics(self, frame: pd.DataFrame, by: Sequence[str], whole: int) -> pd.DataFrame:
         """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns.
@@ -243,11 +243,11 @@ class Facts(Operations):
         instance, steps = table["step"].to_numpy().astype(np.int64), self.attribution.ranges.steps
         order = np.argsort(np.where(instance < 0, len(steps), instance), kind="stable")
         instance = instance[order]
-        made: pd.DataFrame = table.iloc[order].reset_index(drop=True).drop(columns="step")
+        numbered: pd.DataFrame = table.iloc[order].reset_index(drop=True).drop(columns="step")
         numbers = np.append(steps, 0)[instance]
         for place, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
-            made.insert(place, name, pd.Series(values, dtype="Int64").mask(instance < 0))
-        return made
+            numbered.insert(place, name, pd.Series(values, dtype="Int64").mask(instance < 0))
+        return numbered
 
 
 def by_appearance(group: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
@@ -282,22 +282,22 @@ def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict
     # a single integer sort by group and value is faster than lexsort
     in_one = line.fits(group)
     ordered = line.moment(np.sort(line.at(group, values))) if in_one else values[np.lexsort((values, group))]
-    begin = np.cumsum(calls) - calls
-    total = np.add.reduceat(ordered, begin)
-    found = {
+    first = np.cumsum(calls) - calls
+    total = np.add.reduceat(ordered, first)
+    statistics = {
         "total": total,
         "avg": _whole(total / calls),
-        "max": ordered[begin + calls - 1],
-        "min": ordered[begin],
+        "max": ordered[first + calls - 1],
+        "min": ordered[first],
     }
-    for name, part in _QUANTILES.items():
-        place = (calls - 1) * part
-        below = np.floor(place).astype(np.int64)
-        low, high = ordered[begin + below], ordered[begin + np.minimum(below + 1, calls - 1)]
-        found[name] = _whole(low + (high - low) * (place - below))
-    return found
+    for name, fraction in _QUANTILES.items():
+        position = (calls - 1) * fraction
+        below = np.floor(position).astype(np.int64)
+        low, high = ordered[first + below], ordered[first + np.minimum(below + 1, calls - 1)]
+        statistics[name] = _whole(low + (high - low) * (position - below))
+    return statistics
 
 
 def _whole(values: npt.NDArray[np.float64]) -> Int64Array:
-    found: Int64Array = np.rint(values).astype(np.int64)
-    return found
+    rounded: Int64Array = np.rint(values).astype(np.int64)
+    return rounded

@@ -158,8 +158,8 @@ def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
         return table
     if "operator" in table:
         return sorted_operators(table, column)
-    made: pd.DataFrame = table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
-    return made
+    ordered: pd.DataFrame = table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
+    return ordered
 
 
 def _overview(facts: Facts) -> pd.DataFrame:
@@ -168,7 +168,7 @@ def _overview(facts: Facts) -> pd.DataFrame:
 
     ops, rows = facts.trace.ops, []
     columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
-    whole = facts.wall_ns
+    wall_ns = facts.wall_ns
     kind = ops["kind"].to_numpy()
     sorts = {
         "kernel": (kind == OP_KINDS.index("kernel")) & ~facts.classes.is_a("comm"),
@@ -176,22 +176,22 @@ def _overview(facts: Facts) -> pd.DataFrame:
         **{name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")},
     }
     for name, mask in sorts.items():
-        mine = np.flatnonzero(mask & facts.counted)
-        if len(mine):
-            lane, step = facts.windows.of_op[mine], facts.step_of_op[mine]
-            busy = _busy(facts, columns[0][mine], columns[1][mine], lane, step, counts=first[mine])
-            rows += [(step, name, count, 0, ns, 0.0, ns / whole) for step, count, ns in busy]
+        selected = np.flatnonzero(mask & facts.counted)
+        if len(selected):
+            lane, step = facts.windows.of_op[selected], facts.step_of_op[selected]
+            busy = _busy(facts, columns[0][selected], columns[1][selected], lane, step, counts=first[selected])
+            rows += [(step, name, count, 0, ns, 0.0, ns / wall_ns) for step, count, ns in busy]
     host = facts.host
     for name, mask in {"CUDA API": ~(host.overhead | host.operator), "profiler": host.overhead}.items():
-        mine = facts.counted_calls(np.flatnonzero(mask[:-1]))
-        if len(mine):
-            lane = pd.factorize(host.tid[mine])[0]
-            step = facts.step_of_calls(mine) if facts.by_step else mine
-            busy = _busy(facts, host.start[mine], host.end[mine], lane, step)
-            rows += [(step, name, count, ns, 0, ns / whole, 0.0) for step, count, ns in busy]
+        selected = facts.counted_calls(np.flatnonzero(mask[:-1]))
+        if len(selected):
+            lane = pd.factorize(host.tid[selected])[0]
+            step = facts.step_of_calls(selected) if facts.by_step else selected
+            busy = _busy(facts, host.start[selected], host.end[selected], lane, step)
+            rows += [(step, name, count, ns, 0, ns / wall_ns, 0.0) for step, count, ns in busy]
     names = ["step", "event", "calls", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
-    made: pd.DataFrame = pd.DataFrame(rows, columns=names)
-    return made
+    view: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    return view
 
 
 def _busy(
@@ -219,30 +219,31 @@ def _model(facts: Facts) -> pd.DataFrame:
     part_of_all = np.full(len(ranges.start), NONE, dtype=np.int64)
     part_of_all[chosen] = part_of_range
     is_call = ranges.first[chosen] & ~inside_its_like(part_of_all, ranges)[chosen]
-    for place, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
-        of_part = part_of_range == place
+    for code, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+        of_part = part_of_range == code
         is_named = np.array([phase == part for phase in phases], dtype=bool)
         if (of_part & is_named).any():
             is_call &= ~of_part | is_named
-    whole, rows = facts.wall_ns, []
+    wall_ns, rows = facts.wall_ns, []
     columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
     threads = np.unique(ranges.tid, return_inverse=True)[1]
-    for place, part in enumerate(MODEL_PARTS):
-        mine = np.flatnonzero((part_of_phase == place) & facts.counted)
-        on_cpu = facts.counted_ranges(chosen[part_of_range == place])
+    for code, part in enumerate(MODEL_PARTS):
+        selected = np.flatnonzero((part_of_phase == code) & facts.counted)
+        on_cpu = facts.counted_ranges(chosen[part_of_range == code])
         gpu = {step: (count, ns) for step, count, ns in _busy(
-            facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine],
-            counts=first[mine])}  # fmt: skip
+            facts, columns[0][selected], columns[1][selected], facts.windows.of_op[selected],
+            facts.step_of_op[selected],
+            counts=first[selected])}  # fmt: skip
         cpu = {step: (count, ns) for step, count, ns in _busy(
             facts, ranges.start[on_cpu], ranges.end[on_cpu], threads[on_cpu],
             steps_around(ranges, on_cpu), counts=is_call[np.searchsorted(chosen, on_cpu)])}  # fmt: skip
         for step in dict.fromkeys((*gpu, *cpu)):
             ops_count, gpu_ns = gpu.get(step, (0, 0))
             calls, cpu_ns = cpu.get(step, (0, 0))
-            rows.append((step, part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / whole, gpu_ns / whole))
+            rows.append((step, part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / wall_ns, gpu_ns / wall_ns))
     names = ["step", "part", "calls", "gpu_ops", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
-    made: pd.DataFrame = pd.DataFrame(rows, columns=names)
-    return made
+    view: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    return view
 
 
 def _part(phase: str) -> int:
@@ -259,8 +260,8 @@ def _distributed(facts: Facts) -> pd.DataFrame:
     table["comm_ratio"] = table["comm_ns"] / table["wall_ns"].clip(lower=1)
     table["overlap_ratio"] = (table["overlap_ns"] / table["comm_ns"]).where(table["comm_ns"] > 0, 0.0)
     names = ["wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_comm_ns", "comm_ratio", "overlap_ratio"]
-    made: pd.DataFrame = table[[*facts.step_columns, "process", "device", *names]]
-    return made
+    view: pd.DataFrame = table[[*facts.step_columns, "process", "device", *names]]
+    return view
 
 
 VIEWS: Mapping[str, Callable[[Facts], Any]] = MappingProxyType(

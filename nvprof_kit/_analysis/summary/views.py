@@ -128,8 +128,8 @@ def device_view(facts: Facts) -> pd.DataFrame:
     table: pd.DataFrame = pd.concat(parts, ignore_index=True)
     table = table.astype({"process": "Int64", "device": "Int64", "wall_ns": "Int64", "busy_ns": "Int64"})
     table["utilisation"] = (table["busy_ns"] / table["wall_ns"].clip(lower=1)).astype("Float64")
-    made: pd.DataFrame = table[[*facts.step_columns, *_COLUMNS]]
-    return made
+    view: pd.DataFrame = table[[*facts.step_columns, *_COLUMNS]]
+    return view
 
 
 def _gpus(facts: Facts) -> pd.DataFrame:
@@ -149,14 +149,18 @@ def _cpus(facts: Facts) -> pd.DataFrame:
     windows, rows = facts.windows, []
     first = {one.pid: place for place, one in reversed([*enumerate(windows.devices)])}
     for pid, place in sorted(first.items(), key=lambda pair: pair[1]):
-        mine = facts.counted_windows[windows.device[facts.counted_windows] == place]
+        of_first = facts.counted_windows[windows.device[facts.counted_windows] == place]
         process = windows.devices[place].process
         for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, place)):
-            spent = np.full(len(mine), -1) if busy is None else _inside(busy, windows.start[mine], windows.end[mine])
+            spent = (
+                np.full(len(of_first), -1)
+                if busy is None
+                else _inside(busy, windows.start[of_first], windows.end[of_first])
+            )
             rows += [
                 (step, process if name == "CPU" else None, None, name, wall, ns)
                 for step, wall, ns in zip(
-                    windows.instance[mine].tolist(), (windows.end - windows.start)[mine], spent, strict=True
+                    windows.instance[of_first].tolist(), (windows.end - windows.start)[of_first], spent, strict=True
                 )
             ]
     # dtype object, because with None pandas would use floats, which cannot represent every step number
@@ -165,8 +169,8 @@ def _cpus(facts: Facts) -> pd.DataFrame:
     summed = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
     table = summed[["wall_ns", "busy_ns"]].sum().reset_index()
     table["busy_ns"] = table["busy_ns"].astype("Int64").where(table["busy_ns"] >= 0)
-    made: pd.DataFrame = table
-    return made
+    view: pd.DataFrame = table
+    return view
 
 
 def _threads(facts: Facts, pid: int) -> _Stretches | None:
@@ -174,8 +178,8 @@ def _threads(facts: Facts, pid: int) -> _Stretches | None:
     scheduled = facts.trace.scheduled
     if scheduled is None or not len(scheduled):
         return None
-    mine = scheduled[scheduled["pid"] == pid]
-    return mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+    of_process = scheduled[scheduled["pid"] == pid]
+    return of_process["start_ns"].to_numpy(), of_process["end_ns"].to_numpy()
 
 
 def _others(facts: Facts, known: dict[int, int], place: int) -> list[tuple[_Stretches, str]]:
@@ -183,21 +187,21 @@ def _others(facts: Facts, known: dict[int, int], place: int) -> list[tuple[_Stre
     scheduled = facts.trace.scheduled
     if place != 0 or scheduled is None or scheduled["pid"].isin(known).all():
         return []
-    rest = scheduled[~scheduled["pid"].isin(known)]
-    return [((rest["start_ns"].to_numpy(), rest["end_ns"].to_numpy()), "CPU, other processes")]
+    others = scheduled[~scheduled["pid"].isin(known)]
+    return [((others["start_ns"].to_numpy(), others["end_ns"].to_numpy()), "CPU, other processes")]
 
 
-def _inside(stretches: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:
+def _inside(intervals: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:
     """Total length of the intervals within each window, shape ``(w,)``."""
-    return _until(stretches, high) - _until(stretches, low)
+    return _until(intervals, high) - _until(intervals, low)
 
 
-def _until(stretches: _Stretches, moment: Int64Array) -> Int64Array:
+def _until(intervals: _Stretches, time_ns: Int64Array) -> Int64Array:
     """Total length of the intervals before each moment."""
-    total = np.zeros(len(moment), dtype=np.int64)
-    for edges, sign in zip(map(np.sort, stretches), (1, -1), strict=True):
-        before = np.searchsorted(edges, moment)
-        total += sign * (before * moment - np.concatenate(([0], np.cumsum(edges)))[before])
+    total = np.zeros(len(time_ns), dtype=np.int64)
+    for edges, sign in zip(map(np.sort, intervals), (1, -1), strict=True):
+        before = np.searchsorted(edges, time_ns)
+        total += sign * (before * time_ns - np.concatenate(([0], np.cumsum(edges)))[before])
     return total
 
 
@@ -208,7 +212,7 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
     copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
     rows = np.flatnonzero(~copies & facts.counted)
-    rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
+    rows, duration_ns = whole_calls(facts.trace.ops, rows, facts.duration)
     families = facts.classes.families
     # group by name and family as one number: a name determines the family, except for whole graphs
     both = name.codes.to_numpy().astype(np.int64)[rows] * max(len(families), 1) + facts.classes.family[rows]
@@ -224,7 +228,7 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     }
     texts = {column: np.array(values, dtype=object) for column, values in columns.items()}
     table = pd.DataFrame({key: values[first] for key, values in keys.items()} | texts)
-    spent_by_side = {"cpu": facts.launch_ns(rows), "gpu": spent}
+    spent_by_side = {"cpu": facts.launch_ns(rows), "gpu": duration_ns}
     return facts.statistics_of(table.astype(dict.fromkeys(columns, str)), group, spent_by_side, facts.gpu_ns)
 
 
@@ -241,9 +245,9 @@ def memory_view(facts: Facts) -> pd.DataFrame:
     table = facts.statistics(frame, ["copy", "memory"], facts.gpu_ns)
     keys = [*facts.step_columns, "copy", "memory"]
     moved = frame.astype({"copy": str, "memory": str}).groupby(keys, dropna=False)["bytes"].sum().reset_index()
-    made: pd.DataFrame = table.merge(moved, on=keys, how="left")
-    made["gb_per_s"] = made["bytes"] / made["gpu_total_ns"].clip(lower=1)
-    return made
+    view: pd.DataFrame = table.merge(moved, on=keys, how="left")
+    view["gb_per_s"] = view["bytes"] / view["gpu_total_ns"].clip(lower=1)
+    return view
 
 
 def user_view(facts: Facts) -> pd.DataFrame:
@@ -283,8 +287,8 @@ def _from_other_threads(facts: Facts) -> Int64Array:
     ops = np.flatnonzero(~own_loop & facts.counted & (host.of_op >= 0))
     call = host.of_op[ops]
     loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
-    found = Elsewhere(ranges, loop).open_at(host.pid(call), host.tid[call], host.start[call])
-    return _nested_sums(ranges.nesting, found, facts.duration[ops], len(ranges.start))
+    range_index = Elsewhere(ranges, loop).open_at(host.pid(call), host.tid[call], host.start[call])
+    return _nested_sums(ranges.nesting, range_index, facts.duration[ops], len(ranges.start))
 
 
 def operator_view(facts: Facts) -> pd.DataFrame:
@@ -328,8 +332,8 @@ def operator_view(facts: Facts) -> pd.DataFrame:
 def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """Sort the table of `operator_view` by a column, descending: operators, each followed by its kernels."""
     keys = [name for name in ("instance", "operator") if name in table]
-    own = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
-    place = own.assign(place=range(len(own)))[[*keys, "place"]]
+    operators = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
+    place = operators.assign(place=range(len(operators)))[[*keys, "place"]]
     placed = table.assign(inner=table["kernel"] != "").merge(place, on=keys, how="left")
     by = [*keys[:-1], "place", "inner", column]
     placed = placed.sort_values(by, ascending=[name != column for name in by], kind="stable", ignore_index=True)
@@ -342,8 +346,8 @@ def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
     step = {"step": facts.step_of_op[rows]} if facts.by_step else {}
-    made: pd.DataFrame = pd.DataFrame({**step, "cpu": facts.launch_ns(rows), "gpu": facts.duration[rows]})
-    return made
+    operations: pd.DataFrame = pd.DataFrame({**step, "cpu": facts.launch_ns(rows), "gpu": facts.duration[rows]})
+    return operations
 
 
 def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array, count: int) -> Int64Array:
