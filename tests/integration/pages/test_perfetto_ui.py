@@ -13,6 +13,7 @@ from support.browser import browser
 from support.captures.nsys_file import NsysFile
 from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
 
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture
@@ -41,7 +42,7 @@ def exported(capture: Path, folder: Path, suffix: str = "json.gz") -> Path:
 
 
 def table(capture: Path) -> pd.DataFrame:
-    rows = layers(open_capture(capture), LayersOptions(by_step=True)).rows
+    rows = layers(open_capture(capture), LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
     return rows[rows["gpu_ops"] > 0]
 
 
