@@ -198,7 +198,7 @@ def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list
         row, name, line = all_rows[number]
         rows.append({**row_of(row, name, line, [column[number] for column in more.values()]), **links})
     total = ["", *(last.times[phase] for phase in phases), last.total, *([last.comm] * comm), last.percent, ""]
-    heads = ["layer", "calls", *phases, "total", *(["comm"] * comm), "share", "CPU", *more]
+    heads = ["layer", "calls", *phases, "total", *(["comm"] * comm), "total share", "CPU", *more]
     return heads, rows, [*total, *("" for _ in more)]
 
 
