@@ -78,18 +78,18 @@ class Attribution:
 def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules."""
     owners = _Owners(trace)
-    whole = _in_blocks(owners.of, len(trace.ops))
+    owned = _in_blocks(owners.of, len(trace.ops))
     by_structure = trace.info.evidence == HOW[_STRUCTURE]
     phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return Attribution(
         ranges=owners.ranges,
-        layer_range=whole.layer_range,
-        phase=phase_of_range.astype(np.int32)[whole.phase_range],  # NONE is -1: it indexes the last entry, NO_PHASE
+        layer_range=owned.layer_range,
+        phase=phase_of_range.astype(np.int32)[owned.phase_range],  # NONE is -1: it indexes the last entry, NO_PHASE
         phases=tuple(str(phase) for phase in phases),
-        step=whole.step,
-        how=np.where(whole.layer_range >= 0, _STRUCTURE, whole.how).astype(np.int8) if by_structure else whole.how,
-        replay=whole.replay,
-        unjoined=_unjoined(trace, whole.call, int(np.count_nonzero(whole.uncreated))),
+        step=owned.step,
+        how=np.where(owned.layer_range >= 0, _STRUCTURE, owned.how).astype(np.int8) if by_structure else owned.how,
+        replay=owned.replay,
+        unjoined=_unjoined(trace, owned.call, int(np.count_nonzero(owned.uncreated))),
     )
 
 
@@ -108,8 +108,8 @@ def unjoined(trace: Trace, call: Integers) -> Unjoined:
 
 def _unjoined(trace: Trace, call: Integers, uncreated: int) -> Unjoined:
     rows = np.flatnonzero(call == NONE)
-    spent = trace.ops["end_ns"].to_numpy()[rows] - trace.ops["start_ns"].to_numpy()[rows]
-    return Unjoined(len(call), len(rows), int(spent.sum()), uncreated)
+    durations = trace.ops["end_ns"].to_numpy()[rows] - trace.ops["start_ns"].to_numpy()[rows]
+    return Unjoined(len(call), len(rows), int(durations.sum()), uncreated)
 
 
 class _Block(NamedTuple):
@@ -130,11 +130,11 @@ def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
     Two threads share the blocks: NumPy's searches, which take most of the time, do not hold the GIL.
     """
     first = owners_of(slice(0, _BLOCK))
-    whole: list[npt.NDArray[Any]] = [np.empty(count, dtype=column.dtype) for column in first]
+    columns_of_all: list[npt.NDArray[Any]] = [np.empty(count, dtype=column.dtype) for column in first]
 
-    def put(start: int, found: _Block) -> None:
-        columns: Iterable[npt.NDArray[Any]] = found
-        for column, values in zip(whole, columns, strict=True):
+    def put(start: int, block: _Block) -> None:
+        columns: Iterable[npt.NDArray[Any]] = block
+        for column, values in zip(columns_of_all, columns, strict=True):
             column[start : start + len(values)] = values
 
     put(0, first)
@@ -142,7 +142,7 @@ def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
         starts = range(_BLOCK, count, _BLOCK)
         for _ in pool.map(lambda start: put(start, owners_of(slice(start, start + _BLOCK))), starts):
             pass
-    return _Block(*whole)
+    return _Block(*columns_of_all)
 
 
 class _Moments(NamedTuple):
@@ -185,8 +185,8 @@ class _Owners:
             replayed = np.flatnonzero(uncreated)
             created = self._creations.of(pid[replayed], node[replayed])
             uncreated[replayed] = created == NONE
-            moments = _Moments(pid[replayed], self._creations.tid[created], self._creations.time[created])
-            owners = self._at(moments, self.ranges.nesting.innermost(moments.tid, moments.time))
+            created_at = _Moments(pid[replayed], self._creations.tid[created], self._creations.time[created])
+            owners = self._at(created_at, self.ranges.nesting.innermost(created_at.tid, created_at.time))
             has_owner = owners[1] >= 0
             rows = replayed[has_owner]
             layer_range[rows], phase_range[rows], how[rows] = owners[0][has_owner], owners[1][has_owner], _GRAPH_NODE
@@ -201,7 +201,7 @@ class _Owners:
             uncreated=uncreated,
         )
 
-    def _at(self, moments: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
+    def _at(self, times: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
         """The layer range around each moment (`owner` is the innermost range there), the range that gives the phase,
         and how they were found.
         """
@@ -209,7 +209,7 @@ class _Owners:
         phase_range = np.where(layer_range >= 0, layer_range, np.append(self.ranges.phase_range, NONE)[owner])
         how = np.full(len(owner), _LAUNCH, dtype=np.int8)
         unattributed = np.flatnonzero(phase_range == NONE)
-        found = self._phases.open_at(*(values[unattributed] for values in moments))
-        phase_range[unattributed] = found
-        how[unattributed] = np.where(found >= 0, _OTHER_THREAD, _UNATTRIBUTED)
+        open_phases = self._phases.open_at(*(values[unattributed] for values in times))
+        phase_range[unattributed] = open_phases
+        how[unattributed] = np.where(open_phases >= 0, _OTHER_THREAD, _UNATTRIBUTED)
         return layer_range, phase_range, how

@@ -37,9 +37,9 @@ class Operators:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, which: npt.NDArray[np.intp] | Int64Array) -> Operators:
+    def take(self, rows: npt.NDArray[np.intp] | Int64Array) -> Operators:
         """Select operators."""
-        return Operators(*(values[which] for values in vars(self).values()))
+        return Operators(*(values[rows] for values in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ def whole_nodes(operators: Operators) -> Operators:
     number, which for a node with hooks is recorded on the node's own event only.
     """
     nodes = np.flatnonzero(operators.backward)
-    around = np.append(nodes, NONE)[_nest(operators, nodes).parent]
-    inner = ~operators.engine[nodes] & (around != NONE) & np.append(operators.engine, False)[around]
+    enclosing = np.append(nodes, NONE)[_nest(operators, nodes).parent]
+    inner = ~operators.engine[nodes] & (enclosing != NONE) & np.append(operators.engine, False)[enclosing]
     giver = nodes[inner & (operators.sequence[nodes] >= 0)]
-    taker = around[inner & (operators.sequence[nodes] >= 0)]
+    taker = enclosing[inner & (operators.sequence[nodes] >= 0)]
     sequence, forward_tid = operators.sequence.copy(), operators.forward_tid.copy()
     sequence[taker], forward_tid[taker] = operators.sequence[giver], operators.forward_tid[giver]
-    kept = np.ones(len(operators), dtype=bool)
-    kept[nodes[inner]] = False
-    return replace(operators, sequence=sequence, forward_tid=forward_tid).take(np.flatnonzero(kept))
+    is_kept = np.ones(len(operators), dtype=bool)
+    is_kept[nodes[inner]] = False
+    return replace(operators, sequence=sequence, forward_tid=forward_tid).take(np.flatnonzero(is_kept))
 
 
 def makers(operators: Operators) -> Int64Array:
@@ -81,56 +81,56 @@ def makers(operators: Operators) -> Int64Array:
     If a node's forward thread is unknown, it is the one other thread that has its number. Inside another node (a nested
     backward pass, as in reentrant checkpointing) the node's own thread is tried first.
     """
-    found = np.full(len(operators), NONE, dtype=np.int64)
+    maker = np.full(len(operators), NONE, dtype=np.int64)
     nodes = np.flatnonzero(operators.backward & (operators.sequence >= 0))
     forward = np.flatnonzero(~operators.backward & (operators.sequence >= 0))
     linked = operators.forward_tid[nodes] != NONE
-    found[nodes[linked]] = _last_before(operators, forward, nodes[linked], operators.forward_tid[nodes[linked]])
+    maker[nodes[linked]] = _last_before(operators, forward, nodes[linked], operators.forward_tid[nodes[linked]])
     unresolved = nodes[~linked]
     if len(unresolved):
-        found[unresolved] = _makers_on_any_thread(operators, forward, unresolved)
-    return found
+        maker[unresolved] = _makers_on_any_thread(operators, forward, unresolved)
+    return maker
 
 
 def _makers_on_any_thread(operators: Operators, forward: Int64Array, nodes: Int64Array) -> Int64Array:
     inside = _nest(operators, nodes).parent != NONE
-    own = np.full(len(nodes), NONE, dtype=np.int64)
-    other = own.copy()
+    same_thread = np.full(len(nodes), NONE, dtype=np.int64)
+    other = same_thread.copy()
     hits = np.zeros(len(nodes), dtype=np.int64)
     for thread in np.unique(operators.tid[forward]).tolist():
-        mine = forward[operators.tid[forward] == thread]
-        found = _last_before(operators, mine, nodes, np.full(len(nodes), thread))
+        forward_here = forward[operators.tid[forward] == thread]
+        candidates = _last_before(operators, forward_here, nodes, np.full(len(nodes), thread))
         here = operators.tid[nodes] == thread
-        own = np.where(here, found, own)
-        other = np.where(~here & (found != NONE), found, other)
-        hits += ~here & (found != NONE)
+        same_thread = np.where(here, candidates, same_thread)
+        other = np.where(~here & (candidates != NONE), candidates, other)
+        hits += ~here & (candidates != NONE)
     other[hits > 1] = NONE
-    first, second = np.where(inside, own, other), np.where(inside, other, own)
+    first, second = np.where(inside, same_thread, other), np.where(inside, other, same_thread)
     return np.where((first != NONE) | (hits > 1), first, second)
 
 
 def _last_before(operators: Operators, forward: Int64Array, nodes: Int64Array, thread: Int64Array) -> Int64Array:
     """The last forward operator with each node's number that began before it on a thread of its process."""
-    which = np.concatenate([forward, nodes])
+    rows = np.concatenate([forward, nodes])
     keys = (
-        operators.pid[which],
+        operators.pid[rows],
         np.concatenate([operators.tid[forward], thread]),
-        operators.sequence[which],
+        operators.sequence[rows],
     )
-    order = np.lexsort((operators.start[which], *keys[::-1]))
+    order = np.lexsort((operators.start[rows], *keys[::-1]))
     is_forward = order < len(forward)
     last = np.maximum.accumulate(np.where(is_forward, np.arange(len(order)), NONE)) if len(order) else order
     same = last >= 0
     for key in keys:
         same &= key[order[last]] == key[order]
-    found = np.full(len(which), NONE, dtype=np.int64)
-    found[order] = np.where(same, which[order[last]], NONE)
-    return found[len(forward) :]
+    last_of = np.full(len(rows), NONE, dtype=np.int64)
+    last_of[order] = np.where(same, rows[order[last]], NONE)
+    return last_of[len(forward) :]
 
 
-def _nest(operators: Operators, which: Int64Array) -> Nesting:
+def _nest(operators: Operators, rows: Int64Array) -> Nesting:
     """The nesting of some of the operators, which nest on their thread as calls do."""
-    chosen = operators.take(which)
+    chosen = operators.take(rows)
     return nest(chosen.start, chosen.end, chosen.tid)
 
 
@@ -161,17 +161,17 @@ def with_followers(operators: Operators, owner: Int64Array) -> Int64Array:
     numbered = operators.sequence[nodes[order]] >= 0
     last = np.maximum.accumulate(np.where(numbered, np.arange(len(order)), NONE)) if len(order) else order
     before = (last >= 0) & (group[order[last]] == group[order])
-    whole: Int64Array = owner.copy()
-    whole[nodes[order]] = np.where(before, owner[nodes[order[last]]], NONE)
-    return whole
+    owners: Int64Array = owner.copy()
+    owners[nodes[order]] = np.where(before, owner[nodes[order[last]]], NONE)
+    return owners
 
 
 def _in_order(operators: Operators) -> tuple[Int64Array, Int64Array, npt.NDArray[np.intp]]:
     """The nodes, a group for each (by thread and enclosing node), and their order by group and time."""
     nodes = np.flatnonzero(operators.backward)
-    around = _nest(operators, nodes).parent
+    enclosing = _nest(operators, nodes).parent
     _, thread = np.unique(operators.tid[nodes], return_inverse=True)
-    group = thread.astype(np.int64) * (len(nodes) + 1) + around + 1
+    group = thread.astype(np.int64) * (len(nodes) + 1) + enclosing + 1
     return nodes, group, np.lexsort((operators.start[nodes], group))
 
 
@@ -193,14 +193,14 @@ def envelopes(operators: Operators, owner: Int64Array, outer: Int64Array) -> Env
         begun = begun | np.concatenate(([True], level[1:] != level[:-1]))
         first = np.flatnonzero(begun)
         last = np.append(first[1:], len(level)) - 1
-        held = level[first] != NONE
-        parts.append((first[held], last[held]))
+        is_in_level = level[first] != NONE
+        parts.append((first[is_in_level], last[is_in_level]))
     if not parts:
         return Envelopes(*(np.empty(0, dtype=np.int64) for _ in range(5)))
     firsts, lasts = (np.concatenate(each) for each in zip(*parts, strict=True))
     levels = np.repeat(np.arange(len(parts)), [len(first) for first, _ in parts])
-    begin, end = operators.take(nodes[firsts]), operators.take(nodes[lasts])
-    return Envelopes(begin.start, end.end, begin.pid, begin.tid, chain[firsts, levels])
+    first_operators, end = operators.take(nodes[firsts]), operators.take(nodes[lasts])
+    return Envelopes(first_operators.start, end.end, first_operators.pid, first_operators.tid, chain[firsts, levels])
 
 
 def _chains(innermost: Int64Array, outer: Int64Array) -> Int64Array:
@@ -210,9 +210,9 @@ def _chains(innermost: Int64Array, outer: Int64Array) -> Int64Array:
         walk.append(outer[walk[-1]])
     upwards = np.stack(walk[:-1], axis=1) if len(walk) > 1 else np.empty((len(innermost), 0), dtype=np.int64)
     depth = np.count_nonzero(upwards != NONE, axis=1)
-    place = depth[:, None] - 1 - np.arange(upwards.shape[1])[None, :]
-    turned = np.take_along_axis(upwards, np.maximum(place, 0), axis=1) if upwards.size else upwards
-    return np.where(place >= 0, turned, NONE)
+    position = depth[:, None] - 1 - np.arange(upwards.shape[1])[None, :]
+    turned = np.take_along_axis(upwards, np.maximum(position, 0), axis=1) if upwards.size else upwards
+    return np.where(position >= 0, turned, NONE)
 
 
 def nearest(is_layer: _Bools, nesting: Nesting) -> Int64Array:

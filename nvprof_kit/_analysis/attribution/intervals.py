@@ -27,11 +27,11 @@ _BLOCK = 1 << 18
 
 def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap no other interval of their lane, shape ``(n,)`` each."""
-    order, begins, finishes = _in_lanes(start, end, lane)
-    reach = np.maximum.accumulate(finishes)
+    order, starts, finishes = _in_lanes(start, end, lane)
+    latest_end = np.maximum.accumulate(finishes)
     free = np.ones(len(order), dtype=bool)
-    free[1:] &= begins[1:] >= reach[:-1]
-    free[:-1] &= begins[1:] >= finishes[:-1]
+    free[1:] &= starts[1:] >= latest_end[:-1]
+    free[:-1] &= starts[1:] >= finishes[:-1]
     result = np.empty(len(order), dtype=bool)
     result[order] = free
     return result
@@ -51,10 +51,10 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
         Lengths in the unit of the intervals, shape ``(groups,)``.
     """
     lanes = int(lane.max(initial=0)) + 1
-    order, begins, finishes = _in_lanes(start, end, group * lanes + lane if groups > 1 else lane)
+    order, starts, finishes = _in_lanes(start, end, group * lanes + lane if groups > 1 else lane)
     # in place, to limit memory: from where the intervals before reach, to the end
-    np.maximum(begins[1:], np.maximum.accumulate(finishes)[:-1], out=begins[1:])
-    finishes -= begins
+    np.maximum(starts[1:], np.maximum.accumulate(finishes)[:-1], out=starts[1:])
+    finishes -= starts
     np.maximum(finishes, 0, out=finishes)
     if groups == 1:
         return np.array([finishes.sum()], dtype=np.int64)
@@ -76,17 +76,17 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
         values: Integers, shape ``(n,)`` each.
     """
     code = joined(keys)
-    many = 0 if code is None else int(code.max(initial=-1)) + 1
-    if code is not None and many <= _DENSE * len(code):  # without a sort, which takes several times as long
-        there = np.flatnonzero(np.bincount(code, minlength=many))
-        row = np.empty(many, dtype=np.int64)
+    codes_count = 0 if code is None else int(code.max(initial=-1)) + 1
+    if code is not None and codes_count <= _DENSE * len(code):  # without a sort, which takes several times as long
+        present = np.flatnonzero(np.bincount(code, minlength=codes_count))
+        row = np.empty(codes_count, dtype=np.int64)
         row[code] = np.arange(len(code))
-        return [key[row[there]] for key in keys], [exact_sums(code, value, many)[there] for value in values]
+        return [key[row[present]] for key in keys], [exact_sums(code, value, codes_count)[present] for value in values]
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
     sorted_keys = [key[order] for key in (keys if code is None else [code])]
-    fresh = np.ones(len(order), dtype=bool)
-    fresh[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
-    first = np.flatnonzero(fresh)
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
+    first = np.flatnonzero(is_first)
     sums = [np.add.reduceat(value[order], first) if len(first) else value[:0] for value in values]
     return [key[order[first]] for key in keys], sums
 
@@ -109,27 +109,27 @@ def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int
     line = Line.over((start,), (end,))
     if not line.fits(lane):
         lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
-    begins = line.at(lane, start)
-    order = np.argsort(begins, kind="stable")
-    begins = begins[order]
-    return order, begins, line.at(lane, end)[order]
+    starts = line.at(lane, start)
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    return order, starts, line.at(lane, end)[order]
 
 
-def touches(others: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
+def touches(intervals: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap one of some others, whatever lane they are on, shape ``(n,)``.
 
     Args:
-        others: Starts and ends of the others, in ns.
+        intervals: Starts and ends of the others, in ns.
         start: Start of each interval, in ns.
         end: Its end.
     """
-    begins, ends = union(*others)
-    begins = np.append(begins, np.iinfo(np.int64).max)
+    starts, ends = union(*intervals)
+    starts = np.append(starts, np.iinfo(np.int64).max)
     touched = np.zeros(len(start), dtype=bool)
     for low in range(0, len(start), _BLOCK):
         block = slice(low, low + _BLOCK)
         after = np.searchsorted(ends, start[block], side="right")
-        touched[block] = begins[after] < end[block]
+        touched[block] = starts[after] < end[block]
     return touched
 
 
@@ -143,26 +143,26 @@ class Cover:
     """
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
-        self._lanes, place = np.unique(lane, return_inverse=True)
+        self._lanes, lane_number = np.unique(lane, return_inverse=True)
         self._line = Line.over((start,), (end,))
-        self._begins, self._ends = union(self._line.at(place, start), self._line.at(place, end))
+        self._begins, self._ends = union(self._line.at(lane_number, start), self._line.at(lane_number, end))
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._begins)))
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
         """How much of each queried interval is covered in its lane, in ns, shape ``(m,)`` each."""
         return self._until(lane, end) - self._until(lane, start)
 
-    def _until(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+    def _until(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Covered time before a moment, relative to an arbitrary zero of the lane."""
         if not len(self._begins):
             return np.zeros(len(lane), dtype=np.int64)
-        place = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
-        key = self._line.at(place, self._line.within(moment))
+        lane_number = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
+        key = self._line.at(lane_number, self._line.within(time))
         index = np.searchsorted(self._begins, key, side="right") - 1
         here = np.maximum(index, 0)
         within = np.minimum(key, self._ends[here]) - self._begins[here]
-        found = np.where(index < 0, 0, self._before[here] + within)
-        return np.where(self._lanes[place] == lane, found, 0)
+        covered = np.where(index < 0, 0, self._before[here] + within)
+        return np.where(self._lanes[lane_number] == lane, covered, 0)
 
 
 def begins(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -190,5 +190,5 @@ def whole_calls(ops: pd.DataFrame, rows: Int64Array, duration: Int64Array) -> tu
         return rows, duration[rows]
     instance = ops["operator_call"].to_numpy()[rows]
     rows = rows[order := np.lexsort((ops["start_ns"].to_numpy()[rows], instance))]
-    fresh = np.diff(instance[order], prepend=-1) != 0
-    return rows[fresh], exact_sums(np.cumsum(fresh) - 1, duration[rows], int(np.count_nonzero(fresh)))
+    is_first = np.diff(instance[order], prepend=-1) != 0
+    return rows[is_first], exact_sums(np.cumsum(is_first) - 1, duration[rows], int(np.count_nonzero(is_first)))

@@ -39,14 +39,14 @@ def _nodes(unjoined: Unjoined) -> list[Issue]:
 
 
 def _open(trace: Trace) -> list[Issue]:
-    left_open = int(trace.ranges["left_open"].sum())
-    if not left_open:
+    open_count = int(trace.ranges["left_open"].sum())
+    if not open_count:
         return []
     text = (
-        f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
+        f"{open_count} ranges were still open when the capture ended and were closed there; end the window "
         "between two steps"
     )
-    return [Issue("open-ranges", "note", left_open / len(trace.ranges), text)]
+    return [Issue("open-ranges", "note", open_count / len(trace.ranges), text)]
 
 
 def _crossing(trace: Trace, ranges: Ranges) -> list[Issue]:
@@ -72,11 +72,11 @@ def _outlasting(start: Int64Array, end: Int64Array, tid: Int64Array) -> int:
     """Number of ranges that end after one that was open when they began."""
     count = 0
     for thread in np.unique(tid):
-        mine = np.flatnonzero(tid == thread)
-        mine = mine[np.lexsort((-end[mine], start[mine]))]
+        on_thread = np.flatnonzero(tid == thread)
+        on_thread = on_thread[np.lexsort((-end[on_thread], start[on_thread]))]
         open_ends: list[int] = []
-        for begin, finish in zip(start[mine].tolist(), end[mine].tolist(), strict=True):
-            while open_ends and open_ends[-1] <= begin:
+        for range_start, finish in zip(start[on_thread].tolist(), end[on_thread].tolist(), strict=True):
+            while open_ends and open_ends[-1] <= range_start:
                 open_ends.pop()
             count += bool(open_ends) and finish > open_ends[-1]
             open_ends.append(finish)

@@ -48,7 +48,10 @@ class Correlations:
             self._of_process = {int(pid[0]): _Ids(correlation, start, None)}
             return
         rows = {process: np.flatnonzero(pid == process) for process in few(pid).tolist()}
-        self._of_process = {process: _Ids(correlation[mine], start[mine], mine) for process, mine in rows.items()}
+        self._of_process = {
+            process: _Ids(correlation[process_rows], start[process_rows], process_rows)
+            for process, process_rows in rows.items()
+        }
 
     def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:
         """The call that launched each operation, `NONE` if the capture lacks it.
@@ -64,8 +67,8 @@ class Correlations:
             block = slice(low, low + _BLOCK)
             of_block = call[block]
             for process, ids in self._of_process.items():
-                mine = pid[block] == process
-                of_block[mine] = ids.rows_of(correlation[block][mine], start[block][mine])
+                is_of_process = pid[block] == process
+                of_block[is_of_process] = ids.rows_of(correlation[block][is_of_process], start[block][is_of_process])
         return call
 
 
@@ -84,20 +87,20 @@ class _Ids:
             self._ids, self._starts = ids[order], starts[order]
             self._rows = np.append(order if rows is None else rows[order], NONE)
 
-    def rows_of(self, wanted: Int64Array, moment: Int64Array) -> Int64Array:
-        place = self._places(wanted, moment)
-        return place if self._rows is None else self._rows[place]
+    def rows_of(self, ids: Int64Array, times: Int64Array) -> Int64Array:
+        row = self._places(ids, times)
+        return row if self._rows is None else self._rows[row]
 
-    def _places(self, wanted: Int64Array, moment: Int64Array) -> Int64Array:
+    def _places(self, ids: Int64Array, times: Int64Array) -> Int64Array:
         if self._table is not None:
-            within = (wanted >= self._low) & (wanted <= self._high)
-            found = self._table[np.clip(wanted, self._low, self._high) - self._low]
-            return np.where(within, found, NONE).astype(np.int64)
-        first, behind = (np.searchsorted(self._ids, wanted, side=side) for side in ("left", "right"))
-        place = behind - 1
-        while (late := (place > first) & (self._starts[np.maximum(place, 0)] > moment)).any():
-            place = np.where(late, place - 1, place)
-        return np.where(behind > first, place, NONE)
+            within = (ids >= self._low) & (ids <= self._high)
+            looked_up = self._table[np.clip(ids, self._low, self._high) - self._low]
+            return np.where(within, looked_up, NONE).astype(np.int64)
+        first, behind = (np.searchsorted(self._ids, ids, side=side) for side in ("left", "right"))
+        row = behind - 1
+        while (is_late := (row > first) & (self._starts[np.maximum(row, 0)] > times)).any():
+            row = np.where(is_late, row - 1, row)
+        return np.where(behind > first, row, NONE)
 
 
 def _table(ids: Int64Array, low: int, high: int) -> npt.NDArray[np.int32] | None:
@@ -129,12 +132,12 @@ class Creations:
         """The row of `Trace.graph_nodes` that first created each node, or the node it was cloned from; else `NONE`."""
         rows = np.full(len(node), NONE, dtype=np.int64)
         for process in few(pid).tolist():
-            mine = np.flatnonzero(pid == process)
-            nodes, which = np.unique(node[mine], return_inverse=True)
-            keys = [(process, one) for one in nodes.tolist()]
-            rows[mine] = np.array([self._created.get(self._root.get(key, key), NONE) for key in keys], dtype=np.int64)[
-                which
-            ]
+            rows_of_process = np.flatnonzero(pid == process)
+            nodes, node_of_row = np.unique(node[rows_of_process], return_inverse=True)
+            keys = [(process, node_id) for node_id in nodes.tolist()]
+            rows[rows_of_process] = np.array(
+                [self._created.get(self._root.get(key, key), NONE) for key in keys], dtype=np.int64
+            )[node_of_row]
         return rows
 
 

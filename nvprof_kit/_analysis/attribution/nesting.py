@@ -57,13 +57,13 @@ class Nesting:
         if not len(self.change):  # no range of nonzero length
             return np.full(len(tid), NONE, dtype=np.int64)
         thread = np.searchsorted(self.threads, tid)
-        known = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
+        has_ranges = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
         # a time before the first or after the last range has no range here and must not reach into another thread's
         # lane
         line = self.line
-        inside = known & (time >= line.origin) & (time < line.origin + line.span)
-        found = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
-        return np.where(inside & (found >= 0), self.owner[np.maximum(found, 0)], NONE)
+        inside = has_ranges & (time >= line.origin) & (time < line.origin + line.span)
+        change = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
+        return np.where(inside & (change >= 0), self.owner[np.maximum(change, 0)], NONE)
 
 
 def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
@@ -80,17 +80,17 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
     """
     threads, thread = np.unique(tid, return_inverse=True)
     line = Line.over((start,), (end,), beyond=2)
-    begins, finishes = line.at(thread, start), line.at(thread, end)
-    found = peel(begins, finishes, np.lexsort((-finishes, begins)))
-    if found is not None:
-        change, owner = _changes(begins, finishes, *found)
-        return Nesting(*found, threads, change, owner, line)
+    starts, finishes = line.at(thread, start), line.at(thread, end)
+    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)))
+    if peeled is not None:
+        change, owner = _changes(starts, finishes, *peeled)
+        return Nesting(*peeled, threads, change, owner, line)
     pieces = cut(start, end, tid)
-    begins, finishes = (line.at(thread[pieces.range], moment) for moment in (pieces.start, pieces.end))
-    found = peel(begins, finishes, np.lexsort((-finishes, begins)))
-    assert found is not None, "pieces nest"
-    parent, depth = found
-    change, owner = _changes(begins, finishes, parent, depth)
+    starts, finishes = (line.at(thread[pieces.range], piece_time) for piece_time in (pieces.start, pieces.end))
+    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)))
+    assert peeled is not None, "pieces nest"
+    parent, depth = peeled
+    change, owner = _changes(starts, finishes, parent, depth)
     of_piece = np.append(pieces.range, NONE)
     first = np.empty(len(start), dtype=np.int64)
     first[pieces.range[pieces.first]] = np.flatnonzero(pieces.first)
@@ -124,44 +124,44 @@ def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
     for thread in np.unique(tid):
         _cut_thread(start, end, np.flatnonzero(tid == thread), first_end, more)
     extra = np.array(more, dtype=np.int64).reshape(-1, 3).T
-    whole = np.arange(len(start))
-    of, begin, finish = (np.concatenate(parts) for parts in zip((whole, start, first_end), extra, strict=True))
-    order = np.lexsort((begin, of, -end[of], start[of]))
-    return Pieces(of[order], begin[order], finish[order], begin[order] == start[of[order]])
+    ranges = np.arange(len(start))
+    of, piece_start, finish = (np.concatenate(parts) for parts in zip((ranges, start, first_end), extra, strict=True))
+    order = np.lexsort((piece_start, of, -end[of], start[of]))
+    return Pieces(of[order], piece_start[order], finish[order], piece_start[order] == start[of[order]])
 
 
 def _cut_thread(
-    start: Int64Array, end: Int64Array, which: Int64Array, first_end: Int64Array, more: list[tuple[int, int, int]]
+    start: Int64Array, end: Int64Array, rows: Int64Array, first_end: Int64Array, more: list[tuple[int, int, int]]
 ) -> None:
     """Cut the ranges of one thread in event order: set the ends of first pieces and append the others to `more`."""
-    lasting = which[end[which] > start[which]]
+    lasting = rows[end[rows] > start[rows]]
     events = sorted(
         [(int(end[i]), 0, 0, int(i)) for i in lasting] + [(int(start[i]), 1, -int(end[i]), int(i)) for i in lasting]
     )
     open_ranges: list[int] = []
     begun: dict[int, int] = {}
-    for moment, is_start, _, index in events:
+    for time, is_start, _, index in events:
         if is_start:
             open_ranges.append(index)
-            begun[index] = moment
+            begun[index] = time
             continue
-        place = open_ranges.index(index)
-        for above in open_ranges[place:]:
+        position = open_ranges.index(index)
+        for above in open_ranges[position:]:
             if begun[above] == start[above]:
-                first_end[above] = moment
-            elif moment > begun[above]:
-                more.append((above, begun[above], moment))
-            begun[above] = moment
-        del open_ranges[place]
+                first_end[above] = time
+            elif time > begun[above]:
+                more.append((above, begun[above], time))
+            begun[above] = time
+        del open_ranges[position]
 
 
 def peel(
-    begins: Int64Array, finishes: Int64Array, order: Int64Array, *, shorten: bool = False
+    starts: Int64Array, finishes: Int64Array, order: Int64Array, *, shorten: bool = False
 ) -> tuple[Int64Array, Int64Array] | None:
     """Parent and depth, one level at a time: a range that starts before all earlier ones have ended has a parent.
 
     Args:
-        begins: Start of each range, on one line over all threads, shape ``(n,)``.
+        starts: Start of each range, on one line over all threads, shape ``(n,)``.
         finishes: End of each.
         order: The ranges to process, by start, longer first.
         shorten: Whether to end a range with its parent if it outlasts it; modifies `finishes` in place.
@@ -169,11 +169,11 @@ def peel(
     Returns:
         None if a range outlasts its parent: such ranges cross and can have as many levels as there are ranges.
     """
-    parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
+    parent, depth = np.full(len(starts), NONE, dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
     left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
     while len(left):
-        reach = np.maximum.accumulate(finishes[left])
-        outermost = np.concatenate(([True], begins[left][1:] >= reach[:-1]))
+        latest_end = np.maximum.accumulate(finishes[left])
+        outermost = np.concatenate(([True], starts[left][1:] >= latest_end[:-1]))
         if outermost.all():  # none encloses another
             parent[left], depth[left] = above, level
             break
@@ -188,30 +188,30 @@ def peel(
 
 
 def _changes(
-    begins: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
+    starts: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Change times and owners: a start makes the range innermost, an end its parent."""
-    lasting = np.flatnonzero(finishes > begins)  # a range of zero length is never innermost
-    moment = np.concatenate([finishes[lasting], begins[lasting]])
+    lasting = np.flatnonzero(finishes > starts)  # a range of zero length is never innermost
+    times = np.concatenate([finishes[lasting], starts[lasting]])
     owner = np.concatenate([parent[lasting], lasting])
     is_start = np.repeat([0, 1], len(lasting))
     rank = np.concatenate(
         [-depth[lasting], depth[lasting]]
     )  # ties: ends from the inside out, then starts from the outside in
-    order = np.lexsort((rank, is_start, moment))
-    return moment[order], owner[order]
+    order = np.lexsort((rank, is_start, times))
+    return times[order], owner[order]
 
 
-def inherit(own: Int64Array, nesting: Nesting) -> Int64Array:
+def inherit(own_values: Int64Array, nesting: Nesting) -> Int64Array:
     """For each range its own value, or that of the nearest enclosing range that has one.
 
     Args:
-        own: A value for each range, `NONE` if it has none of its own, shape ``(n,)``.
+        own_values: A value for each range, `NONE` if it has none of its own, shape ``(n,)``.
         nesting: The nesting of the ranges.
     """
-    values: Int64Array = own.copy()
+    values: Int64Array = own_values.copy()
     for level in range(1, int(nesting.depth.max(initial=0)) + 1):
-        here = np.flatnonzero((nesting.depth == level) & (own == NONE))
+        here = np.flatnonzero((nesting.depth == level) & (own_values == NONE))
         values[here] = values[nesting.parent[here]]
     return values
 
@@ -250,15 +250,15 @@ class Line:
             ends: Ends in ns, none before the first start.
             beyond: Padding of each lane after the last end, in ns.
         """
-        origin = min((int(one.min()) for one in starts if len(one)), default=0)
-        latest = max((int(one.max()) for one in ends if len(one)), default=origin)
+        origin = min((int(times.min()) for times in starts if len(times)), default=0)
+        latest = max((int(times.max()) for times in ends if len(times)), default=origin)
         return cls(origin, latest - origin + beyond)
 
     def fits(self, lane: Int64Array) -> bool:
         """Whether positions in all of these lanes fit in int64, with room for sums and differences."""
         return int(lane.max(initial=0)) * self.span <= _FITS
 
-    def at(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+    def at(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Positions on the line of times in lanes, shape ``(n,)`` each.
 
         Raises:
@@ -267,28 +267,28 @@ class Line:
         if not self.fits(lane):
             raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
         if not lane.any():
-            return moment - self.origin
-        return lane * self.span + (moment - self.origin)
+            return time - self.origin
+        return lane * self.span + (time - self.origin)
 
-    def within(self, moment: Int64Array, before: int = 0) -> Int64Array:
+    def within(self, time: Int64Array, before: int = 0) -> Int64Array:
         """Times clamped to the lane, whose lower bound is `before` ns before its zero."""
-        return np.clip(moment, self.origin - before, self.origin + self.span - 1)
+        return np.clip(time, self.origin - before, self.origin + self.span - 1)
 
-    def moment(self, place: Int64Array) -> Int64Array:
+    def moment(self, position: Int64Array) -> Int64Array:
         """The time in ns of a position on the line, in any lane."""
-        return place % self.span + self.origin
+        return position % self.span + self.origin
 
 
-def union(begins: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array]:
+def union(starts: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array]:
     """The union of intervals as sorted starts and ends; adjacent intervals are merged.
 
     Args:
-        begins: Positions on a line, shape ``(n,)``.
+        starts: Positions on a line, shape ``(n,)``.
         finishes: Positions on the same line, shape ``(n,)``.
     """
-    if not len(begins):
-        return begins, finishes
-    order = np.argsort(begins, kind="stable")
-    begins, reach = begins[order], np.maximum.accumulate(finishes[order])
-    fresh = np.flatnonzero(np.concatenate(([True], begins[1:] > reach[:-1])))
-    return begins[fresh], reach[np.append(fresh[1:] - 1, len(order) - 1)]
+    if not len(starts):
+        return starts, finishes
+    order = np.argsort(starts, kind="stable")
+    starts, latest_end = starts[order], np.maximum.accumulate(finishes[order])
+    first_of_run = np.flatnonzero(np.concatenate(([True], starts[1:] > latest_end[:-1])))
+    return starts[first_of_run], latest_end[np.append(first_of_run[1:] - 1, len(order) - 1)]

@@ -83,15 +83,15 @@ def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
     layer = np.append(ranges.layer_range, NONE)
     phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
     code, phases = pd.factorize(np.append(ranges.phase, NO_PHASE).astype(object))  # np.unique would sort each range's
-    return layer_column(ranges, layer), _categorical(code[phase], [str(one) or NO_PHASE for one in phases])
+    return layer_column(ranges, layer), _categorical(code[phase], [str(text) or NO_PHASE for text in phases])
 
 
 def _categorical(codes: Any, names: Any) -> pd.Categorical:
     """A categorical column from codes into names that can contain duplicates."""
     from nvprof_kit._trace.frames import labels
 
-    made: pd.Categorical = labels(np.asarray(codes), list(names))
-    return made
+    categories: pd.Categorical = labels(np.asarray(codes), list(names))
+    return categories
 
 
 def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
@@ -109,11 +109,11 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
     owners = operations.attribution
     layer, phase = op_owners(owners)
     step = np.append(owners.ranges.steps, 0)[owners.step]
-    made: pd.DataFrame = ops.assign(
+    table: pd.DataFrame = ops.assign(
         layer=layer,
         phase=phase,
         step=pd.arrays.IntegerArray(step.astype(np.int64), owners.step == NONE),
         kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
         how=_categorical(owners.how.astype(np.int64), list(HOW)),
     )
-    return made
+    return table

@@ -72,10 +72,10 @@ class Ranges:
 
 
 def _whole_end(end: Int64Array, first: npt.NDArray[np.bool_]) -> Int64Array:
-    begins = np.flatnonzero(first)
-    if len(begins) == len(end):
+    first_pieces = np.flatnonzero(first)
+    if len(first_pieces) == len(end):
         return end
-    ends: Int64Array = np.maximum.reduceat(end, begins)[np.cumsum(first) - 1]
+    ends: Int64Array = np.maximum.reduceat(end, first_pieces)[np.cumsum(first) - 1]
     return ends
 
 
@@ -104,18 +104,18 @@ def understand(trace: Trace) -> Ranges:
         tid = frame["tid"].to_numpy()
         nesting = nest(start, end, tid)
     names, name = _names(frame)
-    own = np.arange(len(frame))
+    row_numbers = np.arange(len(frame))
     is_layer, is_phase, is_step = (
         _is_one_of(names, name, kinds) for kinds in (LAYER_CATEGORIES, PHASE_CATEGORIES, (Category.STEP,))
     )
     is_backward = _is_one_of(names, name, (Category.BACKWARD,))
-    in_backward = inherit(np.where(is_backward, own, NONE), nesting) >= 0
+    in_backward = inherit(np.where(is_backward, row_numbers, NONE), nesting) >= 0
     phase = np.array(
         [named.text if named.category in PHASE_CATEGORIES else named.category.value for named in names], dtype=object
     )
     phase = np.where(is_layer | is_phase, phase[name] if len(names) else phase, "")
     phase[_is_one_of(names, name, (Category.FORWARD,)) & in_backward] = Category.RECOMPUTE.value
-    step_range, pid = inherit(np.where(is_step, own, NONE), nesting), frame["pid"].to_numpy()
+    step_range, pid = inherit(np.where(is_step, row_numbers, NONE), nesting), frame["pid"].to_numpy()
     rows = np.flatnonzero(is_step)
     numbers = _step_numbers(frame, names, name, rows)
     whole_end = _whole_end(end, first)
@@ -133,8 +133,8 @@ def understand(trace: Trace) -> Ranges:
         nesting=nesting,
         names=names,
         name=name,
-        layer_range=inherit(np.where(is_layer, own, NONE), nesting),
-        phase_range=inherit(np.where(is_phase, own, NONE), nesting),
+        layer_range=inherit(np.where(is_layer, row_numbers, NONE), nesting),
+        phase_range=inherit(np.where(is_phase, row_numbers, NONE), nesting),
         step_range=step_range,
         phase=phase,
         step=step,
@@ -154,20 +154,18 @@ def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
     return tuple(parsed), name
 
 
-def _step_numbers(
-    frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], which: Int64Array
-) -> Int64Array:
+def _step_numbers(frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], rows: Int64Array) -> Int64Array:
     """The number of each of these step ranges: its payload, else the number in its text, else its position in time."""
-    by_time = np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")
+    by_time = np.argsort(frame["start_ns"].to_numpy()[rows], kind="stable")
     # pieces of one range are adjacent and share its row
-    row = frame.index.to_numpy()[which[by_time]]
-    numbers = np.zeros(len(which), dtype=np.int64)
+    row = frame.index.to_numpy()[rows[by_time]]
+    numbers = np.zeros(len(rows), dtype=np.int64)
     numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
     number_of_name = [step_number(named.text) for named in names]
     written = np.array([_NO_PAYLOAD if number is None else number for number in number_of_name], dtype=np.int64)[
-        name[which]
+        name[rows]
     ]
-    payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[which]
+    payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[rows]
     for source in (written, payload):
         numbers = np.where(source == _NO_PAYLOAD, numbers, source)
     return numbers
@@ -182,12 +180,12 @@ class Elsewhere:
     """
 
     def __init__(self, ranges: Ranges, chosen: npt.NDArray[np.bool_]) -> None:
-        which = np.flatnonzero(chosen)
+        rows = np.flatnonzero(chosen)
         self._by_thread = []
-        for thread in np.unique(ranges.tid[which]):
-            there = which[ranges.tid[which] == thread]
-            nesting = nest(ranges.start[there], ranges.end[there], ranges.tid[there])
-            self._by_thread.append((thread, ranges.pid[there[0]], nesting, np.append(there, NONE)))
+        for thread in np.unique(ranges.tid[rows]):
+            on_thread = rows[ranges.tid[rows] == thread]
+            nesting = nest(ranges.start[on_thread], ranges.end[on_thread], ranges.tid[on_thread])
+            self._by_thread.append((thread, ranges.pid[on_thread[0]], nesting, np.append(on_thread, NONE)))
 
     def open_at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Int64Array:
         """The innermost chosen range open on another thread of the process, if exactly one other thread has one.
@@ -200,23 +198,23 @@ class Elsewhere:
         Returns:
             Indices of ranges, or `NONE`, shape ``(n,)``.
         """
-        found = np.full(len(tid), NONE, dtype=np.int64)
+        open_range = np.full(len(tid), NONE, dtype=np.int64)
         hits = np.zeros(len(tid), dtype=np.int64)
-        for thread, process, nesting, there in self._by_thread:
+        for thread, process, nesting, on_thread in self._by_thread:
             other = (tid != thread) & (tid != NONE) & (pid == process)
-            inner = there[np.where(other, nesting.innermost(np.full(len(tid), thread), time), NONE)]
-            found = np.where(inner >= 0, inner, found)
+            inner = on_thread[np.where(other, nesting.innermost(np.full(len(tid), thread), time), NONE)]
+            open_range = np.where(inner >= 0, inner, open_range)
             hits += inner >= 0
-        return np.where(hits == 1, found, NONE)
+        return np.where(hits == 1, open_range, NONE)
 
 
-def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
+def steps_around(ranges: Ranges, range_rows: Int64Array) -> Int64Array:
     """The step instance that contains each of these ranges, or `NONE`: the enclosing step on its thread, else the step
     open on another thread when it begins.
     """
-    step = ranges.step_at(which)
+    step = ranges.step_at(range_rows)
     unattributed = np.flatnonzero(step == NONE)
-    rows = which[unattributed]
-    found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[rows], ranges.tid[rows], ranges.start[rows])
-    step[unattributed] = np.append(ranges.step, NONE)[found]
+    rows = range_rows[unattributed]
+    step_ranges = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[rows], ranges.tid[rows], ranges.start[rows])
+    step[unattributed] = np.append(ranges.step, NONE)[step_ranges]
     return step

@@ -33,18 +33,18 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     inside = np.flatnonzero(attribution.step >= 0)
     start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
     device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
-    begins, ends = _ranges(attribution, count)
+    starts, ends = _ranges(attribution, count)
     first, last = _ends(instance, start, end, count)
     ran = np.bincount(instance, minlength=count) > 0
     times: pd.DataFrame = pd.DataFrame(
         {
             "step": attribution.ranges.steps,
-            "range_ns": ends - begins,
+            "range_ns": ends - starts,
             "gpu_ns": exact_sums(instance, end - start, count),
             "busy_ns": union_lengths(start, end, device, instance, count),
             "span_ns": np.where(ran, last - first, 0),
             "wall_ns": _walls(trace, attribution, count),
-            "start_ns": np.where(ran, np.minimum(begins, first), begins),
+            "start_ns": np.where(ran, np.minimum(starts, first), starts),
             "end_ns": np.where(ran, np.maximum(ends, last), ends),
         }
     )
@@ -70,8 +70,8 @@ def _walls(trace: Trace, attribution: Attribution, count: int) -> Int64Array:
     walls = np.zeros(count, dtype=np.int64)
     if count and len(trace.ops):
         windows = step_windows(trace, attribution)
-        mine = np.flatnonzero(windows.in_step)
-        np.maximum.at(walls, windows.instance[mine], (windows.end - windows.start)[mine])
+        in_steps = np.flatnonzero(windows.in_step)
+        np.maximum.at(walls, windows.instance[in_steps], (windows.end - windows.start)[in_steps])
     elif count:
         walls = np.subtract(*_ranges(attribution, count)[::-1])
     return walls
@@ -102,9 +102,9 @@ def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
     Raises:
         UsageError: There is no such step.
     """
-    found = np.flatnonzero(times["step"].to_numpy() == step)
-    if not len(found):
+    matches = np.flatnonzero(times["step"].to_numpy() == step)
+    if not len(matches):
         numbers = times["step"].tolist()
-        there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
-        raise UsageError(f"{path}: no step {step}; {there}")
-    return int(times.index[found[0]])
+        sentence = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
+        raise UsageError(f"{path}: no step {step}; {sentence}")
+    return int(times.index[matches[0]])

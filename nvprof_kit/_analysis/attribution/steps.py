@@ -54,7 +54,7 @@ class StepOptions:
             return cls(everything=True)
         low, colon, high = text.partition(":")
         try:
-            first, stop = (int(part) if part else None for part in (low, high))
+            first, stop = (int(bound) if bound else None for bound in (low, high))
         except ValueError:
             first = stop = None
         if first is None and stop is None:
@@ -97,15 +97,15 @@ def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDA
     """
     if options.everything:
         return np.ones(len(number), dtype=bool)
-    kept = np.arange(len(number)) >= options.skip
+    is_chosen = np.arange(len(number)) >= options.skip
     if options.first is not None:
-        kept &= number >= options.first
+        is_chosen &= number >= options.first
     if options.stop is not None:
-        kept &= number < options.stop
-    if options.selects and not kept.any():
-        there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
-        raise UsageError(f"{path}: none of the requested steps is in it; it has {there}")
-    return kept
+        is_chosen &= number < options.stop
+    if options.selects and not is_chosen.any():
+        sentence = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
+        raise UsageError(f"{path}: none of the requested steps is in it; it has {sentence}")
+    return is_chosen
 
 
 class StepRanges(NamedTuple):
@@ -154,23 +154,23 @@ def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting)
     tops = tops[np.lexsort((ranges.tid[tops], ranges.start[tops]))]
     alone = len(np.unique(ranges.tid[tops])) < 2
     of_top = np.arange(len(tops)) if alone else np.array(_shared(ranges, tops), dtype=np.int64)
-    begins = np.unique(of_top, return_index=True)[1]
-    place = np.full(len(ranges.rows), NONE, dtype=np.int64)
-    place[tops] = of_top
-    return Instances(ranges.number[tops[begins]], place[outermost])
+    first_tops = np.unique(of_top, return_index=True)[1]
+    instance_of_row = np.full(len(ranges.rows), NONE, dtype=np.int64)
+    instance_of_row[tops] = of_top
+    return Instances(ranges.number[tops[first_tops]], instance_of_row[outermost])
 
 
 def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
     """For each step range, the first piece of the outermost enclosing step range, as an index into `ranges.rows`."""
-    place = np.full(len(step_range) + 1, NONE, dtype=np.int64)
-    place[ranges.rows] = np.arange(len(ranges.rows))
-    whole = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
-    around = place[np.append(step_range, NONE)[nesting.parent[ranges.rows[whole]]]]
-    around = np.append(whole, NONE)[around]
+    index_of_range = np.full(len(step_range) + 1, NONE, dtype=np.int64)
+    index_of_range[ranges.rows] = np.arange(len(ranges.rows))
+    first_piece = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
+    enclosing = index_of_range[np.append(step_range, NONE)[nesting.parent[ranges.rows[first_piece]]]]
+    enclosing = np.append(first_piece, NONE)[enclosing]
     # a range that outlasts the range it began in is not nested in it
-    around = np.where((around >= 0) & (np.append(ranges.end, 0)[around] >= ranges.end), around, NONE)
-    current = whole
-    while ((above := np.append(around, NONE)[current]) >= 0).any():
+    enclosing = np.where((enclosing >= 0) & (np.append(ranges.end, 0)[enclosing] >= ranges.end), enclosing, NONE)
+    current = first_piece
+    while ((above := np.append(enclosing, NONE)[current]) >= 0).any():
         current = np.where(above >= 0, above, current)
     return current
 
@@ -180,15 +180,15 @@ def _shared(ranges: StepRanges, tops: Int64Array) -> list[int]:
     open on other threads, and not yet on its own, joins that instance.
     """
     current: dict[int, tuple[int, int, set[int]]] = {}
-    found: list[int] = []
+    instances: list[int] = []
     count = 0
     columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
     for number, start, end, tid in zip(*columns, strict=True):
-        instance, reach, threads = current.get(number, (NONE, start, set()))
-        if start >= reach or tid in threads:
-            instance, reach, threads = count, end, set()
+        instance, latest_end, threads = current.get(number, (NONE, start, set()))
+        if start >= latest_end or tid in threads:
+            instance, latest_end, threads = count, end, set()
             count += 1
         threads.add(tid)
-        current[number] = instance, max(reach, end), threads
-        found.append(instance)
-    return found
+        current[number] = instance, max(latest_end, end), threads
+        instances.append(instance)
+    return instances

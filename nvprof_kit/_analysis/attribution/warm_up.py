@@ -55,8 +55,8 @@ class StepChoice:
         """Which operations belong to the included steps, shape ``(n,)``; all if the capture has no steps."""
         if self.everything or not len(self.shown):
             return np.ones(len(attribution.step), dtype=bool)
-        found: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
-        return found
+        is_included: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
+        return is_included
 
 
 def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | None = None) -> StepChoice:
@@ -79,15 +79,15 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     wall = times["wall_ns"].to_numpy()
     loading = _loading(trace, times["start_ns"].to_numpy(), times["start_ns"].to_numpy() + times["range_ns"].to_numpy())
     loads = loading > LOADING * np.maximum(wall, 1)
-    rest = wall[1:][~loads[1:]]
-    middle = float(np.median(rest)) if len(rest) else float(np.median(wall))
+    others_wall = wall[1:][~loads[1:]]
+    median = float(np.median(others_wall)) if len(others_wall) else float(np.median(wall))
     slow = np.zeros(len(wall), dtype=bool)
-    slow[0] = len(wall) >= ENOUGH and wall[0] > LONGER * middle and not _of_another_kind(attribution)
+    slow[0] = len(wall) >= ENOUGH and wall[0] > LONGER * median and not _of_another_kind(attribution)
     warm = loads | slow
     if warm.all():
         return StepChoice(chosen)
-    left_out = [_reason(int(number[one]), int(wall[one]), int(loading[one] if loads[one] else 0), middle)
-                for one in np.flatnonzero(warm).tolist()]  # fmt: skip
+    left_out = [_reason(int(number[index]), int(wall[index]), int(loading[index] if loads[index] else 0), median)
+                for index in np.flatnonzero(warm).tolist()]  # fmt: skip
     return StepChoice(~warm, left_out=tuple(left_out))
 
 
@@ -109,11 +109,11 @@ def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
     """Time spent loading, compiling or tuning in each interval, in ns."""
     if trace.loads is None or not len(trace.loads):
         return np.zeros(len(start), dtype=np.int64)
-    begins, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
-    one = np.zeros(len(begins), dtype=np.int64)
-    return Cover(one, begins, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
+    starts, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
+    lane = np.zeros(len(starts), dtype=np.int64)
+    return Cover(lane, starts, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
 
 
-def _reason(number: int, wall: int, loading: int, middle: float) -> str:
-    took = f"step {number} took {wall / 1e6:,.3f} ms where the median of the others is {middle / 1e6:,.3f} ms"
-    return f"{took}, {loading / 1e6:,.3f} ms of it loading or compiling code" if loading else took
+def _reason(number: int, wall: int, loading: int, median: float) -> str:
+    sentence = f"step {number} took {wall / 1e6:,.3f} ms where the median of the others is {median / 1e6:,.3f} ms"
+    return f"{sentence}, {loading / 1e6:,.3f} ms of it loading or compiling code" if loading else sentence

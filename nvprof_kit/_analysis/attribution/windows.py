@@ -66,8 +66,8 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
     parts = []
     for number, lane in enumerate(devices):
-        mine = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        ops = _Ops(start[mine], end[mine], instance[mine], kernel[mine])
+        device_ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
+        ops = _Ops(start[device_ops], end[device_ops], instance[device_ops], kernel[device_ops])
         parts.append(_tile(runs, lane.pid, attribution.ranges, ops, number))
     if not parts:  # nothing ran
         return Windows(devices, of_op, *(np.zeros(0, dtype=np.int64) for _ in range(5)))
@@ -84,15 +84,15 @@ def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
     pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
     if len(pid) and len(few(pid)) == len(few(device)) == 1:  # most captures
         return (Device(int(pid[0]), 0, int(device[0])),), np.zeros(len(pid), dtype=np.int64)
-    (process, processes), (ordinal, ordinals) = (pd.factorize(one, sort=True) for one in (pid, device))
-    many = len(ordinals)
-    key = process.astype(np.int64) * many + ordinal
-    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * many))
-    pairs = (divmod(one, many) for one in present.tolist())
-    found = tuple(Device(int(processes[place]), place, int(ordinals[one])) for place, one in pairs)
-    number = np.zeros(len(processes) * many, dtype=np.int64)
+    (process, processes), (ordinal, ordinals) = (pd.factorize(value, sort=True) for value in (pid, device))
+    ordinal_count = len(ordinals)
+    key = process.astype(np.int64) * ordinal_count + ordinal
+    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * ordinal_count))
+    pairs = (divmod(value, ordinal_count) for value in present.tolist())
+    devices = tuple(Device(int(processes[index]), index, int(ordinals[value])) for index, value in pairs)
+    number = np.zeros(len(processes) * ordinal_count, dtype=np.int64)
     number[present] = np.arange(len(present))
-    return found, number[key]
+    return devices, number[key]
 
 
 class _Ops(NamedTuple):
@@ -116,45 +116,59 @@ def _runs(ranges: Ranges) -> _Runs:
     rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
     rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
     instance, pid = ranges.step[rows], ranges.pid[rows]
-    fresh = np.flatnonzero(np.concatenate(([True], (np.diff(instance) != 0) | (np.diff(pid) != 0)))[: len(rows)])
-    end = np.maximum.reduceat(ranges.whole_end[rows], fresh) if len(fresh) else np.zeros(0, dtype=np.int64)
-    return _Runs(instance[fresh], ranges.start[rows[fresh]], end, pid[fresh])
+    first_of_run = np.flatnonzero(np.concatenate(([True], (np.diff(instance) != 0) | (np.diff(pid) != 0)))[: len(rows)])
+    end = (
+        np.maximum.reduceat(ranges.whole_end[rows], first_of_run) if len(first_of_run) else np.zeros(0, dtype=np.int64)
+    )
+    return _Runs(instance[first_of_run], ranges.start[rows[first_of_run]], end, pid[first_of_run])
 
 
 def _others_end(ops: _Ops, steps: int) -> Int64Array:
     """For each step, the end of kernels outside steps that began before its first operation, capped at that start."""
-    least = np.iinfo(np.int64).min
-    others = np.flatnonzero((ops.instance < 0) & ops.kernel)
-    if not len(others) or not steps:
-        return np.full(steps, least)
+    earliest_time = np.iinfo(np.int64).min
+    other_kernels = np.flatnonzero((ops.instance < 0) & ops.kernel)
+    if not len(other_kernels) or not steps:
+        return np.full(steps, earliest_time)
     earliest = np.full(steps, np.iinfo(np.int64).max)
     inside = ops.instance >= 0
     np.minimum.at(earliest, ops.instance[inside], ops.start[inside])
-    others = others[np.argsort(ops.start[others], kind="stable")]
-    reach = np.concatenate(([least], np.maximum.accumulate(ops.end[others])))
-    before = np.searchsorted(ops.start[others], earliest, side="left")
-    found: Int64Array = np.where(earliest < np.iinfo(np.int64).max, np.minimum(reach[before], earliest), least)
-    return found
+    other_kernels = other_kernels[np.argsort(ops.start[other_kernels], kind="stable")]
+    latest_end = np.concatenate(([earliest_time], np.maximum.accumulate(ops.end[other_kernels])))
+    before = np.searchsorted(ops.start[other_kernels], earliest, side="left")
+    ends: Int64Array = np.where(
+        earliest < np.iinfo(np.int64).max, np.minimum(latest_end[before], earliest), earliest_time
+    )
+    return ends
 
 
 def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
     """Device, step, instance, start and end of one device's windows."""
     first, last = int(ops.start.min()), int(ops.end.max())
-    mine = np.flatnonzero(runs.pid == pid)
-    instance = runs.instance[mine]
+    process_runs = np.flatnonzero(runs.pid == pid)
+    instance = runs.instance[process_runs]
     latest = np.full(len(ranges.steps), np.iinfo(np.int64).min)
     inside = ops.instance >= 0
     np.maximum.at(latest, ops.instance[inside], ops.end[inside])
-    finish = np.maximum.accumulate(np.maximum(runs.end[mine], latest[instance])) if len(mine) else mine
-    begins = runs.start[mine]
-    start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
+    finish = (
+        np.maximum.accumulate(np.maximum(runs.end[process_runs], latest[instance]))
+        if len(process_runs)
+        else process_runs
+    )
+    run_starts = runs.start[process_runs]
+    start = np.maximum(run_starts, np.concatenate((run_starts[:1], finish[:-1])))
     start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
     # windows outside steps: before the first, between, after the last
-    gap_start = np.concatenate(([min(first, int(start[0]))] if len(mine) else [first], finish))
-    gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(mine) else [last]))
-    which = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))
-    begin, end = np.concatenate((start, gap_start)), np.concatenate((finish, gap_end))
-    order = np.argsort(begin, kind="stable")
-    order = order[end[order] > begin[order]]
-    number = np.append(ranges.steps, 0)[which]
-    return np.full(len(order), device, dtype=np.int64), number[order], which[order], begin[order], end[order]
+    gap_start = np.concatenate(([min(first, int(start[0]))] if len(process_runs) else [first], finish))
+    gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(process_runs) else [last]))
+    window_instance = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))
+    window_start, end = np.concatenate((start, gap_start)), np.concatenate((finish, gap_end))
+    order = np.argsort(window_start, kind="stable")
+    order = order[end[order] > window_start[order]]
+    number = np.append(ranges.steps, 0)[window_instance]
+    return (
+        np.full(len(order), device, dtype=np.int64),
+        number[order],
+        window_instance[order],
+        window_start[order],
+        end[order],
+    )

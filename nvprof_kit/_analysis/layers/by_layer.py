@@ -73,19 +73,21 @@ class ByLayer(Result):
         return Folding.of(self.blocks.among(set(rows["layer"])), self.select.fold)
 
 
-def computing_blocks(operations: Operations, wanted: npt.NDArray[np.bool_]) -> Blocks:
+def computing_blocks(operations: Operations, is_wanted: npt.NDArray[np.bool_]) -> Blocks:
     """The layers with their compute times, as `nvprof_kit._analysis.layers.fold.fold` compares them.
 
     Args:
         operations: The operations; communication is excluded if their names were read.
-        wanted: The operations to include, shape ``(n,)``.
+        is_wanted: The operations to include, shape ``(n,)``.
     """
     import pandas as pd
 
     trace = operations.trace
-    computing = wanted & ~operations.classes.is_a("comm") if "name" in trace.ops else wanted
+    computing = is_wanted & ~operations.classes.is_a("comm") if "name" in trace.ops else is_wanted
     layer, phase = op_owners(operations.attribution)
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
-    own = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
+    self_ns = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
     parents = layer_parents(operations.attribution.ranges)
-    return Blocks.of({(str(one), str(of)): float(ns) for (one, of), ns in own.items()}, parents, parents)
+    return Blocks.of(
+        {(str(layer_name), str(of)): float(ns) for (layer_name, of), ns in self_ns.items()}, parents, parents
+    )

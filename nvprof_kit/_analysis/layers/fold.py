@@ -67,11 +67,11 @@ class Blocks:
     kinds: tuple[str, ...] = _PHASES
 
     @classmethod
-    def of(cls, own: Mapping[tuple[str, str], float], parents: Mapping[str, str], layers: Iterable[str]) -> Blocks:
+    def of(cls, self_ns: Mapping[tuple[str, str], float], parents: Mapping[str, str], layers: Iterable[str]) -> Blocks:
         """Build from self times.
 
         Args:
-            own: Self time by layer and phase, without submodules.
+            self_ns: Self time by layer and phase, without submodules.
             parents: The parent of each layer, '' at the top.
             layers: The layers, in any order.
         """
@@ -79,28 +79,28 @@ class Blocks:
         paths = tuple(dict.fromkeys(layer for chain in chains for layer in chain))
         tree = ModelTree(paths, tuple(parents.get(layer, "") for layer in paths))
         times = np.zeros((len(paths), len(_PHASES)))
-        for (layer, phase), ns in own.items():
+        for (layer, phase), ns in self_ns.items():
             if layer in tree.index and phase in _PHASES:
                 times[tree.index[layer], _PHASES.index(phase)] += ns
         return cls(paths, tree.parents, tree.with_nested(times))
 
-    def with_amounts(self, rows: pd.DataFrame, column: str, what: str) -> Blocks:
+    def with_amounts(self, rows: pd.DataFrame, column: str, noun: str) -> Blocks:
         """Also compare by an amount, converted to time at the average rate of all layers.
 
         Args:
             rows: Rows by layer and phase.
             column: The column of amounts, each including submodules.
-            what: What the amounts measure.
+            noun: What the amounts measure.
         """
-        place = {layer: row for row, layer in enumerate(self.layers)}
-        amounts = np.zeros((len(place), len(_PHASES)))
+        row_of_layer = {layer: row for row, layer in enumerate(self.layers)}
+        amounts = np.zeros((len(row_of_layer), len(_PHASES)))
         for layer, phase, amount in zip(rows["layer"], rows["phase"], rows[column], strict=True):
-            if layer in place and phase in _PHASES:
-                amounts[place[layer], _PHASES.index(phase)] = amount
+            if layer in row_of_layer and phase in _PHASES:
+                amounts[row_of_layer[layer], _PHASES.index(phase)] = amount
         if not amounts.sum():
             return self
         amounts *= self.times[:, : len(_PHASES)].sum() / amounts.sum()
-        kinds = (*self.kinds, *(f"{phase} {what}" for phase in _PHASES))
+        kinds = (*self.kinds, *(f"{phase} {noun}" for phase in _PHASES))
         return Blocks(self.layers, self.parents, np.concatenate([self.times, amounts], axis=1), kinds)
 
     @cached_property
@@ -110,9 +110,9 @@ class Blocks:
 
     def among(self, layers: Container[str]) -> Blocks:
         """Select layers; one whose ancestors are all excluded becomes a top-level layer."""
-        kept = [place for place, layer in enumerate(self.layers) if layer in layers]
-        names, parents = (tuple(of[place] for place in kept) for of in (self.layers, self.parents))
-        return Blocks(names, parents, self.times[kept], self.kinds)
+        indices = [index for index, layer in enumerate(self.layers) if layer in layers]
+        names, parents = (tuple(of[index] for index in indices) for of in (self.layers, self.parents))
+        return Blocks(names, parents, self.times[indices], self.kinds)
 
 
 NO_BLOCKS = Blocks((), (), np.zeros((0, len(_PHASES))))
@@ -132,17 +132,17 @@ class Folding:
     unlike: Mapping[str, str]
 
     @classmethod
-    def of(cls, blocks: Blocks, wanted: bool | None) -> Folding:
+    def of(cls, blocks: Blocks, folds: bool | None) -> Folding:
         """Fold the equal blocks among some layers.
 
         Args:
             blocks: The layers.
-            wanted: Whether to fold; None folds if many blocks are equal.
+            folds: Whether to fold; None folds if many blocks are equal.
         """
-        if wanted is False:
+        if folds is False:
             return cls({}, {})
         rows = _folded(blocks, LEAST)
-        if wanted is None and max((len(row.nodes) for row in rows), default=0) < MANY:
+        if folds is None and max((len(row.nodes) for row in rows), default=0) < MANY:
             return cls({}, {})
         of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in rows]
         return cls(
@@ -154,8 +154,10 @@ class Folding:
         """Add the columns `folded_into`, the path of the folded row, and `unlike` to rows of layers."""
         layer = rows["layer"].astype(object)
         added = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.unlike))}
-        made: pd.DataFrame = rows.assign(**{name: one.fillna("").astype(object) for name, one in added.items()})
-        return made
+        marked_rows: pd.DataFrame = rows.assign(
+            **{name: column.fillna("").astype(object) for name, column in added.items()}
+        )
+        return marked_rows
 
     def rows(self, rows: pd.DataFrame, cost: str, join: Join) -> pd.DataFrame:
         """One row per folded layer and phase.
@@ -171,20 +173,20 @@ class Folding:
         import pandas as pd
 
         label = [self.into.get(layer, layer) for layer in rows["layer"]]
-        place = {one: number for number, one in enumerate(dict.fromkeys(label))}
+        number_of_label = {item: number for number, item in enumerate(dict.fromkeys(label))}
         several = pd.Series(list(self.into.values()), dtype=object).value_counts().to_dict()
         groups: dict[tuple[int, str], list[int]] = {}
         for row, (path, phase) in enumerate(zip(label, rows["phase"], strict=True)):
-            groups.setdefault((place[path], str(phase)), []).append(row)
-        made = []
+            groups.setdefault((number_of_label[path], str(phase)), []).append(row)
+        records = []
         for (_, phase), members in sorted(groups.items(), key=lambda one: one[0][0]):
             group, path = rows.iloc[members], label[members[0]]
-            own = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
+            row_values = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
             each = group[cost]
             figures = (several.get(path, 1), round(float(each.median())), int(each.min()), int(each.max()))
-            unlike = self.unlike.get(group["layer"].iloc[0], "")
-            made.append({**own, "phase": phase, **dict(zip(COLUMNS, (*figures, unlike), strict=True))})
-        table: pd.DataFrame = pd.DataFrame(made, columns=[*rows.columns, *COLUMNS])
+            difference = self.unlike.get(group["layer"].iloc[0], "")
+            records.append({**row_values, "phase": phase, **dict(zip(COLUMNS, (*figures, difference), strict=True))})
+        table: pd.DataFrame = pd.DataFrame(records, columns=[*rows.columns, *COLUMNS])
         return table
 
 
@@ -207,40 +209,40 @@ class FoldedTree:
         Args:
             tree: The unfolded tree.
         """
-        label, count, unlike = (self.tree[name].tolist() for name in ("layer", "count", "unlike"))
-        lines = {layer: place for layer, place in zip(tree["layer"], self.line.tolist(), strict=True)
+        label, count, differences = (self.tree[name].tolist() for name in ("layer", "count", "unlike"))
+        lines = {layer: line_number for layer, line_number in zip(tree["layer"], self.line.tolist(), strict=True)
                  if layer != NO_LAYER}  # fmt: skip
         return Folding(
-            {layer: label[place] for layer, place in lines.items() if count[place] > 1},
-            {layer: unlike[place] for layer, place in lines.items()},
+            {layer: label[line_number] for layer, line_number in lines.items() if count[line_number] > 1},
+            {layer: differences[line_number] for layer, line_number in lines.items()},
         )
 
     def joined(self, values: pd.Series[int], how: str = "sum") -> pd.Series[int]:
         """Aggregate another column of the unfolded tree by ``sum`` or ``max``; missing if all values are."""
         groups = values.reset_index(drop=True).groupby(self.line)
-        made: pd.Series[int] = groups.max() if how == "max" else groups.sum(min_count=1)
-        return made
+        column: pd.Series[int] = groups.max() if how == "max" else groups.sum(min_count=1)
+        return column
 
 
-def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
+def fold(tree: pd.DataFrame, min_blocks: int = LEAST) -> FoldedTree:
     """Fold the equal blocks of a model.
 
     Args:
         tree: `nvprof_kit._analysis.layers.layers.Layers.tree`.
-        least: Minimum number of equal blocks to fold.
+        min_blocks: Minimum number of equal blocks to fold.
     """
     import pandas as pd
 
     layers, outside = ([*np.flatnonzero((tree["layer"] == NO_LAYER) == is_outside)] for is_outside in (False, True))
     inside = tree.iloc[layers]
-    found = _folded(Blocks(tuple(inside["layer"]), tuple(inside["parent"]), _computing(inside)), least)
-    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in found]
+    folded_rows = _folded(Blocks(tuple(inside["layer"]), tuple(inside["parent"]), _computing(inside)), min_blocks)
+    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in folded_rows]
     rows += [_Row(NO_LAYER, "", [int(node)]) for node in outside]
     line = np.empty(len(tree), dtype=np.int64)
-    for place, row in enumerate(rows):
-        line[row.nodes] = place
+    for line_number, row in enumerate(rows):
+        line[row.nodes] = line_number
     keys = ("layer", "phase", "parent", "depth")
-    made = tree.drop(columns=list(keys)).reset_index(drop=True).groupby(line).sum()
+    sums = tree.drop(columns=list(keys)).reset_index(drop=True).groupby(line).sum()
     texts: dict[str, list[Any]] = {
         "layer": [row.label for row in rows],
         "phase": [tree["phase"].iloc[row.nodes[0]] for row in rows],
@@ -251,12 +253,12 @@ def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
     each = [work[row.nodes] for row in rows]
     added = {
         "count": [len(row.nodes) for row in rows],
-        "median_ns": [round(float(np.median(one))) for one in each],
-        "min_ns": [int(one.min()) for one in each],
-        "max_ns": [int(one.max()) for one in each],
+        "median_ns": [round(float(np.median(times))) for times in each],
+        "min_ns": [int(times.min()) for times in each],
+        "max_ns": [int(times.max()) for times in each],
         "unlike": [row.unlike for row in rows],
     }
-    table: pd.DataFrame = pd.concat([pd.DataFrame(texts), made, pd.DataFrame(added)], axis=1)
+    table: pd.DataFrame = pd.concat([pd.DataFrame(texts), sums, pd.DataFrame(added)], axis=1)
     table = table[[*tree.columns, *COLUMNS]]
     return FoldedTree(table, line)
 
@@ -274,20 +276,20 @@ class _Row:
     unlike: str = ""
 
 
-def _folded(blocks: Blocks, least: int) -> list[_Row]:
-    return _Folder(blocks, least).walk()
+def _folded(blocks: Blocks, min_blocks: int) -> list[_Row]:
+    return _Folder(blocks, min_blocks).walk()
 
 
 class _Folder:
     """Traverses the model; nodes are indices into the layers."""
 
-    def __init__(self, blocks: Blocks, least: int) -> None:
-        self._least = max(least, 2)
+    def __init__(self, blocks: Blocks, min_blocks: int) -> None:
+        self._least = max(min_blocks, 2)
         self._layer, self._times, self._kinds = blocks.layers, blocks.times, blocks.kinds
-        place = {layer: node for node, layer in enumerate(self._layer)}
+        node_of_layer = {layer: node for node, layer in enumerate(self._layer)}
         self._children: dict[int, list[int]] = {}
         for node, parent in enumerate(blocks.parents):
-            self._children.setdefault(place.get(parent, -1), []).append(node)
+            self._children.setdefault(node_of_layer.get(parent, -1), []).append(node)
         self._shape = self._shapes(len(self._layer))
         self.rows: list[_Row] = []
 
@@ -299,50 +301,53 @@ class _Folder:
     def _shapes(self, nodes: int) -> list[int]:
         """An id for each node; nodes with the same structure (submodules by name) have the same id."""
         numbers: dict[tuple[tuple[str, int], ...], int] = {}
-        found = [0] * nodes
+        shapes = [0] * nodes
         for node in reversed(range(nodes)):  # children before their parent
-            parts = sorted((self._below_name(node, child), found[child]) for child in self._children.get(node, []))
-            found[node] = numbers.setdefault(tuple(parts), len(numbers))
-        return found
+            parts = sorted((self._below_name(node, child), shapes[child]) for child in self._children.get(node, []))
+            shapes[node] = numbers.setdefault(tuple(parts), len(numbers))
+        return shapes
 
-    def _below_name(self, holder: int, node: int) -> str:
+    def _below_name(self, parent: int, node: int) -> str:
         """A layer's name relative to its parent; its full path with ``*`` for numbers if that does not extend the
         parent's.
         """
         name = self._layer[node]
-        own = f"{self._layer[holder]}." if holder >= 0 else ""
-        return name[len(own) :] if name.startswith(own) else fold_pattern(name)
+        prefix = f"{self._layer[parent]}." if parent >= 0 else ""
+        return name[len(prefix) :] if name.startswith(prefix) else fold_pattern(name)
 
     def _below(self, holders: list[int], parent: str) -> None:
         """Add the rows below a set of equal layers."""
         by_name: dict[str, list[int]] = {}
-        for holder in holders:
-            for child in self._children.get(holder, []):
-                name = self._below_name(holder, child) if len(holders) > 1 else self._layer[child]
+        for holder_node in holders:
+            for child in self._children.get(holder_node, []):
+                name = self._below_name(holder_node, child) if len(holders) > 1 else self._layer[child]
                 by_name.setdefault(name, []).append(child)
-        alike: dict[tuple[str, int], list[list[int]]] = {}
+        sets_of_shape: dict[tuple[str, int], list[list[int]]] = {}
         for name, nodes in by_name.items():
-            alike.setdefault((fold_pattern(name), self._shape[nodes[0]]), []).append(nodes)
-        patterns = [pattern for pattern, _ in alike]
-        most = {pattern: max(len(sets) for (one, _), sets in alike.items() if one == pattern) for pattern in patterns}
+            sets_of_shape.setdefault((fold_pattern(name), self._shape[nodes[0]]), []).append(nodes)
+        patterns = [pattern for pattern, _ in sets_of_shape]
+        largest = {
+            pattern: max(len(sets) for (item, _), sets in sets_of_shape.items() if item == pattern)
+            for pattern in patterns
+        }
         rows: list[_Row] = []
-        for (pattern, _), sets in alike.items():
-            other = len(sets) < most[pattern] and most[pattern] >= self._least
+        for (pattern, _), sets in sets_of_shape.items():
+            other = len(sets) < largest[pattern] and largest[pattern] >= self._least
             rows += self._group(sets, parent, "other parts" if other else "")
         for row in sorted(rows, key=lambda one: min(one.nodes)):
             self.rows.append(row)
             self._below(row.nodes, row.label)
 
-    def _group(self, sets: list[list[int]], parent: str, unlike: str) -> list[_Row]:
+    def _group(self, sets: list[list[int]], parent: str, note: str) -> list[_Row]:
         """The rows of layers with the same structure; each is a set if their parents are folded."""
         times = np.array([self._times[nodes].mean(axis=0) for nodes in sets])
         groups = equal_groups(times, self._least) if len(sets) >= self._least else []
         main = np.median(times[max(groups, key=len)], axis=0) if groups else None
-        rest = set(range(len(sets))).difference(*groups)
+        ungrouped = set(range(len(sets))).difference(*groups)
         rows = []
-        for group in [*groups, *([one] for one in sorted(rest))]:
-            nodes = [node for one in group for node in sets[one]]
-            difference = unlike
+        for group in [*groups, *([index] for index in sorted(ungrouped))]:
+            nodes = [node for index in group for node in sets[index]]
+            difference = note
             if not difference and main is not None and group is not max(groups, key=len):
                 difference = _difference(np.median(times[group], axis=0), main, self._kinds)
             rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, difference))
@@ -358,7 +363,7 @@ def _computing(tree: pd.DataFrame) -> Floats:
     return np.stack(columns, axis=1).astype(np.float64)
 
 
-def equal_groups(times: Floats, least: int) -> list[list[int]]:
+def equal_groups(times: Floats, min_blocks: int) -> list[list[int]]:
     """Group blocks with similar times.
 
     If the times form two clusters with a wide gap (alternating local and global attention, for example), each cluster
@@ -368,53 +373,53 @@ def equal_groups(times: Floats, least: int) -> list[list[int]]:
 
     Args:
         times: Time of each block by phase, shape ``(blocks, phases)``.
-        least: Minimum size of a group.
+        min_blocks: Minimum size of a group.
 
     Returns:
         Groups of indices into `times`; a block in no group differs from all others.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     waiting = [np.arange(len(times))]
     while waiting:
         members = waiting.pop()
-        if len(members) < least:
+        if len(members) < min_blocks:
             continue
-        if (halves := _heaps(times[members], least)) is not None:
+        if (halves := _heaps(times[members], min_blocks)) is not None:
             waiting += [members[halves], members[~halves]]
             continue
         like = _like(times[members])
-        if np.count_nonzero(like) >= least:
-            found.append(members[like].tolist())
+        if np.count_nonzero(like) >= min_blocks:
+            groups.append(members[like].tolist())
             waiting.append(members[~like])
-    return sorted(found)
+    return sorted(groups)
 
 
 def _like(times: Floats) -> npt.NDArray[np.bool_]:
-    middle = np.median(times, axis=0)
-    far = np.abs(times - middle)
+    median = np.median(times, axis=0)
+    far = np.abs(times - median)
     spread = _SIGMAS * _MAD_TO_SIGMA * np.median(far, axis=0)
     if len(times) < _FEW:
-        spread = np.minimum(spread, _OF_FEW * middle)
-    allowed = np.maximum(np.maximum(spread, _OF_PHASE * middle), _OF_BLOCK * middle.sum())
-    found: npt.NDArray[np.bool_] = np.all(far <= allowed, axis=1)
-    return found
+        spread = np.minimum(spread, _OF_FEW * median)
+    allowed = np.maximum(np.maximum(spread, _OF_PHASE * median), _OF_BLOCK * median.sum())
+    is_like: npt.NDArray[np.bool_] = np.all(far <= allowed, axis=1)
+    return is_like
 
 
-def _heaps(times: Floats, least: int) -> npt.NDArray[np.bool_] | None:
+def _heaps(times: Floats, min_blocks: int) -> npt.NDArray[np.bool_] | None:
     """The blocks of the lower cluster, if the times form two clusters in any phase."""
     floor = _OF_BLOCK * float(np.median(times.sum(axis=1)))
     for values in times.T:
         in_order = np.sort(values)
-        gaps = np.diff(in_order)[least - 1 : len(values) - least]
+        gaps = np.diff(in_order)[min_blocks - 1 : len(values) - min_blocks]
         if not len(gaps):
             return None
-        place = least + int(gaps.argmax())
-        low, high = in_order[:place], in_order[place:]
+        split = min_blocks + int(gaps.argmax())
+        low, high = in_order[:split], in_order[split:]
         gap = float(gaps.max())
         spread = _MAD_TO_SIGMA * max(float(np.median(np.abs(side - np.median(side)))) for side in (low, high))
         if gap > max(_SIGMAS * spread, _OF_PHASE * float(np.median(low)), floor):
-            found: npt.NDArray[np.bool_] = values <= low[-1]
-            return found
+            is_low: npt.NDArray[np.bool_] = values <= low[-1]
+            return is_low
     return None
 
 
@@ -445,7 +450,7 @@ def fold_label(paths: Sequence[str]) -> str:
 
 def _part(parts: Iterable[str]) -> str:
     different = list(dict.fromkeys(parts))
-    return different[0] if len(different) == 1 else numbers_text(sorted(int(part) for part in different))
+    return different[0] if len(different) == 1 else numbers_text(sorted(int(number) for number in different))
 
 
 def numbers_text(numbers: Sequence[int]) -> str:

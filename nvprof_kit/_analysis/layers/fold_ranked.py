@@ -27,14 +27,14 @@ _FIRST = ("longest_at_ns",)
 _KEYS = ("ranks", "process", "device", "rank", "step", "stream", "slowest", "launch_bound")
 
 
-def fold_ranked(rows: pd.DataFrame, cost: str, wanted: bool | None, alike: Sequence[str] = ()) -> pd.DataFrame:
+def fold_ranked(rows: pd.DataFrame, cost: str, folds: bool | None, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
     """Fold equal blocks into one row with their sums.
 
     Args:
         rows: Rows with a column ``layer``.
         cost: The column that ranks the rows.
-        alike: The columns to compare; empty for the cost.
-        wanted: Whether to fold; None folds if many blocks are equal.
+        equal_columns: The columns to compare; empty for the cost.
+        folds: Whether to fold; None folds if many blocks are equal.
 
     Returns:
         The rows, the costliest first. The layer of a folded row is ``layers.0-79 x80``, and `EACH` is the cost of one
@@ -43,69 +43,71 @@ def fold_ranked(rows: pd.DataFrame, cost: str, wanted: bool | None, alike: Seque
     """
     import pandas as pd
 
-    if wanted is False or "layer" not in rows or len(rows) < LEAST:
+    if folds is False or "layer" not in rows or len(rows) < LEAST:
         return rows
-    groups, unlike = _groups(rows, cost, alike or (cost,))
-    most = max(map(len, groups), default=0)
-    if most < (LEAST if wanted else MANY):
+    groups, differences = _groups(rows, cost, equal_columns or (cost,))
+    largest = max(map(len, groups), default=0)
+    if largest < (LEAST if folds else MANY):
         return rows
     unit = cost.rpartition("_")[2]
-    inside = {place for group in groups for place in group}
-    made: list[dict[Any, Any]] = []
-    for place, row in enumerate(rows.to_dict("records")):
-        if place not in inside:
-            made.append({**row, "unlike": unlike.get(place, "")})
+    inside = {row_number for group in groups for row_number in group}
+    records: list[dict[Any, Any]] = []
+    for row_number, row in enumerate(rows.to_dict("records")):
+        if row_number not in inside:
+            records.append({**row, "unlike": differences.get(row_number, "")})
     for group in groups:
-        made.append({**_joined(rows.iloc[group], cost, unit), "unlike": unlike.get(group[0], "")})
+        records.append({**_joined(rows.iloc[group], cost, unit), "unlike": differences.get(group[0], "")})
     each = [f"{name}_{unit}" for name in EACH]
-    table = pd.DataFrame(made, columns=[*rows.columns, *each, "unlike"])
+    table = pd.DataFrame(records, columns=[*rows.columns, *each, "unlike"])
     for name in rows.columns:
         table[name] = table[name].astype(rows[name].dtype)
     table[each] = table[each].astype("Int64")
-    found: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
-    return found
+    ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
+    return ranked
 
 
-def mark_ranked(rows: pd.DataFrame, cost: str, alike: Sequence[str] = ()) -> pd.DataFrame:
+def mark_ranked(rows: pd.DataFrame, cost: str, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
     """Add the columns ``folded_into``, the label of the folded row, and ``unlike``, unless there is one."""
     if "layer" not in rows:
         return rows
-    groups, unlike = _groups(rows, cost, alike or (cost,))
+    groups, note_of_row = _groups(rows, cost, equal_columns or (cost,))
     layers = rows["layer"].astype(str).tolist()
     into = [""] * len(rows)
     for group in groups:
-        for place in group:
-            into[place] = fold_label([layers[one] for one in group])
-    differences = [unlike.get(place, "") for place in range(len(rows))]
-    made: pd.DataFrame = rows.assign(folded_into=np.array(into, dtype=object))
-    return made if "unlike" in rows else made.assign(unlike=np.array(differences, dtype=object))
+        for row_number in group:
+            into[row_number] = fold_label([layers[member] for member in group])
+    differences = [note_of_row.get(row_number, "") for row_number in range(len(rows))]
+    marked: pd.DataFrame = rows.assign(folded_into=np.array(into, dtype=object))
+    return marked if "unlike" in rows else marked.assign(unlike=np.array(differences, dtype=object))
 
 
 def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[list[list[int]], dict[int, str]]:
     """The places of the rows that fold together, and how rows differ from their equals."""
     layers = rows["layer"].astype(str).tolist()
     keys = [rows[name].astype(str).tolist() for name in rows.columns if name != "layer" and _is_key(rows, str(name))]
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for place, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
-        if key[0] != layers[place]:
-            alike.setdefault(key, []).append(place)
+    rows_of_key: dict[tuple[str, ...], list[int]] = {}
+    for row_number, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
+        if key[0] != layers[row_number]:
+            rows_of_key.setdefault(key, []).append(row_number)
     figures = rows[list(alike_by)].fillna(0).to_numpy(dtype=np.float64)
     costs = rows[cost].fillna(0).to_numpy(dtype=np.float64)
     groups: list[list[int]] = []
-    unlike: dict[int, str] = {}
-    for places in _alike_in_lists(list(alike.values()), layers, figures):
-        if len({layers[place] for place in places}) < len(places):  # the same layer twice: something else differs
+    differences: dict[int, str] = {}
+    for places in _alike_in_lists(list(rows_of_key.values()), layers, figures):
+        if len({layers[row_number] for row_number in places}) < len(
+            places
+        ):  # the same layer twice: something else differs
             continue
-        found = equal_groups(np.abs(figures[places]), LEAST) if len(places) >= LEAST else []
-        if not found:
+        equal_sets = equal_groups(np.abs(figures[places]), LEAST) if len(places) >= LEAST else []
+        if not equal_sets:
             continue
-        main = max(found, key=len)
-        middle = float(np.median(costs[[places[one] for one in main]]))
-        groups += [[places[one] for one in group] for group in found]
-        for one in set(range(len(places))).difference(main):
-            if middle:
-                unlike[places[one]] = f"{100 * (costs[places[one]] / middle - 1):+.0f} %"
-    return groups, unlike
+        main = max(equal_sets, key=len)
+        median = float(np.median(costs[[places[member] for member in main]]))
+        groups += [[places[member] for member in group] for group in equal_sets]
+        for member in set(range(len(places))).difference(main):
+            if median:
+                differences[places[member]] = f"{100 * (costs[places[member]] / median - 1):+.0f} %"
+    return groups, differences
 
 
 def _alike_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Floats) -> list[list[int]]:
@@ -113,24 +115,25 @@ def _alike_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Flo
 
     ``layers.0-31.experts.0-7`` are alike; in ``block.0-3.layer.0-2`` each layer may be another kind of module.
     """
-    found: list[list[int]] = []
+    lists: list[list[int]] = []
     for places in groups:
         inner: dict[str, list[int]] = {}
-        for place in places:
-            parts = layers[place].split(".")
-            first = next(index for index, part in enumerate(parts) if part.isdigit())
-            inner.setdefault(".".join(parts[first + 1 :]), []).append(place)
+        for row_number in places:
+            parts = layers[row_number].split(".")
+            first = next(index for index, path_part in enumerate(parts) if path_part.isdigit())
+            inner.setdefault(".".join(parts[first + 1 :]), []).append(row_number)
         if len(inner) in {1, len(places)}:
-            found.append(places)
+            lists.append(places)
             continue
         sets = list(inner.values())
-        means = np.array([np.abs(figures[one]).mean(axis=0) for one in sets])
+        means = np.array([np.abs(figures[member]).mean(axis=0) for member in sets])
         together = equal_groups(means, 2)
         alone = set(range(len(sets))).difference(*together)
-        found += [
-            [place for one in group for place in sets[one]] for group in [*together, *([one] for one in sorted(alone))]
+        lists += [
+            [row_number for member in group for row_number in sets[member]]
+            for group in [*together, *([member] for member in sorted(alone))]
         ]
-    return found
+    return lists
 
 
 def _is_key(rows: pd.DataFrame, name: str) -> bool:
@@ -152,4 +155,8 @@ def _joined(group: pd.DataFrame, cost: str, unit: str) -> dict[Any, Any]:
             row[name] = round(row[name])
     figures = (group[cost].median(), group[cost].min(), group[cost].max())
     label = f"{fold_label(group['layer'].astype(str).tolist())} x{len(group)}"
-    return {**row, "layer": label, **{f"{name}_{unit}": round(one) for name, one in zip(EACH, figures, strict=True)}}
+    return {
+        **row,
+        "layer": label,
+        **{f"{name}_{unit}": round(figure) for name, figure in zip(EACH, figures, strict=True)},
+    }

@@ -214,8 +214,8 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     choice = choose_steps(trace, attribution, options.steps)
     columns = StepColumns.by_step(len(choice.shown)) if options.by_step else StepColumns.apart(choice.shown)
     classes = classify(trace.ops) if "name" in trace.ops else None
-    whole = choice.everything or not len(choice.shown)
-    sums = sum_layers(trace, attribution, columns, classes, busy=options.by_step or not whole)
+    is_whole = choice.everything or not len(choice.shown)
+    sums = sum_layers(trace, attribution, columns, classes, busy=options.by_step or not is_whole)
     builder = _Builder(sums, columns, choice, options, ("name" in trace.ops))
     rows = builder.rows(attribution.ranges.steps)
     summary = _summary(trace, attribution, builder)
@@ -259,15 +259,15 @@ def _split(
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, tuple[str, ...]]]:
     """Rows and tree with their time split into columns, and the column names by split."""
     (attribution, classes), (rows, tree) = owners, both
-    shown = choice.of_ops(attribution)
+    is_shown = choice.of_ops(attribution)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     named = {}
     for by in splits:
         if by == "class" and classes is None:
             continue
         parts = parts_by_class(classes) if by == "class" and classes is not None else parts_by_phase(attribution)
-        rows = split_rows(rows, duration, attribution, parts, shown)
-        tree = split_tree(tree, duration, attribution, parts, shown)
+        rows = split_rows(rows, duration, attribution, parts, is_shown)
+        tree = split_tree(tree, duration, attribution, parts, is_shown)
         named[by] = parts.columns
     return rows, tree, named
 
@@ -295,8 +295,8 @@ class _Builder:
         """The columns of the shown steps; without steps or for the whole capture all, outside steps last."""
         steps = len(self.choice.shown)
         if not steps or self.choice.everything:
-            every: Int64Array = np.roll(np.arange(self.columns.width), -1)
-            return every
+            all_columns: Int64Array = np.roll(np.arange(self.columns.width), -1)
+            return all_columns
         chosen: Int64Array = np.unique(self.columns.of_instance[:steps][self.choice.shown])
         return chosen
 
@@ -304,18 +304,18 @@ class _Builder:
         """The per-layer rows in model order, without empty rows."""
         import pandas as pd
 
-        sums, shown = self.sums, self.shown
+        sums, shown_columns = self.sums, self.shown
         together = not self.options.by_step
-        arrays = {name: self._of(values, shown, together) for name, values in sums.arrays.items()}
+        arrays = {name: self._of(values, shown_columns, together) for name, values in sums.arrays.items()}
         seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
         by_place = self._in_order()
         # sort by step, then in model order
-        column, key = (part.ravel() for part in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
+        column, key = (axis.ravel() for axis in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
         keep = seen[key, column]
         key, column = key[keep], column[keep]
-        instance = shown[column] - 1
+        instance = shown_columns[column] - 1
         total = int(arrays["gpu_self_ns"].sum())
-        made = {name: values[key, column] for name, values in arrays.items()}
+        of_rows = {name: values[key, column] for name, values in arrays.items()}
         texts: dict[str, Any] = {
             "layer": np.array([layer for layer, _ in sums.keys], dtype=object)[key],
             "phase": np.array([phase for _, phase in sums.keys], dtype=object)[key],
@@ -327,36 +327,36 @@ class _Builder:
                 "instance": pd.arrays.IntegerArray(instance, instance < 0),
             }
         share, total_share = (
-            made[name] / total if total else np.zeros(len(key)) for name in ("gpu_self_ns", "gpu_total_ns")
+            of_rows[name] / total if total else np.zeros(len(key)) for name in ("gpu_self_ns", "gpu_total_ns")
         )
-        known = {**texts, **made, "share": share, "total_share": total_share}
+        columns = {**texts, **of_rows, "share": share, "total_share": total_share}
         if together:
-            known["steps"] = np.full(len(key), self.choice.count)
-        kept = [name for name in COLUMNS if name in known and (self.by_sort or name not in PARTS)]
-        table: pd.DataFrame = pd.DataFrame({name: known[name] for name in kept})
+            columns["steps"] = np.full(len(key), self.choice.count)
+        names = [name for name in COLUMNS if name in columns and (self.by_sort or name not in PARTS)]
+        table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in names})
         return table
 
-    def _of(self, values: Int64Array, shown: Int64Array, together: bool) -> Int64Array:
+    def _of(self, values: Int64Array, shown_columns: Int64Array, together: bool) -> Int64Array:
         """The shown columns, or their sum as one column; `values` may already be one column for all."""
-        chosen = values if values.shape[1] < self.columns.width else values[:, shown]
+        chosen = values if values.shape[1] < self.columns.width else values[:, shown_columns]
         summed: Int64Array = chosen.sum(axis=1, keepdims=True) if together else chosen
         return summed
 
     def _in_order(self) -> Int64Array:
         """The keys in model order, `(none)` last."""
         loop_rank = {phase: rank for rank, phase in enumerate((*self.sums.loop_phases, NO_PHASE))}
-        place = [
+        rank_of_key = [
             (self.sums.tree.index[layer], LAYER_PHASES.index(phase))
             if layer != NO_LAYER
             else (len(self.sums.tree.layers), loop_rank.get(phase, len(loop_rank)))
             for layer, phase in self.sums.keys
         ]
-        return np.array(sorted(range(len(place)), key=place.__getitem__), dtype=np.int64)
+        return np.array(sorted(range(len(rank_of_key)), key=rank_of_key.__getitem__), dtype=np.int64)
 
     def part(self, values: Int64Array) -> Int64Array:
         """Sum of an array over the shown steps, shape ``(keys,)``."""
-        found: Int64Array = values[:, self.shown].sum(axis=1)
-        return found
+        sums: Int64Array = values[:, self.shown].sum(axis=1)
+        return sums
 
     def tree(self) -> pd.DataFrame:
         """The printed tree: layers including their submodules, by phase."""
@@ -392,13 +392,13 @@ class _Builder:
             "parent": [*tree.parents, *[""] * len(outside)],
             "depth": np.append(tree.depth, nothing[:, 0]),
             "calls": with_outside(by_phase(sums.calls).max(axis=1), sums.calls),
-            **{f"{phase}_ns": total[:, place] for place, phase in enumerate(LAYER_PHASES)},
+            **{f"{phase}_ns": total[:, index] for index, phase in enumerate(LAYER_PHASES)},
             "other_ns": with_outside(np.zeros(len(total), dtype=np.int64), sums.self_ns),
             "total_ns": with_outside(total.sum(axis=1), sums.self_ns),
             "self_ns": with_outside(by_phase(sums.self_ns).sum(axis=1), sums.self_ns),
             "comm_ns": with_outside(comm.sum(axis=1), sums.comm_ns),
             "cpu_ns": with_outside(by_phase(sums.cpu_ns).sum(axis=1), sums.cpu_ns),
-            **{f"{phase}_comm_ns": comm[:, place] for place, phase in enumerate(LAYER_PHASES)},
+            **{f"{phase}_comm_ns": comm[:, index] for index, phase in enumerate(LAYER_PHASES)},
         }
         printed: pd.DataFrame = pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
         return printed
@@ -407,16 +407,16 @@ class _Builder:
 def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summary:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     choice, sums = builder.choice, builder.sums
-    shown = choice.of_ops(attribution)
+    is_shown = choice.of_ops(attribution)
     duration = end - start
-    by_how = np.bincount(attribution.how, weights=np.where(shown, duration, 0), minlength=len(HOW)).astype(np.int64)
-    own, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
-    work = own - comm
+    by_how = np.bincount(attribution.how, weights=np.where(is_shown, duration, 0), minlength=len(HOW)).astype(np.int64)
+    self_ns, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
+    work = self_ns - comm
     named = np.array([layer != NO_LAYER for layer, _ in sums.keys])
     in_loop = int(work[np.array([phase in LAYER_PHASES for _, phase in sums.keys])].sum())
     in_layers = int(work[named].sum())
-    total, capture = int(duration[shown].sum()), int(duration.sum())
-    outside = int(duration[(attribution.step < 0) & ~shown].sum())
+    total, capture = int(duration[is_shown].sum()), int(duration.sum())
+    outside = int(duration[(attribution.step < 0) & ~is_shown].sum())
     wall, busy = step_wall(trace, attribution, choice)
     return Summary(
         total_ns=total,
@@ -428,7 +428,7 @@ def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summa
         work_ns=int(work.sum()),
         wall_ns=wall,
         busy_ns=busy,
-        ops=int(np.count_nonzero(shown & begins(trace.ops))),
+        ops=int(np.count_nonzero(is_shown & begins(trace.ops))),
         steps=choice.count,
         all_steps=len(choice.shown),
         layers=len(sums.tree.layers),
@@ -441,8 +441,8 @@ def step_wall(trace: Trace, attribution: Attribution, choice: StepChoice) -> tup
     """Wall time of the shown steps and its part in which the device was busy, in ns, summed over devices."""
     windows = step_windows(trace, attribution)
     instance = windows.instance
-    every = choice.everything or not windows.in_step.any()
-    shown = np.append(choice.shown, False)[instance] | every
-    device, start, end = windows.device[shown], windows.start[shown], windows.end[shown]
+    all_windows = choice.everything or not windows.in_step.any()
+    is_shown = np.append(choice.shown, False)[instance] | all_windows
+    device, start, end = windows.device[is_shown], windows.start[is_shown], windows.end[is_shown]
     busy = Cover(windows.of_op, trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy())
     return int((end - start).sum()), int(busy.inside(device, start, end).sum())

@@ -147,10 +147,10 @@ def with_memory(rows: pd.DataFrame, memory: LayerMemory) -> pd.DataFrame:
     both = both.drop(columns="place")[[*rows.columns, *MEMORY]]
     counts = [name for name in rows.columns if name not in keys]
     both[counts] = both[counts].fillna(0)
-    made: pd.DataFrame = both.astype({name: rows[name].dtype for name in rows.columns})
+    table: pd.DataFrame = both.astype({name: rows[name].dtype for name in rows.columns})
     if memory.traced:
-        made[list(TRACED)] = made[list(TRACED)].fillna(0)
-    return made
+        table[list(TRACED)] = table[list(TRACED)].fillna(0)
+    return table
 
 
 def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
@@ -168,34 +168,34 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
     peak = rows.groupby("layer")["memory_peak_bytes"].max()
     alloc = rows["cuda_alloc_bytes"].groupby([rows["layer"], rows["phase"].where(rows["layer"] == NO_LAYER, "")]).sum()
     keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
-    own = np.array([int(alloc.get(key, 0)) for key in keys], dtype=np.int64)
-    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(own)
-    made: pd.DataFrame = pd.DataFrame(
+    self_bytes = np.array([int(alloc.get(key, 0)) for key in keys], dtype=np.int64)
+    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(self_bytes)
+    table: pd.DataFrame = pd.DataFrame(
         {
             "kept_bytes": tree["layer"].map(forward).where(inside).astype("Float64").round().astype("Int64"),
             "peak_bytes": tree["layer"].map(peak).where(inside).astype("Int64"),
-            "cuda_bytes": pd.array(nested if memory.traced else [None] * len(own), dtype="Int64"),
+            "cuda_bytes": pd.array(nested if memory.traced else [None] * len(self_bytes), dtype="Int64"),
         }
     )
-    return made
+    return table
 
 
 def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
     """Values of the marks in layer ranges, by keys."""
     bytes_ = marks["payload"].notna() & (marks["payload"] < _MOST_BYTES)
-    mine = marks[(marks["category"] == Category.MEMORY.value) & bytes_.fillna(False)]
-    inner = ranges.nesting.innermost(mine["tid"].to_numpy(), mine["time_ns"].to_numpy())
+    memory_marks = marks[(marks["category"] == Category.MEMORY.value) & bytes_.fillna(False)]
+    inner = ranges.nesting.innermost(memory_marks["tid"].to_numpy(), memory_marks["time_ns"].to_numpy())
     owner = np.append(ranges.layer_range, NONE)[inner]
     owned = owner >= 0
-    owner, payload = owner[owned], mine["payload"].to_numpy(dtype=np.int64)[owned]
-    text = mine["text"].cat.set_categories([MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK]).cat.codes.to_numpy()[owned]
-    begin, end, peak = (np.full(len(ranges.start), NONE, dtype=np.int64) for _ in range(3))
-    for code, values in enumerate((begin, end, peak)):
+    owner, payload = owner[owned], memory_marks["payload"].to_numpy(dtype=np.int64)[owned]
+    text = memory_marks["text"].cat.set_categories([MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK]).cat.codes.to_numpy()[owned]
+    at_begin, end, peak = (np.full(len(ranges.start), NONE, dtype=np.int64) for _ in range(3))
+    for code, values in enumerate((at_begin, end, peak)):
         np.maximum.at(values, owner[text == code], payload[text == code])
-    peak = _most_inside(np.maximum(np.maximum(begin, end), peak), ranges)
-    whole = np.flatnonzero((begin >= 0) & (end >= 0) & ranges.is_one_of(LAYER_CATEGORIES))
-    table = _keyed(ranges, whole, steps_around(ranges, whole)).assign(
-        memory_begin_bytes=begin[whole], memory_end_bytes=end[whole], memory_peak_bytes=peak[whole]
+    peak = _most_inside(np.maximum(np.maximum(at_begin, end), peak), ranges)
+    complete = np.flatnonzero((at_begin >= 0) & (end >= 0) & ranges.is_one_of(LAYER_CATEGORIES))
+    table = _keyed(ranges, complete, steps_around(ranges, complete)).assign(
+        memory_begin_bytes=at_begin[complete], memory_end_bytes=end[complete], memory_peak_bytes=peak[complete]
     )
     table["memory_retained_bytes"] = table["memory_end_bytes"] - table["memory_begin_bytes"]
     how = dict.fromkeys(CARRIED, "median") | {"memory_peak_bytes": "max"}
@@ -203,30 +203,30 @@ def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFra
     return _by_text(groups.agg(how).round().astype("Int64"), keys)
 
 
-def _most_inside(most: Int64Array, ranges: Ranges) -> Int64Array:
+def _most_inside(peaks: Int64Array, ranges: Ranges) -> Int64Array:
     """For each range, the maximum of its own value and those of all nested ranges."""
-    most = most.copy()
+    peaks = peaks.copy()
     for level in range(int(ranges.nesting.depth.max(initial=0)), 0, -1):
         here = np.flatnonzero(ranges.nesting.depth == level)
-        np.maximum.at(most, ranges.nesting.parent[here], most[here])
-    return most
+        np.maximum.at(peaks, ranges.nesting.parent[here], peaks[here])
+    return peaks
 
 
 def _traced(allocations: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
     """CUDA allocations and frees, by keys."""
-    pid, tid, moment = (allocations[name].to_numpy() for name in ("pid", "tid", "call_ns"))
-    inner = ranges.nesting.innermost(tid, moment)
+    pid, tid, call_time = (allocations[name].to_numpy() for name in ("pid", "tid", "call_ns"))
+    inner = ranges.nesting.innermost(tid, call_time)
     layer = np.append(ranges.layer_range, NONE)[inner]
-    around = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
-    unattributed = np.flatnonzero(around == NONE)
+    owner = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
+    unattributed = np.flatnonzero(owner == NONE)
     phases = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES))
-    around[unattributed] = phases.open_at(pid[unattributed], tid[unattributed], moment[unattributed])
+    owner[unattributed] = phases.open_at(pid[unattributed], tid[unattributed], call_time[unattributed])
     step = ranges.step_at(inner)
     unattributed = np.flatnonzero(step == NONE)
-    steps = Elsewhere(ranges, ranges.step >= 0).open_at(pid[unattributed], tid[unattributed], moment[unattributed])
+    steps = Elsewhere(ranges, ranges.step >= 0).open_at(pid[unattributed], tid[unattributed], call_time[unattributed])
     step[unattributed] = np.append(ranges.step, NONE)[steps]
     count = allocations["bytes"].to_numpy()
-    table = _keyed(ranges, layer, step, around).assign(
+    table = _keyed(ranges, layer, step, owner).assign(
         cuda_alloc_bytes=np.maximum(count, 0), cuda_free_bytes=np.maximum(-count, 0)
     )
     groups = table.groupby(keys, observed=True, dropna=False, sort=False)

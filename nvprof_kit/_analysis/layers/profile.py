@@ -130,11 +130,11 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
 
 def _shown(table: pd.DataFrame, result: Layers) -> pd.DataFrame:
     """The rows of a table with ``instance`` that are of the steps of `Layers.tree`; all rows without steps."""
-    shown = result.steps.shown
-    if not len(shown):
+    is_shown = result.steps.shown
+    if not len(is_shown):
         return table
     instance = table["instance"].fillna(-1).to_numpy(dtype=np.int64)
-    chosen: pd.DataFrame = table[np.append(shown, False)[instance]]
+    chosen: pd.DataFrame = table[np.append(is_shown, False)[instance]]
     return chosen
 
 
@@ -160,13 +160,15 @@ class _Grid:
             ({name: code for code, name in enumerate(self.phases)}, table["phase"]),
             ({instance: code for code, instance in enumerate([*self.numbers, None])}, steps),
         )
-        codes = [np.array([place[value] for value in values], dtype=np.int64) for place, values in places]
+        codes = [
+            np.array([code_of_value[value] for value in values], dtype=np.int64) for code_of_value, values in places
+        ]
         cell = np.ravel_multi_index(tuple(codes), self.shape)
         return exact_sums(cell, table[column].to_numpy(), int(np.prod(self.shape)))
 
-    def with_nested(self, own: Int64Array) -> Int64Array:
+    def with_nested(self, self_values: Int64Array) -> Int64Array:
         """Add the submodules' values to each layer in a flat array."""
-        return self._tree.with_nested(own.reshape(self.shape)).reshape(-1)
+        return self._tree.with_nested(self_values.reshape(self.shape)).reshape(-1)
 
     def rows(self, attention: pd.DataFrame) -> pd.DataFrame:
         """The nonempty rows by step, with the columns of `COLUMNS` except kind and memory."""
@@ -177,18 +179,18 @@ class _Grid:
         flat["attention_ns"] = self.with_nested(self.sums(attention, "ns"))
         seen = np.any([values != 0 for values in flat.values()], axis=0)
         by_step = np.transpose(np.arange(len(seen)).reshape(self.shape), (2, 0, 1)).ravel()
-        kept = by_step[seen[by_step]]
-        layer, phase, when = np.unravel_index(kept, self.shape)
-        made: pd.DataFrame = pd.DataFrame(
+        cells = by_step[seen[by_step]]
+        layer, phase, when = np.unravel_index(cells, self.shape)
+        table: pd.DataFrame = pd.DataFrame(
             {
                 "step": pd.array([*self.numbers.values(), None], dtype="Int64")[when],
                 "instance": pd.array([*self.numbers, None], dtype="Int64")[when],
                 "layer": np.array(self.layers, dtype=object)[layer],
                 "phase": np.array(self.phases, dtype=object)[phase],
-                **{name: values[kept] for name, values in flat.items()},
+                **{name: values[cells] for name, values in flat.items()},
             }
         )
-        return made
+        return table
 
 
 def _fused_attention(operations: Operations) -> pd.DataFrame:
@@ -210,8 +212,8 @@ def _fused_attention(operations: Operations) -> pd.DataFrame:
     )
     by = ["kind", "layer", "phase", "instance"]
     summed = kernels.groupby(by, observed=True, dropna=False)["ns"].agg(count="count", ns="sum").reset_index()
-    made: pd.DataFrame = summed.assign(kind=[classes.families[code].name for code in summed["kind"]])
-    return made
+    table: pd.DataFrame = summed.assign(kind=[classes.families[code].name for code in summed["kind"]])
+    return table
 
 
 def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mapping[int, int]) -> pd.DataFrame:
@@ -241,55 +243,59 @@ def _instances(step: pd.Series[int], numbers: Mapping[int, int]) -> pd.Series[in
     in_turn = step[runs.diff().fillna(1) > 0].tolist() == list(numbers.values())
     first = {number: instance for instance, number in reversed(list(numbers.items()))}
     numbered = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
-    made: pd.Series[int] = numbered.astype("Int64")
-    return made
+    instances: pd.Series[int] = numbered.astype("Int64")
+    return instances
 
 
 def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     blocks = rows[rows["kind"].notna()]
-    found = [_block_kind(str(kind), own) for kind, own in blocks.groupby("kind", sort=False)]
-    found += [_attention_kind(str(kind), own) for kind, own in attention.groupby("kind", sort=False)]
-    table: pd.DataFrame = pd.DataFrame(found, columns=list(KIND_COLUMNS)).astype(
+    records = [_block_kind(str(kind), rows_of_kind) for kind, rows_of_kind in blocks.groupby("kind", sort=False)]
+    records += [
+        _attention_kind(str(kind), rows_of_kind) for kind, rows_of_kind in attention.groupby("kind", sort=False)
+    ]
+    table: pd.DataFrame = pd.DataFrame(records, columns=list(KIND_COLUMNS)).astype(
         {"cpu_ns": "Int64", "retained_bytes": "Int64"}
     )
     return table
 
 
-def _block_kind(kind: str, own: pd.DataFrame) -> dict[str, Any]:
-    forward = own[own["phase"] == LAYER_PHASES[0]]
-    each = own.groupby(["instance", "layer"], dropna=False)["gpu_ns"].sum()
+def _block_kind(kind: str, rows_of_kind: pd.DataFrame) -> dict[str, Any]:
+    forward = rows_of_kind[rows_of_kind["phase"] == LAYER_PHASES[0]]
+    each = rows_of_kind.groupby(["instance", "layer"], dropna=False)["gpu_ns"].sum()
     left = forward["retained_bytes"].dropna()
     return {
         "kind": kind,
         "is_block": True,
-        "layers": own["layer"].nunique(),
+        "layers": rows_of_kind["layer"].nunique(),
         "count": int(forward["calls"].sum()),
-        **_by_phase(own, "gpu_ns"),
-        "attention_ns": int(own["attention_ns"].sum()),
-        "cpu_ns": int(own["cpu_ns"].sum()),
+        **_by_phase(rows_of_kind, "gpu_ns"),
+        "attention_ns": int(rows_of_kind["attention_ns"].sum()),
+        "cpu_ns": int(rows_of_kind["cpu_ns"].sum()),
         **_spread(each),
         "retained_bytes": int(left.mean()) if len(left) else None,
     }
 
 
-def _attention_kind(kind: str, own: pd.DataFrame) -> dict[str, Any]:
-    total = int(own["ns"].sum())
+def _attention_kind(kind: str, rows_of_kind: pd.DataFrame) -> dict[str, Any]:
+    total = int(rows_of_kind["ns"].sum())
     return {
         "kind": kind,
         "is_block": False,
-        "layers": own["layer"].nunique(),
-        "count": int(own["count"].sum()),
-        **_by_phase(own, "ns"),
+        "layers": rows_of_kind["layer"].nunique(),
+        "count": int(rows_of_kind["count"].sum()),
+        **_by_phase(rows_of_kind, "ns"),
         "attention_ns": total,
-        **_spread(own.groupby(["instance", "layer"], observed=True, dropna=False)["ns"].sum()),
+        **_spread(rows_of_kind.groupby(["instance", "layer"], observed=True, dropna=False)["ns"].sum()),
     }
 
 
-def _by_phase(own: pd.DataFrame, column: str) -> dict[str, int]:
-    sums = own.groupby("phase", observed=True)[column].sum()
-    return {f"{phase}_ns": int(sums.get(phase, 0)) for phase in LAYER_PHASES} | {"gpu_ns": int(own[column].sum())}
+def _by_phase(rows_of_kind: pd.DataFrame, column: str) -> dict[str, int]:
+    sums = rows_of_kind.groupby("phase", observed=True)[column].sum()
+    return {f"{phase}_ns": int(sums.get(phase, 0)) for phase in LAYER_PHASES} | {
+        "gpu_ns": int(rows_of_kind[column].sum())
+    }
 
 
 def _spread(each: pd.Series[int]) -> dict[str, int]:

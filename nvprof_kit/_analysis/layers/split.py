@@ -58,25 +58,30 @@ def parts_by_class(classes: KernelClasses) -> Parts:
     """Kernels by class; only classes that occur."""
     present, code = np.unique(classes.code.astype(np.int64), return_inverse=True)
     names = list(CLASSES)
-    return Parts(tuple(f"{SPLITS['class']}{names[one]}_ns" for one in present.tolist()), code.astype(np.int64))
+    return Parts(
+        tuple(f"{SPLITS['class']}{names[code_number]}_ns" for code_number in present.tolist()), code.astype(np.int64)
+    )
 
 
 def parts_by_phase(attribution: Attribution) -> Parts:
     """Operations by the phase range that encloses their layer's range, in the order in which the phases first ran."""
     ranges = attribution.ranges
-    around = np.append(ranges.phase_range, NONE)[attribution.layer_range]
-    of_loop = np.append(np.asarray(ranges.phase, dtype=object), NO_PHASE)[around]
+    phase_range = np.append(ranges.phase_range, NONE)[attribution.layer_range]
+    of_loop = np.append(np.asarray(ranges.phase, dtype=object), NO_PHASE)[phase_range]
     outside = np.asarray(attribution.phases, dtype=object)[attribution.phase]
     text = np.where(attribution.layer_range >= 0, of_loop, outside)
     names, first, code = np.unique(text.astype(str), return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
-    place = np.argsort(order, kind="stable")
-    columns = tuple(f"{SPLITS['phase']}{re.sub(r'[^0-9A-Za-z]+', '_', str(names[one]))}_ns" for one in order.tolist())
-    return Parts(columns, place[code].astype(np.int64))
+    rank = np.argsort(order, kind="stable")
+    columns = tuple(
+        f"{SPLITS['phase']}{re.sub(r'[^0-9A-Za-z]+', '_', str(names[code_number]))}_ns"
+        for code_number in order.tolist()
+    )
+    return Parts(columns, rank[code].astype(np.int64))
 
 
 def split_rows(
-    rows: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, listed: npt.NDArray[np.bool_]
+    rows: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, is_listed: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     """Add a column for each part to the rows, with self times.
 
@@ -85,40 +90,40 @@ def split_rows(
         duration: Duration of each operation, in ns.
         attribution: The owner of each operation.
         parts: The part of each operation.
-        listed: The operations that the rows cover.
+        is_listed: The operations that the rows cover.
     """
-    sums = _own(duration, attribution, parts, listed)
+    sums = _own(duration, attribution, parts, is_listed)
     nothing = np.zeros(len(parts.columns), dtype=np.int64)
     keys = zip(rows["layer"].tolist(), rows["phase"].tolist(), strict=True)
-    found = np.array([sums.get(key, nothing) for key in keys], dtype=np.int64).reshape(-1, len(parts.columns))
-    made: pd.DataFrame = rows.assign(**{name: found[:, place] for place, name in enumerate(parts.columns)})
-    return made
+    values = np.array([sums.get(key, nothing) for key in keys], dtype=np.int64).reshape(-1, len(parts.columns))
+    table: pd.DataFrame = rows.assign(**{name: values[:, index] for index, name in enumerate(parts.columns)})
+    return table
 
 
 def split_tree(
-    tree: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, shown: npt.NDArray[np.bool_]
+    tree: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, is_shown: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     """Add a column for each part to the tree, including submodules and summed over phases."""
     keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
-    place = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(keys)}
-    own = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
-    for (layer, phase), sums in _own(duration, attribution, parts, shown).items():
-        own[place[layer, phase if layer == NO_LAYER else ""]] += sums
-    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(own)
+    line_of_key = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(keys)}
+    self_times = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
+    for (layer, phase), sums in _own(duration, attribution, parts, is_shown).items():
+        self_times[line_of_key[layer, phase if layer == NO_LAYER else ""]] += sums
+    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(self_times)
     split: pd.DataFrame = tree.assign(**{name: nested[:, number] for number, name in enumerate(parts.columns)})
     return split
 
 
 def _own(
-    duration: Int64Array, attribution: Attribution, parts: Parts, wanted: npt.NDArray[np.bool_]
+    duration: Int64Array, attribution: Attribution, parts: Parts, is_wanted: npt.NDArray[np.bool_]
 ) -> dict[tuple[str, str], Int64Array]:
     """The time of each (layer, phase) by part; layers with the same name are added up."""
     layer, phase = op_owners(attribution)
     count, phases = len(parts.columns), len(phase.categories)
-    codes = (layer.codes.astype(np.int64) * phases + phase.codes)[wanted]
-    cell = codes * count + parts.code[wanted]
-    table = exact_sums(cell, duration[wanted], len(layer.categories) * phases * count).reshape(-1, count)
+    codes = (layer.codes.astype(np.int64) * phases + phase.codes)[is_wanted]
+    cell = codes * count + parts.code[is_wanted]
+    table = exact_sums(cell, duration[is_wanted], len(layer.categories) * phases * count).reshape(-1, count)
     return {
-        (str(layer.categories[one // phases]), str(phase.categories[one % phases])): table[one]
-        for one in np.unique(codes).tolist()
+        (str(layer.categories[code_number // phases]), str(phase.categories[code_number % phases])): table[code_number]
+        for code_number in np.unique(codes).tolist()
     }

@@ -84,9 +84,9 @@ class Columns(NamedTuple):
         return cls(np.append(np.arange(1, steps + 1), 0), steps + 1)
 
     @classmethod
-    def apart(cls, shown: npt.NDArray[np.bool_]) -> Columns:
+    def apart(cls, is_shown: npt.NDArray[np.bool_]) -> Columns:
         """Three columns: outside steps, the shown instances, and the others."""
-        return cls(np.append(np.where(shown, 1, 2), 0), 3)
+        return cls(np.append(np.where(is_shown, 1, 2), 0), 3)
 
 
 def sum_layers(
@@ -104,8 +104,8 @@ def sum_layers(
     ranges = attribution.ranges
     keyed = _keyed(ranges, attribution)
     tree = ModelTree.of_ranges(ranges, dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
-    held = _without_ranges(keyed.keys, tree)
-    keyed = replace(keyed, keys=[*keyed.keys, *held])
+    keys_of_parents = _without_ranges(keyed.keys, tree)
+    keyed = replace(keyed, keys=[*keyed.keys, *keys_of_parents])
     width = columns.width
     cells, count = (len(keyed.keys), width), len(keyed.keys) * width
     start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -118,24 +118,27 @@ def sum_layers(
     )
     cell = own_key * width + column
     chain = _Chain.of(keyed, tree, width)
-    parts = {name: exact_sums(cell[mine], duration[mine], count) for name, mine in _sorts(trace, classes).items()}
+    parts = {
+        name: exact_sums(cell[is_of_sort], duration[is_of_sort], count)
+        for name, is_of_sort in _sorts(trace, classes).items()
+    }
     self_ns = np.sum(list(parts.values()), axis=0)
     free = alone(start, end, device)
     busy_ns = chain.with_nested(exact_sums(cell[free], duration[free], count))
-    many = 1 if busy else width
-    busy_ns = busy_ns.reshape(-1, many).sum(axis=1)
+    columns_per_sum = 1 if busy else width
+    busy_ns = busy_ns.reshape(-1, columns_per_sum).sum(axis=1)
     crowd = np.flatnonzero(~free)
     if len(crowd):
         op, group = chain.memberships(crowd, own_key[crowd], column[crowd])
-        busy_ns += union_lengths(start[op], end[op], device[op], group // many, count // many)
+        busy_ns += union_lengths(start[op], end[op], device[op], group // columns_per_sum, count // columns_per_sum)
     calls, cpu_ns = _range_sums(ranges, keyed, columns)
     ran = np.flatnonzero((attribution.replay >= 0) & inside)
     calls += chain.replays(attribution.replay[ran], own_key[ran], column[ran])
     calls = calls.reshape(cells)
-    calls[len(keyed.keys) - len(held) :] = 0  # a replay ran layers inside them, but not them
+    calls[len(keyed.keys) - len(keys_of_parents) :] = 0  # a replay ran layers inside them, but not them
     return LayerSums(
         keys=keyed.keys,
-        held=frozenset(held),
+        held=frozenset(keys_of_parents),
         tree=tree,
         loop_phases=keyed.loop_phases,
         calls=calls,
@@ -186,14 +189,15 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
     pair = layer_code * len(attribution.phases) + _codes(ranges.phase, phase_code)
     pairs = np.unique(pair[is_layer])
     merged: dict[tuple[str, str], int] = {}
-    place = [
+    key_of_pair = [
         merged.setdefault(
-            (text[one // len(attribution.phases)], attribution.phases[one % len(attribution.phases)]), len(merged)
+            (text[pair_code // len(attribution.phases)], attribution.phases[pair_code % len(attribution.phases)]),
+            len(merged),
         )
-        for one in pairs.tolist()
+        for pair_code in pairs.tolist()
     ]
     of_range = np.full(len(pair), NONE, dtype=np.int64)
-    of_range[is_layer] = np.array(place, dtype=np.int64)[np.searchsorted(pairs, pair[is_layer])]
+    of_range[is_layer] = np.array(key_of_pair, dtype=np.int64)[np.searchsorted(pairs, pair[is_layer])]
     outside = np.full(len(attribution.phases), NONE, dtype=np.int64)
     for phase in dict.fromkeys((*loop_phases, *attribution.phases, NO_PHASE)):
         if phase:
@@ -212,9 +216,9 @@ def _without_ranges(keys: list[tuple[str, str]], tree: ModelTree) -> list[tuple[
     """The ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the
     blocks of a model, not the model, but the model's total in `recompute` includes theirs.
     """
-    known = set(keys)
-    above = {(holder, phase): None for layer, phase in keys if layer != NO_LAYER for holder in tree.around(layer)}
-    return [key for key in above if key not in known]
+    keys_with_ranges = set(keys)
+    above = {(ancestor, phase): None for layer, phase in keys if layer != NO_LAYER for ancestor in tree.around(layer)}
+    return [key for key in above if key not in keys_with_ranges]
 
 
 def _codes(values: npt.NDArray[Any], codes: dict[str, int]) -> Int64Array:
@@ -255,21 +259,23 @@ class _Chain:
 
     @classmethod
     def of(cls, keyed: _Keyed, tree: ModelTree, columns: int) -> _Chain:
-        index = {key: place for place, key in enumerate(keyed.keys)}
+        index = {key: number for number, key in enumerate(keyed.keys)}
         outer = np.full(len(keyed.keys) + 1, NONE, dtype=np.int64)
         depth = np.zeros(len(keyed.keys), dtype=np.int64)
-        for place, (layer, phase) in enumerate(keyed.keys):
+        for number, (layer, phase) in enumerate(keyed.keys):
             holders = tree.around(layer) if layer != NO_LAYER else []
-            depth[place] = len(holders)
-            outer[place] = next((index[one, phase] for one in reversed(holders) if (one, phase) in index), NONE)
+            depth[number] = len(holders)
+            outer[number] = next(
+                (index[ancestor, phase] for ancestor in reversed(holders) if (ancestor, phase) in index), NONE
+            )
         return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)
 
-    def with_nested(self, own: Int64Array) -> Int64Array:
+    def with_nested(self, self_values: Int64Array) -> Int64Array:
         """Sums by cell including those of descendants."""
-        table = own.reshape(-1, self.columns).copy()
+        table = self_values.reshape(-1, self.columns).copy()
         for key in reversed(self.inwards):
-            if (holder := self.outer[key]) >= 0:
-                table[holder] += table[key]
+            if (outer_key := self.outer[key]) >= 0:
+                table[outer_key] += table[key]
         summed: Int64Array = table.ravel()
         return summed
 
@@ -288,8 +294,8 @@ class _Chain:
         """How often CUDA graph replays ran each cell: once per replay that ran an operation of it or a descendant."""
         cells = (len(self.outer) - 1) * self.columns
         wide = replay.astype(np.int64)  # products of counts overflow int32
-        _, one = np.unique(wide * cells + key * self.columns + column, return_index=True)
-        op, cell = self.memberships(wide[one], key[one], column[one])
+        _, first = np.unique(wide * cells + key * self.columns + column, return_index=True)
+        op, cell = self.memberships(wide[first], key[first], column[first])
         return np.bincount(np.unique(op * cells + cell) % cells, minlength=cells)
 
 
@@ -297,16 +303,16 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64A
     """Number of ranges of each cell, and their CPU time: of a layer all, of a phase what no layer covers. A range
     nested in another of its key is counted with the outer one.
     """
-    mine = np.flatnonzero(keyed.of_range >= 0)
-    column = columns.of_instance[steps_around(ranges, mine)]
-    cell = keyed.of_range[mine] * columns.width + column
+    keyed_ranges = np.flatnonzero(keyed.of_range >= 0)
+    column = columns.of_instance[steps_around(ranges, keyed_ranges)]
+    cell = keyed.of_range[keyed_ranges] * columns.width + column
     cells = len(keyed.keys) * columns.width
-    start, end, pid = ranges.start[mine], ranges.end[mine], ranges.pid[mine]
-    of_layer = ranges.is_one_of(LAYER_CATEGORIES)[mine]
+    start, end, pid = ranges.start[keyed_ranges], ranges.end[keyed_ranges], ranges.pid[keyed_ranges]
+    of_layer = ranges.is_one_of(LAYER_CATEGORIES)[keyed_ranges]
     length = end - start
     if of_layer.any() and not of_layer.all():  # of a phase of the loop, what no layer's range covers
         covered = Cover(pid[of_layer], start[of_layer], end[of_layer])
         length[~of_layer] -= covered.inside(pid[~of_layer], start[~of_layer], end[~of_layer])
-    length = np.where(keyed.repeats[mine], 0, length)
-    is_call = ranges.first[mine] & (of_layer | ~keyed.repeats[mine])
+    length = np.where(keyed.repeats[keyed_ranges], 0, length)
+    is_call = ranges.first[keyed_ranges] & (of_layer | ~keyed.repeats[keyed_ranges])
     return np.bincount(cell[is_call], minlength=cells), exact_sums(cell, length, cells)

@@ -33,9 +33,9 @@ class ModelTree:
     @classmethod
     def of_ranges(cls, ranges: Ranges, layers: Iterable[str]) -> ModelTree:
         """The tree of some layers that have ranges, in depth-first preorder."""
-        listed = list(layers)
-        parent = parents(ranges, listed)
-        order = _preorder(ranges, listed, parent)
+        names = list(layers)
+        parent = parents(ranges, names)
+        order = _preorder(ranges, names, parent)
         return cls(tuple(order), tuple(parent[layer] for layer in order))
 
     @classmethod
@@ -94,8 +94,8 @@ def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
     return parents_of(
         layers,
         (
-            (ranges.names[one].text, ranges.names[around].text if around >= 0 else "", count)
-            for (one, around), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
+            (ranges.names[name_code].text, ranges.names[enclosing_name].text if enclosing_name >= 0 else "", count)
+            for (name_code, enclosing_name), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
         ),
     )
 
@@ -104,16 +104,16 @@ def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) 
     """The same, from counts of enclosing layers: (layer, the enclosing layer or '', count)."""
     layers = list(layers)
     seen: dict[str, Counter[str]] = {}
-    for child, holder, count in enclosed:
-        if child != holder:
-            seen.setdefault(child, Counter())[holder] += count
-    known = set(layers)
+    for child, parent_name, count in enclosed:
+        if child != parent_name:
+            seen.setdefault(child, Counter())[parent_name] += count
+    names = set(layers)
     parent = {layer: seen[layer].most_common(1)[0][0] if layer in seen else "" for layer in layers}
     for layer in layers:
         if not parent[layer]:
             parts = layer.split(".")
             prefixes = (".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
-            parent[layer] = next((prefix for prefix in prefixes if prefix in known), "")
+            parent[layer] = next((prefix for prefix in prefixes if prefix in names), "")
     for layer in layers:
         _cut_circle(layer, parent)
     return parent
@@ -121,10 +121,10 @@ def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) 
 
 def with_ancestors(layer: str, parent: Mapping[str, str]) -> list[str]:
     """A layer and its ancestors, outermost first."""
-    found = [layer]
-    while holder := parent.get(found[-1], ""):
-        found.append(holder)
-    return found[::-1]
+    path = [layer]
+    while parent_layer := parent.get(path[-1], ""):
+        path.append(parent_layer)
+    return path[::-1]
 
 
 def layer_parents(ranges: Ranges) -> dict[str, str]:
@@ -135,8 +135,8 @@ def layer_parents(ranges: Ranges) -> dict[str, str]:
 def _enclosed_forwards(ranges: Ranges) -> tuple[np.ndarray, np.ndarray]:
     """Names (as indices) of the forward ranges and of the enclosing layer range of each, `NONE` if there is none."""
     forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == Category.FORWARD.value))
-    around = outer_layers(ranges.layer_range, ranges.nesting)[forward]
-    return ranges.name[forward], np.where(around >= 0, np.append(ranges.name, NONE)[around], NONE)
+    enclosing = outer_layers(ranges.layer_range, ranges.nesting)[forward]
+    return ranges.name[forward], np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
 
 
 def _cut_circle(layer: str, parent: dict[str, str]) -> None:
@@ -178,8 +178,8 @@ def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
     def place(layer: str) -> tuple[tuple[int, int], ...]:
         parts = layer.split(".")
         return tuple(
-            (0, int(part)) if part.isdecimal() else (1, appeared[".".join(parts[: length + 1])])
-            for length, part in enumerate(parts)
+            (0, int(path_part)) if path_part.isdecimal() else (1, appeared[".".join(parts[: length + 1])])
+            for length, path_part in enumerate(parts)
         )
 
     return sorted(layers, key=place)
@@ -190,16 +190,16 @@ def _first_seen(ranges: Ranges) -> dict[str, int]:
     in the capture.
     """
     is_layer = np.flatnonzero(ranges.is_one_of(LAYER_CATEGORIES))
-    late = int(ranges.end.max(initial=0)) + 1
+    after_all = int(ranges.end.max(initial=0)) + 1
     first: dict[str, int] = {}
     backward = ranges.is_one_of((Category.BACKWARD, Category.RECOMPUTE))
     for only_backward in (False, True):
         chosen = is_layer[backward[is_layer] == only_backward]
         names, at = np.unique(ranges.name[chosen], return_inverse=True)
-        start = np.full(len(names), late, dtype=np.int64)
+        start = np.full(len(names), after_all, dtype=np.int64)
         np.minimum.at(start, at, ranges.start[chosen])
         for name, when in zip(names.tolist(), start.tolist(), strict=True):
             text = ranges.names[name].text
             # backward runs in reverse order
-            first.setdefault(text, late + late - when if only_backward else when)
+            first.setdefault(text, after_all + after_all - when if only_backward else when)
     return first

@@ -47,43 +47,45 @@ def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
     """
     ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)
-    late = 0
+    later = 0
     for process in np.unique(pid):
         last = trace.api["start_ns"].to_numpy()[pid == process].max()
-        late += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
+        later += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
     count = np.count_nonzero(is_layer)
-    if late <= NOTABLE * count:
+    if later <= NOTABLE * count:
         return []
     text = (
-        f"{late} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, so "
+        f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, so "
         "the table is too small; capture a window (profile.sh --step N, --delay, cudaProfilerStart), or use an nsys "
         "as new as the driver"
     )
-    return [Issue("lost-launches", "error", late / count, text)]
+    return [Issue("lost-launches", "error", later / count, text)]
 
 
 def _graphs(trace: Trace, attribution: Attribution) -> list[Issue]:
-    whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
-    if not whole or any(issue.code == "whole-graphs" for issue in trace.info.warnings):
+    graphs = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
+    if not graphs or any(issue.code == "whole-graphs" for issue in trace.info.warnings):
         return []
-    text = f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with --cuda-graph-trace=node"
-    return [Issue("whole-graphs", "warning", whole / len(trace.ops), text)]
+    text = (
+        f"{graphs} CUDA-graph replays are one row each, whatever layers they ran; record with --cuda-graph-trace=node"
+    )
+    return [Issue("whole-graphs", "warning", graphs / len(trace.ops), text)]
 
 
 def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:
     """Operations that no step, layer or phase launched."""
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    shown = choice.of_ops(attribution)
+    is_shown = choice.of_ops(attribution)
     issues = []
-    outside_ns = int(duration[(attribution.step == NONE) & ~shown].sum())
+    outside_ns = int(duration[(attribution.step == NONE) & ~is_shown].sum())
     if not choice.asked and outside_ns:
         share = outside_ns / duration.sum()
         text = f"{100 * share:.1f} % of the time is outside steps and left out; --steps all includes it"
         issues.append(Issue("outside-steps", "note", share, text))
     whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
-    nowhere_ns = int(duration[shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
+    nowhere_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
     if nowhere_ns:
-        share = nowhere_ns / duration[shown].sum()
+        share = nowhere_ns / duration[is_shown].sum()
         text = (
             f"{100 * share:.1f} % of the time was launched outside all layers and phases; wrap the rest of the loop in "
             "nvprof_kit.phase(...)"
