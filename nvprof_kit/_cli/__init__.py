@@ -18,9 +18,10 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit._cli.verbs.capture.capturing import profile, ranks_profile, session
+from nvprof_kit._cli.verbs.capture.capturing import launch, profile, start, status, stop
 from nvprof_kit._cli.verbs.capture.doctor import doctor
 from nvprof_kit._cli.verbs.capture.profile_ncu import profile as ncu_profile
+from nvprof_kit._cli.verbs.capture.profile_ranks import profile as ranks_profile
 from nvprof_kit._cli.verbs.capture.recipes import recipes
 from nvprof_kit._cli.verbs.capture.record import record
 from nvprof_kit._cli.verbs.capture.scrub import scrub
@@ -71,7 +72,10 @@ for _verb in (
     plot,
     export,
     profile,
-    session,
+    launch,
+    start,
+    stop,
+    status,
     record,
     recipes,
     ranks,
