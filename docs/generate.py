@@ -84,7 +84,7 @@ EXAMPLES = {
     "layers": "layers flops/llama12-2024.2.sqlite.xz --depth 3",
     "flops": "flops flops/llama12-2024.2.sqlite.xz --depth 4",
     "metrics": "metrics metrics/llama-2023.4.sqlite.xz --depth 2",
-    "ncu-layers": "ncu layers ncu/encoder-full-2025.3.csv.xz --with ncu/encoder-2024.2.sqlite.xz --depth 3",
+    "ncu-layers": "ncu layers ncu/encoder-full-2025.3.csv.xz --capture ncu/encoder-2024.2.sqlite.xz --depth 3",
     "summary": "summary eager-2023.4.sqlite.xz --view kernel --top 6",
     "doctor": "doctor slow-2024.2.sqlite.xz",
     "breakdown-communication": "breakdown kineto/fsdp.rank0.json.xz --view communication --top 8",

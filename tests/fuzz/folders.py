@@ -282,7 +282,7 @@ KINDS = {
     ),
     "counts": Kind(
         ("llama12-2024.2", "checkpoint-2024.2"),
-        (_csv("flops", _CAPTURE), ("flops", _CAPTURE, "--with", _FILE), ("advise", _CAPTURE)),
+        (_csv("flops", _CAPTURE), ("flops", _CAPTURE, "--counts", _FILE), ("advise", _CAPTURE)),
         _lay_counts,
         _random_values,
         _value_spots,

@@ -54,12 +54,12 @@ def show(title: str, found: pd.DataFrame) -> None:
 
 def main() -> None:
     full_csv, plan_csv, run = sys.argv[1:]
-    plan = layers(plan_csv, "--with", run)
+    plan = layers(plan_csv, "--capture", run)
     blocks = plan[[bool(BLOCK.fullmatch(layer)) for layer, _ in plan.index]]
     print(
         f"{len(blocks)} rows of blocks, covered by time: {blocks['covered'].min():.1%} to {blocks['covered'].max():.1%}"
     )
-    spread = layers(full_csv, "--with", run)
+    spread = layers(full_csv, "--capture", run)
     whole = spread.index[spread["covered"] >= 0.9]
     print(f"{len(whole)} of {len(plan)} rows are covered by every launch as well")
     tables = {"every launch as measured": layers(full_csv), "every launch, by the capture's times": spread}
