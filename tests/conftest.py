@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not FULL:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_of_an_earlier_test() -> None:
+    """End the loop of an earlier test, whose model may live in a reference cycle until it is collected."""
+    inferred = sys.modules.get("nvprof_kit._instrument.loop.inferred")
+    loop = inferred.running() if inferred is not None else None
+    if loop is not None:
+        loop.end()
 
 
 @pytest.fixture

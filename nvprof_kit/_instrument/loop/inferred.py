@@ -476,7 +476,7 @@ def infer_steps(model: nn.Module) -> None:
     """Infer the steps of the loop that calls a model, unless an integration ranges it or the program is in a step."""
     global _own  # noqa: PLW0603
     other = running()
-    if other is not None and other is not _own:
+    if other is not None and other is not _own and other.models():
         return
     if _own is not None and _own.runs:
         _own.add(model)

@@ -85,7 +85,7 @@ class Calls(LoopHooks):
         super().__init__(watcher)
 
     def _install(self, owner: Any) -> Iterator[Removable]:
-        for model in filter(None, (model() for model in self._models)):
+        for model in [model for reference in self._models if (model := reference()) is not None]:
             for hookable in Compiled(model).places(model):
                 yield hookable.register_forward_pre_hook(self._begin(owner, model), prepend=True, with_kwargs=True)
                 if self.ends:

@@ -203,7 +203,8 @@ class BruteForce:
     ) -> dict[tuple[Any, ...], dict[str, float]]:
         """Rows of the per-layer table by (layer, phase), or by (instance of a step, layer, phase).
 
-        Totals go by the model: an operation counts for its own layer and those that hold it, each in its phase.
+        A row in which every number is 0 is not shown. Totals go by the model: an operation counts for its own layer and
+        those that hold it, each in its phase.
 
         Args:
             by_step: Tell steps apart.
@@ -246,6 +247,7 @@ class BruteForce:
                 "share": row["gpu_self_ns"] / total,
             }
             for key, row in rows.items()
+            if any(row[name] for name in ("calls", "gpu_ops", "gpu_total_ns", "cpu_ns", "replays"))
         }
 
     def _layer_keys(self) -> set[tuple[str, str]]:
