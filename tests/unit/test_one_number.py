@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import sqlite3
 from pathlib import Path
@@ -79,6 +80,25 @@ def test_calls(capture: Capture, scope: str) -> None:
     in_layers = rows[rows["layer"] != "(none)"]
     loop = in_layers[in_layers["phase"].isin(["forward", "backward", "recompute"])]
     assert loop["gpu_ops"].sum() + outside["gpu_ops"].sum() == rows["gpu_ops"].sum()
+
+
+@pytest.mark.parametrize("path", [path for path in CAPTURES if ".json" in path.name], ids=lambda path: path.name)
+def test_times_of_a_pytorch_trace_count_from_its_first_event(path: Path) -> None:
+    trace = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
+    events = [event for event in trace if event["ph"] == "X" and event["cat"] != "Trace"]
+    first_us, last_us = min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events)
+    capture = nvprof_kit.open(path)
+    times = {
+        "steps": capture.steps[["start_ns", "end_ns"]],
+        "breakdown": capture.breakdown().steps["start_ns"],
+        "idle": capture.breakdown().to_frame("idle")["longest_at_ns"],
+        "sql": capture.sql("SELECT start_ns, end_ns FROM ops"),
+    }
+    if capture.info.on_gpu:
+        times["advise"] = capture.advise().to_frame()[["start_ns", "end_ns"]]
+    for verb, values in times.items():
+        found = values.to_numpy()
+        assert len(found) and found.min() >= 0 and found.max() <= 1000 * (last_us - first_us) + 1, verb
 
 
 @pytest.mark.parametrize("path", [path for path in CAPTURES if ".sqlite" in path.name], ids=lambda path: path.name)

@@ -76,7 +76,7 @@ class Rows:
     Attributes:
         names: The distinct names of the trace.
         code: Index into `names`.
-        start_ns, end_ns: Start and end times.
+        start_ns, end_ns: Start and end times, in ns since the first event of the trace.
         tid: Thread ids.
         numbers: Integer arguments; `MISSING` if an event lacks one.
         collective_arguments: Arguments of the events with collective metadata, by index.
@@ -193,6 +193,11 @@ class Events:
         self.warnings += as_issues("strays", strays(edges))
         self.shapes = list(self._shapes or ())
         self.arrows = arrows.made(named)
+        # the file counts from when the computer started, or from 1970
+        begin_ns = min((int(starts.min()) for starts in edges.values() if len(starts)), default=0)
+        columns = [column for rows in self._rows.values() for column in (rows.start_ns, rows.end_ns)]
+        for column in (*columns, self.arrows.start_ns):
+            np.subtract(column, begin_ns, out=column)
         cpu_pids = [pids[kind] for kind in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if kind in pids]
         self.process = (number(cpu_pids[0]) or 0) if cpu_pids else None
 

@@ -12,7 +12,7 @@ import json
 import lzma
 import sqlite3
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Pair(NamedTuple):
@@ -81,9 +81,14 @@ def late_in_both(first: Path, second: Path) -> list[Pair]:
 
 def traced(path: Path) -> list[tuple[int, int]]:
     """Start and end of NCCL's kernels in a packed PyTorch trace, in order."""
-    events = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
-    mine = [one for one in events if one.get("cat") == "kernel" and one["name"].startswith("ncclDevKernel")]
-    return sorted((round(1000 * one["ts"]), round(1000 * (one["ts"] + one["dur"]))) for one in mine)
+    nccl = [event for event in events(path) if event["cat"] == "kernel" and event["name"].startswith("ncclDevKernel")]
+    return sorted((round(1000 * event["ts"]), round(1000 * (event["ts"] + event["dur"]))) for event in nccl)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The operations, calls and ranges of a packed PyTorch trace."""
+    trace = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
+    return [event for event in trace if event["ph"] == "X" and event["cat"] != "Trace"]
 
 
 def _late(a: list[tuple[int, int]], b: list[tuple[int, int]], shift: int) -> list[Pair]:

@@ -128,11 +128,12 @@ def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
     assert sums(tmp_path / "a.json") == {("(none)", "other"): 3000}
 
 
-def test_times_are_whole_nanoseconds(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.json", event("cpu_op", "aten::mm", 4398147386063.133, 1936.875))
+def test_times_are_whole_nanoseconds_since_the_first_event(tmp_path: Path) -> None:
+    first = event("user_annotation", "load", 4398147386060.0, 2.0)
+    path = write(tmp_path / "a.json", event("cpu_op", "aten::mm", 4398147386063.133, 1936.875), first)
     ops = open_capture(path).ops
     assert ops["end_ns"][0] - ops["start_ns"][0] == 1_936_875
-    assert ops["start_ns"][0] == 4398147386063133
+    assert ops["start_ns"][0] == 3_133
 
 
 def test_no_domains(tmp_path: Path) -> None:

@@ -76,6 +76,6 @@ def test_calls_of_a_pytorch_trace() -> None:
     flush = {"ts": 9, "dur": 1, "tid": "3", "name": "Buffer Flush"}
     said = [call | {"ph": "X", "cat": "cuda_runtime"}, flush | {"ph": "X", "cat": "overhead"}]
     calls = read_calls(Events([[row_of(one) for one in said]]), 5)
-    assert calls["start_ns"].tolist() == [1500, 9000] and calls["end_ns"].tolist() == [3750, 10000]
+    assert calls["start_ns"].tolist() == [0, 7500] and calls["end_ns"].tolist() == [2250, 8500]
     assert calls["correlation"].tolist() == [7, -1] and calls["kind"].tolist() == [0, 1]
     assert calls["tid"].tolist() == [3, 3] and calls["pid"].tolist() == [5, 5]
