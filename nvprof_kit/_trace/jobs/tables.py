@@ -68,8 +68,11 @@ one integer, kinds are codes, and sums of what is far below 2^53 are floating-po
 """
 
 _LAYER_KEYS = ("rank", "step", "layer", "phase")
-_NOWHERE = {"layer": NO_LAYER, "phase": NO_PHASE}
-"""Where everything is, if ranks are compared without layers."""
+_PHASES_OF_RANKS = (
+    "SELECT count(DISTINCT phases) FROM (SELECT string_agg(DISTINCT phase, ' ' ORDER BY phase) AS phases "
+    "FROM ({layers}) WHERE compute_ns > 0 GROUP BY rank)"
+)
+"""How many sets of phases the ranks compute in."""
 
 _STEP = "coalesce(min(step) FILTER (WHERE step >= 0), -1)"
 """The step of a matched collective, where it is not among the keys."""
@@ -121,9 +124,11 @@ class JobTables:
         self._names = names
         self._places: dict[int, str] = {}
         self._gathered: set[str] = set()
-        self._evidence: list[str] = []
+        self._without: dict[str, str] = {}
         self._merge("ranks")
-        self._evidence = [row[0] for row in self._query("SELECT DISTINCT evidence FROM ranks", "fetchall")]
+        if self._one("SELECT count(DISTINCT evidence) FROM ranks")[0] > 1:
+            has_unlike_phases = self._one(_PHASES_OF_RANKS.format(layers=self._read("layers")))[0] > 1
+            self._without = {"layer": NO_LAYER} | ({"phase": NO_PHASE} if has_unlike_phases else {})
         self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
         other_version = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
         if other_version is not None:
@@ -165,22 +170,27 @@ class JobTables:
         quoted = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
         columns = {name: f'"{name}"' for name in TABLES[table]}
         if table != "ranks" and self.has_unlike_layers:
-            columns |= {name: f"'{text}' AS {name}" for name, text in _NOWHERE.items() if name in columns}
+            columns |= {name: f"'{text}' AS {name}" for name, text in self._without.items() if name in columns}
         selected = ", ".join(columns.values())
         if table == "ranks":
             return f"SELECT {selected}, filename FROM read_parquet([{quoted}], filename = true)"
         if table == "layers" and self.has_unlike_layers:
             sums = [f'sum("{name}")::BIGINT AS "{name}"' for name in columns if name not in _LAYER_KEYS]
             selected = ", ".join([*(columns[name] for name in _LAYER_KEYS), *sums])
-            return f"SELECT {selected} FROM read_parquet([{quoted}]) GROUP BY rank, step"
+            return f"SELECT {selected} FROM read_parquet([{quoted}]) GROUP BY ALL"
         return f"SELECT {selected} FROM read_parquet([{quoted}])"
 
     @property
     def has_unlike_layers(self) -> bool:
         """Whether ranks have their layers from different evidence: a module of one and an operator of another are no
-        equals, so ranks are compared without layers.
+        equals, so ranks are compared without layers, and by phase only if all compute in the same phases.
         """
-        return len(self._evidence) > 1
+        return bool(self._without)
+
+    @property
+    def has_unlike_phases(self) -> bool:
+        """Whether such ranks compute in different phases too."""
+        return "phase" in self._without
 
     def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
         """The names of the maps of some ranks; None for all, if they are many, or none is."""
@@ -565,7 +575,7 @@ class JobTables:
         import pandas as pd
 
         medians = ", ".join(
-            f"quantile_disc({name}, 0.5) AS {column}"
+            f"round(quantile_cont({name}, 0.5))::BIGINT AS {column}"
             for name, column in (
                 ("compute_ns", "median_ns"),
                 ("idle_ns", "idle_ns"),

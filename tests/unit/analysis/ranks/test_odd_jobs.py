@@ -164,9 +164,34 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
     (tmp_path / "run.rank1.json").write_text(json.dumps(trace))
     job = open_job(tmp_path, workers=1)
     layers = job.layers().to_frame()
-    assert set(layers["layer"]) == {"(none)"} and sorted(layers["rank"]) == [0, 1]
-    assert layers["median_ns"].nunique() == 1 and not layers["excess_ns"].any()
-    assert any("compared without layers" in issue and "operators (1)" in issue for issue in job.warnings)
+    assert set(layers["layer"]) == {"(none)"} and set(layers["rank"]) == {0, 1}
+    assert {"forward", "backward", "optimizer"} < set(layers["phase"])
+    assert layers["excess_ns"].abs().max() < 5_000  # one kernel's phase is its module's in one, its thread's in the other
+    assert layers.groupby("rank")["median_ns"].sum().nunique() == 1
+    assert any("compared by phase, without layers" in issue and "operators (1)" in issue for issue in job.warnings)
+
+    # kernels launched while the loop is in `backward` take longer on the second: only that phase differs
+    events, kernels = trace["traceEvents"], {}
+    for event in events:
+        if event.get("cat") == "kernel":
+            kernels[event["args"]["correlation"]] = event
+    backward = [event for event in events if event["name"] == "backward" and event["cat"] == "user_annotation"]
+    for launch in (event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")):
+        is_inside = any(0 <= launch["ts"] - phase["ts"] < phase["dur"] for phase in backward)
+        if is_inside and (kernel := kernels.get(launch["args"]["correlation"])):
+            kernel["dur"] *= 1.25
+    (tmp_path / "run.rank1.json").write_text(json.dumps(trace))
+    rows = open_job(tmp_path, workers=1).layers().to_frame().set_index(["phase", "rank"])["median_ns"]
+    assert rows["backward", 1] == pytest.approx(1.25 * rows["backward", 0], rel=0.01)
+    assert (rows.xs(0, level="rank") - rows.xs(1, level="rank")).drop("backward").abs().max() < 5_000
+
+    # where the second does not name its phases, nothing is left to compare but the whole
+    trace["traceEvents"] = [event for event in events if event.get("cat") != "user_annotation"]
+    (tmp_path / "run.rank1.json").write_text(json.dumps(trace))
+    job = open_job(tmp_path, workers=1)
+    assert set(job.layers().to_frame()["phase"]) == {"other"}
+    assert any("compared without layers" in issue for issue in job.warnings)
+
     alike = open_job([tmp_path / "run.rank0.json"], workers=1)
     assert set(alike.layers().to_frame()["layer"]) > {"(none)"}
     assert not any("compared without layers" in issue for issue in alike.warnings)
