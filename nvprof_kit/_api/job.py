@@ -87,6 +87,7 @@ class Job:
                 ranks=len(self.ranks),
                 span_ns=0 if len(steps) else self._tables.span(),
                 present=self._tables.present(),
+                unmatched_share=self._tables.unmatched() / max(self._tables.rows()[0], 1),
             )
         )
 

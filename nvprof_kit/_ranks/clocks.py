@@ -259,7 +259,8 @@ MOST = 2_000
 def shifted_steps(ends: pd.DataFrame, clocks: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
     """Steps in which ranks have equally many collectives, but not the same ones: c, s.
 
-    In such a step, more collectives end together when matched by time than when matched by order.
+    In such a step, more collectives end together when matched by time than when matched by order, or as many do, and
+    others that are matched by order do not.
 
     Args:
         ends: See `nvprof_kit._trace.jobs.tables.JobTables.ends`; all of them.
@@ -271,7 +272,8 @@ def shifted_steps(ends: pd.DataFrame, clocks: pd.DataFrame, floor_ns: int) -> pd
     aligned["e"] = aligned["end_ns"] + aligned["offset_ns"].astype("int64") + drift.round().astype("int64")
     limit = max(TIMES * floor_ns, TOGETHER_NS)
     groups = aligned.groupby(["c", "s", "k"])["e"]
-    aligned["by_order"] = (groups.transform("max") - groups.transform("min") <= limit) & (groups.transform("size") > 1)
+    is_together, has_others = groups.transform("max") - groups.transform("min") <= limit, groups.transform("size") > 1
+    aligned["by_order"], aligned["apart"] = is_together & has_others, ~is_together & has_others
     aligned = aligned.sort_values(["c", "s", "e"], kind="stable", ignore_index=True)
     is_first = (
         (aligned["e"].diff() > limit) | (aligned["c"] != aligned["c"].shift()) | (aligned["s"] != aligned["s"].shift())
@@ -279,8 +281,9 @@ def shifted_steps(ends: pd.DataFrame, clocks: pd.DataFrame, floor_ns: int) -> pd
     aligned["moment"] = is_first.cumsum()
     is_double = aligned.duplicated(["moment", "rank"], keep=False)
     aligned["by_time"] = (aligned.groupby("moment")["e"].transform("size") > 1) & ~is_double
-    sums = aligned.groupby(["c", "s"])[["by_order", "by_time"]].sum().reset_index()
-    shifted: pd.DataFrame = sums[sums["by_time"] > sums["by_order"]][["c", "s"]]
+    sums = aligned.groupby(["c", "s"])[["by_order", "by_time", "apart"]].sum().reset_index()
+    mixed = (sums["apart"] > 0) & (sums["by_order"] > 0) & (sums["by_time"] == sums["by_order"])
+    shifted: pd.DataFrame = sums[(sums["by_time"] > sums["by_order"]) | mixed][["c", "s"]]
     return shifted
 
 

@@ -33,6 +33,10 @@ ECHO = 0.25
 """A cost below this share of the rank's in the step before is an echo of that step: ranks that it held up are late too.
 """
 
+UNMATCHED = 0.25
+"""If a larger share of the collectives has no match, waiting is only a part of what there was; then the work of the
+ranks is compared too."""
+
 SLOW_LINK = 1.5
 """Transfers are slow if they take this multiple of the median of their equals."""
 
@@ -93,6 +97,7 @@ class Evidence:
         ranks: Number of ranks.
         span_ns: From the first arrival to the last end; the reference for costs without steps.
         present: See `nvprof_kit._trace.jobs.tables.JobTables.present`. A rank is judged by the steps that it has.
+        unmatched_share: Share of the collectives without a match on another rank.
     """
 
     charges: pd.DataFrame
@@ -103,6 +108,7 @@ class Evidence:
     ranks: int
     span_ns: int = 0
     present: pd.DataFrame | None = None
+    unmatched_share: float = 0.0
 
 
 def judge(found: Evidence) -> Verdict:
@@ -136,6 +142,7 @@ def judge(found: Evidence) -> Verdict:
         _spread_out(faults, costs.fillna(0.0), length)
         or _uneven_stages(charges, number, length)
         or _start_up(found)
+        or _of_work(found, costs, length)
         or _quiet(costs, length, found.ranks)
     )
 
@@ -422,6 +429,31 @@ def _start_up(found: Evidence) -> Verdict | None:
     wait = _ms(float(cold["cost_ns"].sum()))
     sentence = f"no straggler: {wait} of waiting is startup skew: the profilers did not start at the same moment"
     return Verdict(None, None, None, "start_up", "none", 0, sentence)
+
+
+def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict | None:
+    """A verdict by what the ranks compute in a step, if so many collectives have no match that waiting says little."""
+    layers = evidence.layers
+    if evidence.unmatched_share <= UNMATCHED or layers["stage"].nunique() != 1 or not len(evidence.steps):
+        return None
+    work = layers.groupby("rank")["median_ns"].sum()
+    rank = int(work.index.to_numpy()[work.to_numpy().argmax()])
+    usual = float(work.drop(rank).median())
+    if work[rank] - usual < NOTABLE * length:
+        return None
+    by_place = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", fill_value=0.0)
+    others = by_place.drop(columns=rank).median(axis=1)
+    layer, phase = (by_place[rank] - others).idxmax()
+    own, theirs = by_place.loc[(layer, phase), rank], others[layer, phase]
+    place = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
+    waits = float(costs[rank].median()) if rank in costs else 0.0
+    sentence = (
+        f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank])} of a step of {_ms(length)}, those of "
+        f"the others {_ms(usual)}; most of the difference is {place}, {_ms(own)} against {_ms(theirs)}; only "
+        f"{_ms(waits)} of waiting for it are measured: {evidence.unmatched_share:.0%} of the collectives have no match"
+    )
+    named = None if layer == NO_LAYER else str(layer)
+    return Verdict(rank, named, str(phase), "slow_layer", "warning", round(waits), sentence)
 
 
 def _quiet(costs: pd.DataFrame, length: float, ranks: int) -> Verdict:

@@ -45,8 +45,9 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
             f"{source or 'named ranges or modules'} ({some(ranks[ranks['evidence'] == source]['rank'].tolist())})"
             for source in sorted(set(ranks["evidence"]))
         ]
+        how = "without layers" if tables.has_unlike_phases else "by phase, without layers"
         warnings.append(
-            f"ranks are compared {'without layers' if tables.has_unlike_phases else 'by phase, without layers'}, because theirs are from different evidence: {', '.join(evidence)}; "
+            f"ranks are compared {how}, because theirs are from different evidence: {', '.join(evidence)}; "
             "record all ranks alike, or read all with the same --domain and --rules"
         )
     missing = sorted(set(range(world)) - present)

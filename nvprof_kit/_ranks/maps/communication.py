@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.breakdown.collectives import kernels_of_calls, messages
+from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -53,12 +54,20 @@ def kind_of(name: str) -> str:
 
 
 def communications(
-    trace: Trace, rows: Int64Array, is_comm: npt.NDArray[np.bool_], launch: Int64Array, step: Int64Array, *, rank: int
+    trace: Trace,
+    host: HostCalls,
+    rows: Int64Array,
+    is_comm: npt.NDArray[np.bool_],
+    *,
+    launch: Int64Array,
+    step: Int64Array,
+    rank: int,
 ) -> Communications:
     """The communication kernels of a rank.
 
     Args:
         trace: The capture with ``name``, ``stream`` and, if available, ``collectives``.
+        host: Its calls.
         rows: Its operations, as rows of `Trace.ops`, shape ``(n,)``.
         is_comm: Which of them communicate.
         launch: Their launch times.
@@ -74,7 +83,8 @@ def communications(
     found_messages = messages(trace, ops, owner)
     calls = _calls(trace, ops, owner)
     kind = _kinds(trace, ops)
-    kind = np.where((kind == "SendRecv") | (kind == ""), np.where(calls.kind != "", calls.kind, kind), kind)
+    for named in (_kinds_of_operators(host, host.of_op[ops]), calls.kind):
+        kind = np.where(np.isin(kind, ("SendRecv", "")) & (named != ""), named, kind)
     stream = _by_stream(trace, ops)
     streams = np.array([f"stream {one}" for one in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
     passing, direction = _passing(rank, calls, owner, trace)
@@ -106,6 +116,24 @@ def _kinds(trace: Trace, ops: Int64Array) -> npt.NDArray[Any]:
     kinds = [kind_of(str(name.categories[code])) if code >= 0 else "" for code in codes.tolist()]
     found: npt.NDArray[Any] = np.array(kinds, dtype=object)[which]
     return found
+
+
+def _kinds_of_operators(host: HostCalls, launches: Int64Array) -> npt.NDArray[np.object_]:
+    """The kind of the ``c10d`` operator around each launch, '' if there is none: the kernels of an all-to-all are sends
+    and receives by name, but none of its ranks can end before all have arrived.
+    """
+    kinds = np.full(len(launches), "", dtype=object)
+    names = np.array([kind_of(name) if name.startswith("c10d::") else "" for name in host.names], dtype=object)
+    operators = np.flatnonzero((names[host.name] != "") & host.operator)
+    for thread in np.unique(host.tid[operators]).tolist():
+        of_thread = operators[host.tid[operators] == thread]
+        of_thread = of_thread[np.argsort(host.start[of_thread], kind="stable")]
+        launched = np.flatnonzero((host.tid[launches] == thread) & (launches != NONE))
+        moments = host.start[launches[launched]]
+        operator = of_thread[np.searchsorted(host.start[of_thread], moments, side="right") - 1]
+        inside = (host.start[operator] <= moments) & (moments < host.end[operator])
+        kinds[launched[inside]] = names[host.name[operator[inside]]]
+    return kinds
 
 
 class _Calls(NamedTuple):

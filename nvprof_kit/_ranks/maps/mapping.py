@@ -245,7 +245,9 @@ class _Work(NamedTuple):
 
 
 def _work(parts: _Parts, start: Int64Array, end: Int64Array, host: HostCalls, rank: int) -> _Work:
-    found = communications(parts.trace, parts.rows, parts.sort == COMM, parts.launch, parts.step, rank=rank)
+    found = communications(
+        parts.trace, host, parts.rows, parts.sort == COMM, launch=parts.launch, step=parts.step, rank=rank
+    )
     ready = _ready(parts, found.place, start, end, host)
     gates = _gates(parts, found.place, start, end)
     cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from support.brute_force.ranks import kernels, late
 from support.captures.nsys_file import NsysFile
-from support.captures.tiny_ranks import MS, capture
+from support.captures.tiny_ranks import AR, MS, capture
 
 from nvprof_kit import open_job
 from nvprof_kit._api.job import Job
@@ -166,7 +166,9 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
     layers = job.layers().to_frame()
     assert set(layers["layer"]) == {"(none)"} and set(layers["rank"]) == {0, 1}
     assert {"forward", "backward", "optimizer"} < set(layers["phase"])
-    assert layers["excess_ns"].abs().max() < 5_000  # one kernel's phase is its module's in one, its thread's in the other
+    assert (
+        layers["excess_ns"].abs().max() < 5_000
+    )  # one kernel's phase is its module's in one, its thread's in the other
     assert layers.groupby("rank")["median_ns"].sum().nunique() == 1
     assert any("compared by phase, without layers" in issue and "operators (1)" in issue for issue in job.warnings)
 
@@ -195,6 +197,50 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
     alike = open_job([tmp_path / "run.rank0.json"], workers=1)
     assert set(alike.layers().to_frame()["layer"]) > {"(none)"}
     assert not any("compared without layers" in issue for issue in alike.warnings)
+
+
+def test_the_operator_around_a_launch_names_the_collective(tmp_path: Path) -> None:
+    """An all-to-all's kernel is named SendRecv; where traces have no arguments of collectives, its operator tells."""
+
+    def event(category: str, name: str, ts: int, dur: int, tid: int = 1, **args: object) -> dict[str, object]:
+        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    for rank in (0, 1):
+        kernel = "ncclDevKernel_SendRecv(ncclDevComm*)"
+        events = [
+            event("user_annotation", "ProfilerStep#3", 0, 1000),
+            event("cpu_op", "c10d::alltoall_base_", 10, 50),
+            event("cuda_runtime", "cudaLaunchKernel", 20, 5, correlation=1),
+            event("cuda_runtime", "cudaLaunchKernel", 200, 5, correlation=2),
+            event("kernel", kernel, 100 + 10 * rank, 100 - 10 * rank, 7, correlation=1, stream=7, device=0),
+            event("kernel", kernel, 300 + 10 * rank, 100 - 10 * rank, 7, correlation=2, stream=7, device=0),
+        ]
+        trace = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}
+        (tmp_path / f"run.rank{rank}.json").write_text(json.dumps(trace))
+    waits = open_job(tmp_path, workers=1).waits().to_frame()
+    assert waits["collective"].tolist() == ["stream 0 AllToAll 0", "stream 0 SendRecv 1"]
+
+
+@pytest.mark.parametrize(("lost", "more_work", "named"), [(3, 2, 1), (3, 0, None), (0, 2, None)])
+def test_where_most_collectives_have_no_match_the_work_is_compared(
+    tmp_path: Path, lost: int, more_work: int, named: int | None
+) -> None:
+    """Both arrive at the same time at the one collective that both captures have."""
+    for rank in (0, 1):
+        file = NsysFile(tmp_path / f"run.rank{rank}.sqlite")
+        for step in range(4):
+            at, own = step * 20 * MS, (4 + more_work * rank) * MS
+            file.range_(f"step {step}", at, at + 19 * MS, category="step", payload=step)
+            file.range_("layers.0", at + MS, at + 2 * MS, category="forward")
+            file.kernel(at + 2 * MS, at + 2 * MS + own, launched=(at + 1_200_000, at + 1_210_000))
+            for begin in (at + ms * MS for ms in (9, *(range(11, 11 + lost) if rank else ()))):
+                file.kernel(begin, begin + 500_000, launched=(begin - 90_000, begin - 80_000), name=AR, stream=9)
+        file.write()
+    verdict = open_job(tmp_path, workers=1).verdict
+    assert (verdict.rank, verdict.layer) == (named, None if named is None else "layers.0")
+    if named is not None:
+        assert "take 6.0 ms of a step of" in verdict.sentence and "6.0 ms against 4.0 ms" in verdict.sentence
+        assert "60% of the collectives have no match" in verdict.sentence
 
 
 def two_processes(path: Path, *marks: str) -> Path:
