@@ -6,27 +6,29 @@ export of an ``.nsys-rep`` is a separate file next to it.
 
 from __future__ import annotations
 
-import gzip
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvprof_kit._trace.files.kinds import description_of
-from nvprof_kit._trace.files.packed import UNREADABLE, check_file, unpack
-from nvprof_kit._trace.schema import TABLES
+from nvprof_kit._trace.files.packed import check_file, unpack
+from nvprof_kit._trace.kineto.reader import KinetoReader
+from nvprof_kit._trace.nsys.reader import NSYS_READERS
+from nvprof_kit._trace.reader import Reader, Request, Source
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
+    from nvprof_kit._trace.files.database import Database
     from nvprof_kit._trace.schema import Trace
 
-_SQLITE = b"SQLite format 3\x00"
 _XZ = b"\xfd7zXZ\x00"
-_GZIP = b"\x1f\x8b"
-_KINDS = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
+READERS: tuple[Reader, ...] = (*NSYS_READERS, KinetoReader())
+"""The formats of captures."""
+_NEEDED = ", ".join(reader.needed for reader in READERS[:-1]) + f", or {READERS[-1].needed}; files also packed as .xz"
 
 
 def open_capture(
@@ -35,8 +37,8 @@ def open_capture(
     """Read a capture into a `Trace`.
 
     Args:
-        path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them compressed as
-            ``.xz``.
+        path: An nsys ``.sqlite`` or ``.nsys-rep``, a folder of ``nsys export --type=parquetdir`` or ``arrowdir``, a
+            Kineto ``.json`` or ``.json.gz``; a file also compressed as ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: The optional columns of `nvprof_kit._trace.schema` to read, and the optional tables: ``calls``,
             ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``; with
@@ -51,9 +53,10 @@ def open_capture(
         ToolError: An ``.nsys-rep`` needs nsys, which is not installed or is older than the report.
     """
     path = Path(path)
+    request = Request(domain, frozenset(optional), cpu_only)
     try:
-        with _unpacked(path) as plain:
-            trace: Trace = _reader(plain, path, cpu_only)(plain, domain, optional)
+        with _unpacked(path) as source:
+            trace = _reader(source).read(source, request)
     except (CaptureError, OSError) as error:
         raise _for_user(error, path) from None
     return replace(trace, info=replace(trace.info, path=str(path)))
@@ -76,42 +79,30 @@ def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
     """
     path = Path(trace.info.path)
     try:
-        if trace.info.tool.startswith("nsys"):
-            from nvprof_kit._trace.nsys.read import read_more
-
-            with nsys_sqlite(path) as plain:
-                return read_more(plain, trace, domain, optional, path)
-        reopened = open_capture(path, domain=domain, optional=optional)
-    except OSError as error:
+        with _unpacked(path) as source:
+            return _reader(source).read_more(source, trace, Request(domain, frozenset(optional)))
+    except (CaptureError, OSError) as error:
         raise _for_user(error, path) from None
-    if len(reopened.ops) != len(trace.ops):
-        raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
-    tables: dict[str, Any] = {
-        name: getattr(reopened, name) for name in optional if name in TABLES and name != "operators"
-    }
-    columns = {str(name): reopened.ops[name] for name in reopened.ops if name not in trace.ops}
-    return replace(trace, api=reopened.api, ops=trace.ops.assign(**columns), **tables)
 
 
 @contextmanager
-def nsys_sqlite(path: Path) -> Iterator[Path]:
-    """The plain ``.sqlite`` of an nsys capture, decompressed or exported if necessary.
+def nsys_export(path: Path) -> Iterator[Database]:
+    """The tables of an nsys capture, decompressed or exported if necessary.
 
     Raises:
         CaptureError: The file cannot be read or is not an nsys capture.
         ToolError: As in `open_capture`.
     """
     try:
-        with _unpacked(path) as plain:
-            header = _head(plain)
-            if header.startswith(_SQLITE):
-                yield plain
-            elif b"NVIDIA" in header and b"Report" in header:
-                from nvprof_kit._trace.nsys.export import exported
-
-                yield exported(plain, beside=path)
-            else:
-                raise CaptureError(f"{path}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
+        with _unpacked(path) as source:
+            header = _head(source.path)
+            reader = next((reader for reader in NSYS_READERS if reader.sniff(source.path, header)), None)
+            if reader is None:
+                raise CaptureError(
+                    f"{path}: not an nsys capture; needed {', '.join(reader.needed for reader in NSYS_READERS)}"
+                )
+            with reader.opened(source) as db:
+                yield db
     except OSError as error:
         raise _for_user(error, path) from None
 
@@ -122,63 +113,46 @@ def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
         return error
     reason = {
         FileNotFoundError: "no such file",
-        IsADirectoryError: f"a directory; needed {_KINDS}",
+        IsADirectoryError: f"a directory; needed {_NEEDED}",
         PermissionError: "no permission to read it",
     }.get(type(error), error.strerror or str(error))
     return CaptureError(f"{path}: {reason}")
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[Path]:
+def _unpacked(path: Path) -> Iterator[Source]:
     """The path itself or, for an xz-compressed capture, a temporary decompressed copy that is deleted afterwards."""
-    header = _head(path)
-    if not header.startswith(_XZ):
-        yield path
+    if not _head(path).startswith(_XZ):
+        yield Source(path, path)
         return
     with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
         plain = Path(folder) / (path.stem if path.suffix == ".xz" else path.name)
         unpack(path, plain)
-        yield plain
+        yield Source(plain, path)
 
 
 def _head(path: Path) -> bytes:
+    """The first bytes of a file; none of a folder."""
+    if path.is_dir():
+        return b""
     check_file(path)
     with path.open("rb") as file:
         header = file.read(64)
     if not header:
-        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {_KINDS}")
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {_NEEDED}")
     return header
 
 
-def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Collection[str]], Any]:
-    """The reader for this file, by its first bytes."""
-    header = _head(plain)
-    if header.startswith(_SQLITE):
-        from nvprof_kit._trace.nsys.read import read_nsys
-
-        return lambda path, domain, optional: read_nsys(path, domain, optional, named, cpu_only=cpu_only)
-    if b"NVIDIA" in header and b"Report" in header:
-        from nvprof_kit._trace.nsys.export import exported
-        from nvprof_kit._trace.nsys.read import read_nsys
-
-        # the export is next to the user's report, even if that is compressed
-        return lambda path, domain, optional: read_nsys(
-            exported(path, beside=named), domain, optional, named, cpu_only=cpu_only
-        )
-    if not header.startswith(b"[RANK ") and _starts_json(plain, header):
-        from nvprof_kit._trace.kineto.read import read_kineto
-
-        return lambda path, domain, optional: read_kineto(path, domain, optional, named)
+def _reader(source: Source) -> Reader:
+    """The reader for a file, by its first bytes, or for a folder, by its files."""
+    header = _head(source.path)
+    for reader in READERS:
+        if reader.sniff(source.path, header):
+            return reader
+    if source.path.is_dir():
+        raise CaptureError(f"{source.named}: a directory without tables of nsys; needed {_NEEDED}")
     if description := description_of(header):
-        raise CaptureError(f"{named}: {description}; needed {_KINDS}")
-    raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {header[:12]!r}); needed {_KINDS}")
-
-
-def _starts_json(plain: Path, header: bytes) -> bool:
-    if header.startswith(_GZIP):
-        try:
-            with gzip.open(plain) as file:
-                header = file.read(64)
-        except UNREADABLE:
-            return True  # the Kineto reader reports the damage
-    return header.lstrip()[:1] in (b"{", b"[")
+        raise CaptureError(f"{source.named}: {description}; needed {_NEEDED}")
+    raise CaptureError(
+        f"{source.named}: neither SQLite, an nsys report nor JSON (it begins {header[:12]!r}); needed {_NEEDED}"
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 
 pytestmark = pytest.mark.nsys
@@ -47,7 +47,7 @@ def watched(nsys: str, report: Path) -> subprocess.CompletedProcess[str]:
 def test_time_on_the_cpu(nsys: str, tmp_path: Path) -> None:
     ran = watched(nsys, tmp_path / "run")
     measured = next((int(line) for line in ran.stdout.splitlines() if line.isdecimal()), 0)
-    with closing(Database(tmp_path / "run.sqlite")) as db:
+    with closing(SqliteFile(tmp_path / "run.sqlite")) as db:
         if not db.has("SCHED_EVENTS", "start"):
             pytest.skip("switches of threads may not be watched here (perf events)")
         found = read_scheduled(db)

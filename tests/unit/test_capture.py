@@ -16,7 +16,6 @@ from support.captures.nsys_file import NsysFile
 import nvprof_kit
 from nvprof_kit._analysis.attribution import operations
 from nvprof_kit._api.sql import answer
-from nvprof_kit._trace.files import sqlite
 from nvprof_kit._trace.nsys import read
 
 
@@ -106,20 +105,6 @@ def test_a_table_is_read_once_and_only_when_it_is_needed(run: Path, monkeypatch:
     capture.summary("kernel")
     assert len(calls) == 1
     assert len(core) == 1 and len(launches) == 1
-
-
-def test_launches_are_counted_where_they_are_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries: list[str] = []
-    fetch = sqlite._fetch
-
-    def noted(connection: Any, sql: str, *more: Any) -> Any:
-        queries.append(sql)
-        return fetch(connection, sql, *more)
-
-    monkeypatch.setattr(sqlite, "_fetch", noted)
-    nvprof_kit.open(run).layers()
-    of_calls = [query for query in queries if "FROM CUPTI_ACTIVITY_KIND_RUNTIME" in query]
-    assert of_calls and not any("count(*)" in query for query in of_calls)
 
 
 def test_what_is_read_later_is_what_is_read_at_once(run: Path) -> None:

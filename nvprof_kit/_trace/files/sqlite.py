@@ -7,8 +7,9 @@ per value. Both open the file read-only and immutable, so neither creates a jour
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,10 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue
-
-Int64Array = npt.NDArray[np.int64]
 
 _BATCH_ROWS = 1 << 16
 """The driver allocates the buffers of a whole batch before it reads the first row, and infers column types from the
@@ -36,8 +35,29 @@ def integer_list(values: Iterable[int]) -> str:
     return ", ".join(str(int(value)) for value in values)
 
 
-class Database:
-    """A read-only SQLite file: its tables and columns, with rows as NumPy arrays.
+_TEXT_COLUMNS = (
+    "SELECT name FROM pragma_table_info('{}') WHERE type = '' OR upper(type) LIKE '%TEXT%' OR upper(type) LIKE '%CHAR%'"
+)
+
+
+def text_columns(rows: Callable[[str], Iterable[tuple[Any, ...]]], tables: Iterable[str]) -> list[tuple[str, str]]:
+    """The columns that may hold text of the host or the program, as (table, column); enumerations only hold nsys's.
+
+    Args:
+        rows: Gives the rows of a query.
+        tables: The tables of the file.
+    """
+    return [
+        (table, column)
+        for table in sorted(tables)
+        if re.fullmatch(r"\w+", table) and not table.startswith(("ENUM_", "sqlite_"))
+        for (column,) in rows(_TEXT_COLUMNS.format(table))
+        if re.fullmatch(r"\w+", column)
+    ]
+
+
+class SqliteFile(Database):
+    """A read-only SQLite file.
 
     Args:
         path: The file.
@@ -47,9 +67,10 @@ class Database:
         CaptureError: The file is not SQLite, is truncated, or cannot be opened.
     """
 
+    kind, export_type = "SQLite", "sqlite"
+
     def __init__(self, path: Path, named: Path | None = None) -> None:
-        self.path, self.named = path, named or path
-        self.warnings: list[Issue] = []
+        super().__init__(path, named)
         journal = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
         self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
         try:
@@ -63,13 +84,16 @@ class Database:
             ).fetchall()
             tables = [name for name, kind in entries if kind == "table"]
             self.views = frozenset(name for name, kind in entries if kind == "view")
-            self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
+            self.tables = {
+                table: frozenset(name for (name,) in self._query("SELECT name FROM pragma_table_info(?)", table))
+                for table in tables
+            }
         except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own messages can fail to decode
             self.close()
             raise self.broken(error) from None
-
-    def _columns(self, table: str) -> frozenset[str]:
-        return frozenset(row[1] for row in self._small.execute("SELECT 0, name FROM pragma_table_info(?)", (table,)))
+        except CaptureError:
+            self.close()
+            raise
 
     def broken(self, error: Exception | str) -> CaptureError:
         """The error for a damaged file."""
@@ -78,74 +102,173 @@ class Database:
             f"{self.named}: not a whole SQLite file ({message}); copy it again, or export the .nsys-rep again"
         )
 
-    def has(self, table: str, *columns: str) -> bool:
-        """Whether the file has the table with all of these columns."""
-        return table in self.tables and self.tables[table].issuperset(columns)
-
-    def refuse(self, fault: str) -> CaptureError:
-        """The error for an invalid value in a table and column."""
-        return CaptureError(f"{self.named}: {fault}; the file is damaged or of an unknown schema: export it again")
-
-    def warn(self, fault: str, share: float = 1.0) -> None:
-        """Add an issue to `CaptureInfo.warnings`, once; `share` is that of the rows that it concerns."""
-        if fault not in self.warnings:
-            self.warnings.append(Issue("rows", "warning", share, fault))
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def _query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """The rows of a small query.
 
         Raises:
             CaptureError: The file is damaged.
         """
         try:
-            return self._small.execute(sql).fetchall()
+            return self._small.execute(sql, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self.broken(error) from None
 
+    def rows(
+        self, table: str, columns: Sequence[str], where: Sequence[Where] = (), *, limit: int = -1
+    ) -> list[tuple[Any, ...]]:
+        """Rows of a small table, or few of a large one, with values of any type; None for NULL.
+
+        Raises:
+            CaptureError: The file is damaged.
+        """
+        items = ", ".join(f"[{column}]" for column in columns)
+        return self._query(f"SELECT {items} FROM {table}{_clause(where)} LIMIT {limit}")
+
     def columns(
         self,
-        sql: str,
+        table: str,
+        columns: Mapping[str, str | tuple[str, ...]],
         *,
+        where: Sequence[Where] = (),
         missing: int = -1,
         texts: Collection[str] = (),
         required: Collection[str] = (),
         diagnose: Callable[[], None] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """The columns of a large query: integers as int64 arrays, text as object arrays. Thread-safe.
-
-        Args:
-            sql: The query, with a name for every column.
-            missing: The value for NULL in integer columns.
-            texts: Text columns, with NULL as ''; all others are integers.
-            required: Columns that should not contain NULL, if they are in the query.
-            diagnose: Called if a column has values of the wrong type or a needed column contains NULL. It raises an
-                error with table and column, or returns if the query can continue.
+        """Columns of a large table; see `Database.columns`.
 
         Raises:
             CaptureError: The file is damaged, or a column has values of the wrong type.
         """
+        sources = {name: self._existing(table, item) for name, item in columns.items()}
+        items = {name: _item(present, name in texts) for name, present in sources.items() if present}
+        read_columns = {column for present in sources.values() for column in present}
+        unread = [_invalid(part.column) for part in where if part.or_invalid and part.column not in read_columns]
+        checked = next((name for name in items if name in required), None)
+        if unread and checked:  # to read the column too takes a tenth of the time
+            items[checked] = f"CASE WHEN {' OR '.join(unread)} THEN NULL ELSE {items[checked]} END"
+        if not items:
+            items["rows of the table"] = "1"
+        sql = f"SELECT {', '.join(f'{item} AS [{name}]' for name, item in items.items())} FROM {table}{_clause(where)}"
         try:
             with (
                 adbc_driver_sqlite.connect(self._uri) as database,
                 adbc_driver_manager.AdbcConnection(database) as connection,
             ):
-                table = _fetch(connection, sql, texts)
+                read = _fetch(connection, sql, texts)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
             if diagnose is not None:
                 diagnose()
             raise self.broken(error) from None
-        if diagnose is not None and any(table[name].nulls for name in table if name in required):
+        if diagnose is not None and any(read[name].nulls for name in read if name in required):
             diagnose()
-        for name, column in table.items():
+        for name, column in read.items():
             if wrong := _wrong(column, required=name in required and diagnose is None):
                 if diagnose is not None:
                     diagnose()
                 raise self.broken(f"{wrong} for {name}")
-        return {name: column.values("" if name in texts else missing) for name, column in table.items()}
+        count = next(iter(read.values())).count
+        return {
+            name: read[name].values("" if name in texts else missing)
+            if name in read
+            else np.full(count, "" if name in texts else missing, dtype=object if name in texts else np.int64)
+            for name in columns
+        }
+
+    def _existing(self, table: str, item: str | tuple[str, ...]) -> list[str]:
+        names = (item,) if isinstance(item, str) else item
+        return [name for name in names if self.has(table, name)]
+
+    def count(self, table: str, where: Sequence[Where] = ()) -> int:
+        """Number of rows that meet all conditions; 0 without the table."""
+        if table not in self.tables:
+            return 0
+        return int(self._query(f"SELECT count(*) FROM {table}{_clause(where)}")[0][0])
+
+    def constants(self, table: str, columns: Collection[str]) -> dict[str, int | None]:
+        """The value of each of these columns; empty if one of them differs between rows, or is not an integer or NULL.
+
+        To ask SQLite whether a column has one value takes half the time of reading it, and no memory.
+        """
+        first = self.rows(table, [*columns], limit=1)[0]
+        if not all(value is None or isinstance(value, int) for value in first):
+            return {}
+        differ = " OR ".join(
+            f"[{column}] IS NOT {'NULL' if value is None else value}"
+            for column, value in zip(columns, first, strict=True)
+        )
+        if self._query(f"SELECT 1 FROM {table} WHERE {differ} LIMIT 1"):
+            return {}
+        return dict(zip(columns, first, strict=True))
+
+    def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
+        """Number of rows, and how many have NULL and how many a value of another type in each column."""
+        counts = "".join(
+            f", count(*) - count([{column}]), "
+            + (f"total(typeof([{column}]) NOT IN ('null', '{kind}'))" if kind else "0")
+            for column, kind in columns.items()
+        )
+        rows, *numbers = self._query(f"SELECT count(*){counts} FROM {table}")[0]
+        pairs = zip(numbers[::2], map(int, numbers[1::2]), strict=True)
+        return rows, dict(zip(columns, pairs, strict=True))
+
+    def texts_of_ids(self, ids: Iterable[int]) -> dict[int, str]:
+        """The texts of these ids in ``StringIds``; unknown ids are omitted."""
+        where = f"id IN ({integer_list(ids)}) AND value IS NOT NULL"
+        return dict(self._query(f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE {where}"))
+
+    def ids_like(self, *patterns: str) -> dict[int, str]:
+        """The ids and texts of ``StringIds`` that match one of these patterns, in any case."""
+        likes = " OR ".join(["value LIKE ?"] * len(patterns))
+        sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})"
+        return dict(self._query(sql, *patterns))
+
+    def ambiguous_ids(self) -> int:
+        """Number of ids in ``StringIds`` with several texts; nsys declares the id as the primary key."""
+        if not self.has("StringIds", "id", "value") or self._query(
+            "SELECT 1 FROM pragma_table_info('StringIds') WHERE name = 'id' AND pk = 1 AND lower(type) = 'integer'"
+        ):
+            return 0
+        groups = "SELECT id FROM StringIds GROUP BY id HAVING min(value) IS NOT max(value)"
+        return int(self._query(f"SELECT count(*) FROM ({groups})")[0][0])
+
+    def texts_like(self, *patterns: str) -> set[str]:
+        """The texts in any table but enumerations that match one of these patterns, in any case."""
+        texts: set[str] = set()
+        for table, column in text_columns(self._query, self.tables):
+            likes = " OR ".join([f'"{column}" LIKE ?'] * len(patterns))
+            rows = self._query(f'SELECT DISTINCT "{column}" FROM "{table}" WHERE {likes}', *patterns)
+            texts.update(str(text) for (text,) in rows)
+        return texts
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._small.close()
+
+
+def _invalid(column: str) -> str:
+    """A condition for rows without an integer in the column."""
+    return f"([{column}] IS NULL OR [{column}] >= '')"  # SQLite orders all text and blobs after numbers
+
+
+def _clause(where: Sequence[Where]) -> str:
+    """The WHERE clause of conditions."""
+    parts = []
+    for column, values, excluded, or_invalid in where:
+        condition = f"[{column}] {'NOT IN' if excluded else 'IN'} ({integer_list(values)})"
+        if or_invalid:
+            parts.append(f"({condition} OR {_invalid(column)})")
+        else:
+            parts.append(f"({condition} AND [{column}] < '')" if excluded else condition)
+    return f" WHERE {' AND '.join(parts)}" if parts else ""
+
+
+def _item(columns: Sequence[str], is_text: bool) -> str:
+    """The SELECT item for the first of these columns with a value. The driver takes a column without values in its
+    first rows for integers, so text is never NULL.
+    """
+    values = [f"[{column}]" for column in columns] + (["''"] if is_text else [])
+    return values[0] if len(values) == 1 else f"coalesce({', '.join(values)})"
 
 
 class _Column:

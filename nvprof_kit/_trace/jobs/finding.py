@@ -6,13 +6,11 @@ import gzip
 import lzma
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvprof_kit._trace.files.packed import UNREADABLE, check_file
-from nvprof_kit._trace.files.sqlite import Database
-from nvprof_kit._trace.open import nsys_sqlite
+from nvprof_kit._trace.open import nsys_export
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import GroupName, groups_text, parse_groups
 
@@ -148,8 +146,9 @@ def head_of(path: Path) -> bytes:
 
 
 def _rank_of_nsys(path: Path) -> RankName:
-    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
+    with nsys_export(path) as db:
         if not db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
             return RankName()
-        rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
-        return next((name for row in rows if (name := rank_of_environment(str(row[0]))).rank >= 0), RankName())
+        entries = db.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value"))
+        ranks = (rank_of_environment(str(value)) for name, value in entries if name == "DeviceEnvironment")
+        return next((name for name in ranks if name.rank >= 0), RankName())

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nvprof_kit._trace.files.checks import check_spans
-from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
-from nvprof_kit._trace.frames import distinct, labels, spared
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels, spared
 from nvprof_kit._trace.nsys.sources import check_rows, strings_of
 from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
-_TABLES = {
-    "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId"),
-    "overhead": ("PROFILER_OVERHEAD", "-1"),
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_TABLES: Mapping[str, tuple[str, str | tuple[()]]] = {
+    "api": (_RUNTIME, "correlationId"),
+    "overhead": ("PROFILER_OVERHEAD", ()),
 }
 _BUSY = (
     *("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%", "%Synchronize%", "%Malloc%", "%MemAlloc%"),
     *("%MemFree%", "%HostAlloc%", "%HostRegister%", "%MemMap%", "%MemCreate%", "cudaFree%"),
 )
+_OPERATORS = ("aten::%", "%, seq = %", "%, op_id = %")
+_IS_OPERATOR = re.compile("aten::.*|.*, (seq|op_id) = .*", re.IGNORECASE | re.DOTALL)
 _PID_MASK = ~0xFFFFFF
 _HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; other values are device memory
 
@@ -33,27 +38,31 @@ Fetched = dict[str, dict[str, Any]]
 """Plain columns of calls by kind, as in the file."""
 
 
-def busy_calls(db: Database) -> str:
-    """An SQL condition for CUDA calls that launch, wait, allocate or free."""
-    likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _BUSY)
-    ids = [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
-    return f"nameId IN ({integer_list(ids)}) OR nameId IS NULL OR nameId >= ''"
+def busy_calls(db: Database) -> tuple[Where, ...]:
+    """The condition for CUDA calls that launch, wait, allocate or free."""
+    return (Where("nameId", db.ids_like(*_BUSY), or_invalid=True),)
 
 
-def fetch_calls(db: Database, only: str = "") -> Fetched:
+def fetch_calls(db: Database, where: Sequence[Where] = ()) -> Fetched:
     """The calls in the file; thread-safe.
 
     Args:
         db: The file.
-        only: An SQL condition for the CUDA calls; '' for all.
+        where: Conditions for the CUDA calls.
     """
     columns = {}
     for kind, (table, correlation) in _TABLES.items():
         if table in db.tables:
-            where = f" WHERE {only}" if only and kind == "api" else ""
             columns[kind] = db.columns(
-                f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, {correlation} AS correlation, '
-                f"nameId AS name FROM {table}{where}",
+                table,
+                {
+                    "start_ns": "start",
+                    "end_ns": "end",
+                    "tid": "globalTid",
+                    "correlation": correlation,
+                    "name": "nameId",
+                },
+                where=where if kind == "api" else (),
                 required=("start_ns", "end_ns", "tid", "correlation", "name"),
                 diagnose=partial(check_rows, db, (table,)),
             )
@@ -95,15 +104,17 @@ def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool 
 def read_loads(db: Database) -> dict[str, Any]:
     """Columns of the schema's ``loads``."""
     empty = np.empty(0, dtype=np.int64)
-    if not db.has("CUPTI_ACTIVITY_KIND_RUNTIME", "start", "end", "nameId"):
+    if not db.has(_RUNTIME, "start", "end", "nameId"):
         return {"start_ns": empty, "end_ns": empty}
-    named = db.rows("SELECT id, value FROM StringIds WHERE value LIKE 'cu%Load%' OR value LIKE 'cuLink%'")
-    ids = integer_list(np.array([id_ for id_, text in named if LOADS_CODE.match(str(text))], dtype=np.int64))
-    sql = f'SELECT start AS start_ns, "end" AS end_ns FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId IN ({ids})'
+    ids = [id_ for id_, text in db.ids_like("cu%Load%", "cuLink%").items() if LOADS_CODE.match(text)]
     read = db.columns(
-        sql, required=("start_ns", "end_ns"), diagnose=lambda: check_rows(db, ("CUPTI_ACTIVITY_KIND_RUNTIME",))
+        _RUNTIME,
+        {"start_ns": "start", "end_ns": "end"},
+        where=[Where("nameId", ids)],
+        required=("start_ns", "end_ns"),
+        diagnose=lambda: check_rows(db, (_RUNTIME,)),
     )
-    check_spans(db.named, "rows of CUPTI_ACTIVITY_KIND_RUNTIME", read["start_ns"], read["end_ns"])
+    check_spans(db.named, f"rows of {_RUNTIME}", read["start_ns"], read["end_ns"])
     return read
 
 
@@ -126,23 +137,34 @@ def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
 
 def _operators(db: Database) -> list[dict[str, Any]]:
     """Ranges that PyTorch emitted for its operators: ``aten::addmm, seq = 12``."""
+    import pandas
+
     if "NVTX_EVENTS" not in db.tables:
         return []
-    label = "coalesce((SELECT value FROM StringIds WHERE id = textId), text)"
-    rows = db.rows(
-        f'SELECT start, "end", globalTid, {label} FROM NVTX_EVENTS WHERE eventType = 59 AND "end" IS NOT NULL AND '
-        "(text LIKE 'aten::%' OR text LIKE '%, seq = %' OR text LIKE '%, op_id = %' OR textId IN "
-        "(SELECT id FROM StringIds WHERE value LIKE 'aten::%' OR value LIKE '%, seq = %' OR value LIKE '%, op_id = %'))"
+    registered = db.ids_like(*_OPERATORS)
+    read = db.columns(
+        "NVTX_EVENTS",
+        {"start": "start", "end": "end", "tid": "globalTid", "id": "textId", "text": "text"},
+        where=[Where("eventType", (59,))],
+        missing=MISSING_PAYLOAD,
+        texts=("text",),
+        required=("start", "tid"),
+        diagnose=lambda: check_rows(db, ("NVTX_EVENTS",)),
     )
-    if not rows:
+    code, texts = pandas.factorize(read["text"])
+    is_operator = np.array([_IS_OPERATOR.fullmatch(text) is not None for text in texts], dtype=bool)
+    chosen = (is_operator[code] | np.isin(read["id"], [*registered])) & (read["end"] != MISSING_PAYLOAD)
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
         return []
-    start, end, tid, texts = zip(*rows, strict=True)
-    names, code = np.unique([text.partition(",")[0] for text in texts], return_inverse=True)
-    starts, ends = np.array(start, dtype=np.int64), np.array(end, dtype=np.int64)
-    check_spans(db.named, "ranges of NVTX_EVENTS", starts, ends)
+    ids = read["id"][rows].tolist()
+    labels_of_rows = [registered.get(id_, text) for id_, text in zip(ids, read["text"][rows], strict=True)]
+    names, code = np.unique([text.partition(",")[0] for text in labels_of_rows], return_inverse=True)
+    start, end = read["start"][rows], read["end"][rows]
+    check_spans(db.named, "ranges of NVTX_EVENTS", start, end)
     return [{
-        "start_ns": starts, "end_ns": ends,
-        "tid": np.array(tid, dtype=np.int64), "correlation": np.full(len(rows), -1, dtype=np.int64),
+        "start_ns": start, "end_ns": end,
+        "tid": read["tid"][rows], "correlation": np.full(len(rows), -1, dtype=np.int64),
         "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": names.tolist(),
     }]  # fmt: skip
 
@@ -152,15 +174,10 @@ def _plain(name: str) -> str:
     return stem if mark and version.isdecimal() else name
 
 
-def host_memory_item(db: Database, table: str) -> str:
-    """A SELECT item: the host memory kind of a copy as a code for `host_memory_names`; -1 if none."""
-    if not table.endswith("MEMCPY"):
-        return "-1 AS host_memory"
-    codes = integer_list(_HOST_MEMORY)
-    return (
-        "CASE WHEN srcKind >= '' THEN srcKind WHEN dstKind >= '' THEN dstKind "  # no numbers: the reader names them
-        f"WHEN srcKind IN ({codes}) THEN srcKind WHEN dstKind IN ({codes}) THEN dstKind ELSE -1 END AS host_memory"
-    )
+def host_memory(source: Int64Array, destination: Int64Array) -> Int64Array:
+    """The host memory kinds of copies as codes for `host_memory_names`, from the kinds of both ends; -1 if none."""
+    kinds = [*_HOST_MEMORY]
+    return np.where(np.isin(source, kinds), source, np.where(np.isin(destination, kinds), destination, -1))
 
 
 def host_memory_names(codes: Int64Array) -> Any:

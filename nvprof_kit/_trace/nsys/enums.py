@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.database import Database
 
 
 class Enumeration(NamedTuple):
@@ -94,5 +94,5 @@ def _names_in(db: Database, enumeration: Enumeration) -> dict[int, str]:
     """The names in the export by number; empty if it does not name them."""
     if not db.has(enumeration.table, "id", "name"):
         return {}
-    rows = db.rows(f"SELECT id, name FROM {enumeration.table} WHERE typeof(id) = 'integer'")
-    return {number: str(name) for number, name in rows}
+    rows = db.rows(enumeration.table, ("id", "name"))
+    return {number: str(name) for number, name in rows if isinstance(number, int)}

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit.errors import CaptureError, ToolError
 
 
@@ -59,12 +59,12 @@ def _check_is_its_export(target: Path, report: str, named: Path) -> None:
         CaptureError: The file was exported from a report with another name.
     """
     try:
-        with closing(Database(target)) as db:
+        with closing(SqliteFile(target)) as db:
             meta = next(
                 (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value")), None
             )
-            query = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
-            made_from = [str(value) for (value,) in db.rows(query)] if meta else []
+            entries = db.rows(meta, ("name", "value")) if meta else []
+            made_from = [str(value) for name, value in entries if name == "EXPORT_PARAM_INPUT_FILE"]
     except CaptureError:
         return  # not an export: create it again
     if made_from and made_from[0] not in ("", report, "(scrubbed)"):

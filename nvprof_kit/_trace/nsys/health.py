@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvprof_kit._trace.files.sqlite import Database
+import numpy as np
+
+from nvprof_kit._trace.files.database import Database, Where
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few
 from nvprof_kit._trace.nsys.enums import check_enums
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders
 from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_rows, warn_of_descriptions
-from nvprof_kit._trace.nsys.warnings import lost_launches
-from nvprof_kit._trace.open import nsys_sqlite
+from nvprof_kit._trace.nsys.tables import nvtx_domains, process_of
+from nvprof_kit._trace.nsys.warnings import lost_launches, nsys_messages
+from nvprof_kit._trace.open import nsys_export
 
 _OPS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 _COUNTED = (*_OPS, "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "GPU_METRICS", "CUDA_GPU_MEMORY_USAGE_EVENTS")
 _PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
-_RANGES = "eventType IN (59, 60)"
+_RANGES = Where("eventType", (59, 60))
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def read_health(path: Path) -> CaptureHealth:
         CaptureError: The file cannot be read, or is not an nsys capture.
         ToolError: An ``.nsys-rep`` needs nsys, which is not installed or is older than the report.
     """
-    with nsys_sqlite(path) as plain, closing(Database(plain, path)) as db:
+    with nsys_export(path) as db:
         check_columns(db, ALWAYS)
         check_rows(db, ALWAYS)
         check_enums(db)
@@ -81,13 +84,13 @@ def read_health(path: Path) -> CaptureHealth:
         return CaptureHealth(
             path=str(path),
             schema=_schema(db),
-            rows={table: _count(db, table) for table in _COUNTED},
+            rows={table: db.count(table) for table in _COUNTED},
             complaints=_complaints(db),
             launches=launches,
             lost=lost_count,
             domains=domains,
             registered=registered,
-            open_ranges=_count(db, "NVTX_EVENTS", f'{_RANGES} AND "end" IS NULL'),
+            open_ranges=_open_ranges(db),
             processes=_processes(db),
             window_ns=window,
             overhead_ns=overhead,
@@ -99,104 +102,96 @@ def read_health(path: Path) -> CaptureHealth:
 
 
 def _warn_of_nameless(db: Database) -> None:
-    if "NVTX_EVENTS" in db.tables and (ranges := _count(db, "NVTX_EVENTS", _RANGES)):
-        nameless = _count(db, "NVTX_EVENTS", f"{_RANGES} AND text IS NULL AND textId IS NULL")
+    if "NVTX_EVENTS" in db.tables:
+        read = db.columns("NVTX_EVENTS", {"id": "textId", "text": "text"}, where=[_RANGES], texts=("text",))
+        ranges, nameless = len(read["id"]), int(np.count_nonzero((read["id"] == -1) & (read["text"] == "")))
         if nameless:
             db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {ranges} ranges")
 
 
-def _count(db: Database, table: str, where: str = "1") -> int:
-    return int(db.rows(f"SELECT count(*) FROM {table} WHERE {where}")[0][0]) if db.has(table) else 0
+def _open_ranges(db: Database) -> int:
+    if "NVTX_EVENTS" not in db.tables:
+        return 0
+    end = db.columns("NVTX_EVENTS", {"end": "end"}, where=[_RANGES], missing=MISSING_PAYLOAD)["end"]
+    return int(np.count_nonzero(end == MISSING_PAYLOAD))
 
 
 def _schema(db: Database) -> str:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if db.has(table, "name", "value"):
-            versions = db.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_SCHEMA_VERSION'")
+            versions = [value for name, value in db.rows(table, ("name", "value")) if name == "EXPORT_SCHEMA_VERSION"]
             if versions:
-                return str(versions[0][0])
+                return str(versions[0])
     return ""
 
 
 def _complaints(db: Database) -> tuple[tuple[str, int, bool], ...]:
-    if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
-        return ()
-    pid = f"min((globalPid >> {_PID_SHIFT}) & {_PID_MASK})" if db.has("DIAGNOSTIC_EVENT", "globalPid") else "NULL"
-    rows = db.rows(
-        f"SELECT text, count(*), max(severity) = 3, {pid} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) "
-        "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
-    )
     return tuple(
-        (" ".join(str(text).split()) + _of_process(str(text), count, process), int(count), bool(is_error))
-        for text, count, is_error, process in rows
+        (" ".join(text.split()) + _of_process(text, processes), len(processes), severity == 3)
+        for text, (severity, processes) in nsys_messages(db).items()
     )
 
 
-def _of_process(text: str, count: int, process: int | None) -> str:
-    if "the process" not in text or process is None:
+def _of_process(text: str, processes: list[int | None]) -> str:
+    pids = [(process >> _PID_SHIFT) & _PID_MASK for process in processes if process is not None]
+    if "the process" not in text or not pids:
         return ""
-    return f" (process {process}{f' and {count - 1} more' if count > 1 else ''})"
+    return f" (process {min(pids)}{f' and {len(processes) - 1} more' if len(processes) > 1 else ''})"
 
 
 def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
     """Number of ranges by domain name, and the names of all registered domains."""
     if not db.has("NVTX_EVENTS", "eventType", "domainId", "globalTid", "text", "textId"):
         return {}, ()
-    registrations = db.rows(
-        "SELECT event.globalTid >> 24, event.domainId, coalesce(event.text, string.value) FROM NVTX_EVENTS event "
-        "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 75"
-    )
-    names = {(pid, number): str(name) for pid, number, name in registrations}
-    range_counts = db.rows(f"SELECT globalTid >> 24, domainId, count(*) FROM NVTX_EVENTS WHERE {_RANGES} GROUP BY 1, 2")
+    names = {pair: name for name, pairs in nvtx_domains(db).by_name.items() for pair in pairs}
+    read = db.columns("NVTX_EVENTS", {"tid": "globalTid", "domain": "domainId"}, where=[_RANGES], missing=0)
+    (pids, numbers), index = distinct_rows(process_of(read["tid"]), read["domain"])
+    counts = np.bincount(index, minlength=len(pids))
     ranges: dict[str, int] = {}
-    for pid, number, count in range_counts:
+    for pid, number, count in zip(pids.tolist(), numbers.tolist(), counts.tolist(), strict=True):
         name = names.get((pid, number), f"domain {number}") if number else ""
-        ranges[name] = ranges.get(name, 0) + int(count)
+        ranges[name] = ranges.get(name, 0) + count
     return ranges, tuple(sorted(set(names.values())))
 
 
 def _processes(db: Database) -> dict[int, int]:
     """Number of operations of each process that called CUDA or opened an NVTX range."""
     counts: dict[int, int] = {}
-    for table, where in (("CUPTI_ACTIVITY_KIND_RUNTIME", "1"), ("NVTX_EVENTS", _RANGES)):
+    for table, where in (("CUPTI_ACTIVITY_KIND_RUNTIME", []), ("NVTX_EVENTS", [_RANGES])):
         if db.has(table, "globalTid"):
-            for (pid,) in db.rows(f"SELECT DISTINCT globalTid >> {_PID_SHIFT} FROM {table} WHERE {where}"):
-                counts.setdefault(int(pid) & _PID_MASK, 0)
+            tid = db.columns(table, {"tid": "globalTid"}, where=where, missing=0)["tid"]
+            counts |= dict.fromkeys((few(tid >> _PID_SHIFT) & _PID_MASK).tolist(), 0)
     for table in _OPS:
         if db.has(table, "globalPid"):
-            for pid, count in db.rows(
-                f"SELECT globalPid >> {_PID_SHIFT}, count(*) FROM {table} WHERE globalPid IS NOT NULL GROUP BY 1"
-            ):
-                counts[int(pid) & _PID_MASK] = counts.get(int(pid) & _PID_MASK, 0) + int(count)
+            pid = db.columns(table, {"pid": "globalPid"})["pid"]
+            pids, index = distinct(pid[pid != -1] >> _PID_SHIFT & _PID_MASK)
+            for process, count in zip(pids.tolist(), np.bincount(index).tolist(), strict=True):
+                counts[process] = counts.get(process, 0) + count
     return counts
 
 
 def _window(db: Database) -> tuple[int, int]:
     """Time from the first to the last GPU operation, and the profiler overhead in it."""
-    ends = [
-        db.rows(f'SELECT min(start), max("end") FROM {table}')[0] for table in _OPS if db.has(table, "start", "end")
-    ]
-    ends = [edge for edge in ends if edge[0] is not None]
-    if not ends:
+    spans = [db.columns(table, {"start": "start", "end": "end"}) for table in _OPS if db.has(table, "start", "end")]
+    spans = [read for read in spans if len(read["start"])]
+    if not spans:
         return 0, 0
-    first, last = min(start for start, _ in ends), max(end for _, end in ends)
+    first, last = min(int(read["start"].min()) for read in spans), max(int(read["end"].max()) for read in spans)
     overhead_ns = 0
     if db.has("PROFILER_OVERHEAD", "start", "end"):
-        overhead_ns = db.rows(
-            f'SELECT coalesce(sum(min("end", {last}) - max(start, {first})), 0) FROM PROFILER_OVERHEAD '
-            f'WHERE start < {last} AND "end" > {first}'
-        )[0][0]
-    return int(last - first), int(overhead_ns)
+        read = db.columns("PROFILER_OVERHEAD", {"start": "start", "end": "end"})
+        overhead_ns = int(np.maximum(np.minimum(read["end"], last) - np.maximum(read["start"], first), 0).sum())
+    return last - first, overhead_ns
 
 
 def _whole_graphs(db: Database) -> int:
     table = "CUPTI_ACTIVITY_KIND_RUNTIME"
     if not db.has(table, "nameId"):
         return 0
-    if any(db.has(ops, "graphNodeId") and _count(db, ops, "graphNodeId IS NOT NULL") for ops in _OPS):
-        return 0
-    return _count(
-        db,
-        table,
-        "nameId IN (SELECT id FROM StringIds WHERE value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%')",
-    )
+    for ops in _OPS:
+        if db.has(ops, "graphNodeId"):
+            rows, faults = db.faults(ops, {"graphNodeId": ""})
+            if faults["graphNodeId"][0] < rows:
+                return 0
+    names = db.ids_like("cudaGraphLaunch%", "cuGraphLaunch%")
+    return db.count(table, [Where("nameId", names)]) if names else 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.files.checks import check_devices, check_flags, check_sizes
-from nvprof_kit._trace.files.sqlite import Database, Int64Array
+from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import distinct_rows, labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import RUNTIME, Domains, process_of, read_nvtx
@@ -32,17 +32,17 @@ def read_allocations(db: Database) -> Columns:
     if _EVENTS not in db.tables:
         empty: Columns = {name: np.empty(0, dtype=np.int64) for name in ("time_ns", "pid", "tid", "call_ns", "device")}
         return {**empty, "bytes": np.empty(0, dtype=np.int64), "kind": labels(np.empty(0, dtype=np.int64), ())}
-    items = [
-        "start AS time",
-        "bytes",
-        "memoryOperationType AS freed",
-        "globalPid AS pid",
-        "deviceId AS device",
-        "memKind AS kind",
-        "correlationId AS correlation",
-    ]
     read = db.columns(
-        f"SELECT {', '.join(items)} FROM {_EVENTS}",
+        _EVENTS,
+        {
+            "time": "start",
+            "bytes": "bytes",
+            "freed": "memoryOperationType",
+            "pid": "globalPid",
+            "device": "deviceId",
+            "kind": "memKind",
+            "correlation": "correlationId",
+        },
         required=("time", "bytes", "freed", "pid", "device", "kind"),
         diagnose=lambda: check_rows(db, (_EVENTS,)),
     )
@@ -68,10 +68,9 @@ def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int6
     none = np.full(len(pid), -1, dtype=np.int64)
     if RUNTIME not in db.tables:
         return none, none
-    calls = db.columns(
-        f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} "
-        f"WHERE correlationId IN (SELECT correlationId FROM {_EVENTS})"
-    )
+    calls = db.columns(RUNTIME, {"start": "start", "tid": "globalTid", "correlation": "correlationId"})
+    is_joined = (calls["correlation"] != -1) & np.isin(calls["correlation"], correlation)
+    calls = {name: values[is_joined] for name, values in calls.items()}
     if not len(calls["start"]):
         return none, none
     call_keys = (process_of(calls["tid"]), calls["correlation"])

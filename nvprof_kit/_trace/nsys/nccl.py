@@ -1,9 +1,14 @@
-"""NCCL calls in an nsys export, from NCCL's NVTX domain and its payloads.
+"""Collectives in an nsys export, from NCCL's NVTX domain and its payloads, or from operations on the GPU.
 
 NCCL attaches a payload with a schema to each call (``src/include/nvtx_payload_schemas.h`` of NCCL): the communicator
 and the message size. An export has the payloads as bytes in ``NVTX_EVENTS.binaryData`` and their layout in
 ``NVTX_PAYLOAD_SCHEMA_ENTRIES`` (nsys 2026.4's exporter reference; nsys 2024.2 and older write neither). A blob starts
 with four 8-byte integers: domain, schema, payload size and blob size; the payload follows.
+
+nsys 2025.6 and later trace NCCL 2.28 and later (``--trace=nccl``), and nsys recipes merge the events of each operation
+into one row: text, start, end, commHash, commRank, count, dataType, operationClass and operationId (Nsight Systems'
+analysis guide, "Recipe Composite Tables"). The id is equal on all ranks, and for a send and its receive. This reader
+follows that description; no real export was available to test it.
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.nsys.nccl_operations import has_operations, read_operations
-from nvprof_kit._trace.nsys.sources import check_rows, strings_of
+from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.tables import nvtx_domains
 
 Columns = dict[str, Any]
 
@@ -33,19 +38,15 @@ def read_collectives(db: Database) -> Columns:
     """Columns of the schema's ``collectives``: GPU operations if the export has them, else calls; without payloads,
     only names and times of the calls.
     """
-    if has_operations(db):
-        return read_operations(db)
+    if _has_operations(db):
+        return _read_operations(db)
     rows = _calls(db)
     if not rows:
         nothing = np.empty(0, dtype=np.int64)
         return _columns(_Calls(nothing, nothing, nothing, nothing, (), ()), np.empty((0, 3), dtype=np.int64))
     *numbers, names, blobs = zip(*rows, strict=True)
-    columns = [np.array(column) for column in numbers]
-    if any(column.dtype != np.int64 for column in columns):
-        check_rows(db, ("NVTX_EVENTS",))
-        columns = [column.astype(np.int64) for column in columns]
-    start, end, tid, domain = columns
-    calls = _Calls(start, end, tid, domain, _texts(db, names), blobs)
+    start, end, tid, domain = (np.array(column, dtype=np.int64) for column in numbers)
+    calls = _Calls(start, end, tid, domain, [str(name) for name in names], blobs)
     return _columns(calls, _payloads(db, calls))
 
 
@@ -66,22 +67,21 @@ def _calls(db: Database) -> list[tuple[Any, ...]]:
     """
     if not db.has("NVTX_EVENTS", "domainId", "textId", "text"):
         return []
-    payload = "n.binaryData" if db.has("NVTX_EVENTS", "binaryData") and _has_layouts(db) else "NULL"
-    named = "coalesce((SELECT {1} FROM StringIds WHERE id = {0}.textId AND value IS NOT NULL), {0}.text)"
-    return db.rows(
-        f'SELECT n.start, n."end", n.globalTid, n.domainId, {named.format("n", "id")}, {payload} FROM NVTX_EVENTS AS n '
-        f"JOIN NVTX_EVENTS AS d ON d.eventType = 75 AND {named.format('d', 'value')} = '{_DOMAIN}' "
-        f"AND d.domainId = n.domainId AND (d.globalTid & {_PID_MASK}) = (n.globalTid & {_PID_MASK}) "
-        'WHERE n.eventType = 59 AND n."end" IS NOT NULL ORDER BY n.start'
-    )
-
-
-def _texts(db: Database, names: Sequence[Any]) -> list[str]:
-    """The texts of names, of which some are ids."""
-    distinct = set(names)
-    texts = strings_of(db, np.array([name for name in distinct if isinstance(name, int)], dtype=np.int64))
-    text = {name: texts.get(name, "") if isinstance(name, int) else str(name) for name in distinct}
-    return [text[name] for name in names]
+    pairs = nvtx_domains(db).by_name.get(_DOMAIN, frozenset())
+    columns = ["start", "end", "globalTid", "domainId", "textId", "text"]
+    if db.has("NVTX_EVENTS", "binaryData") and _has_layouts(db):
+        columns.append("binaryData")
+    rows = db.rows("NVTX_EVENTS", columns, [Where("eventType", (59,)), Where("domainId", {id_ for _, id_ in pairs})])
+    if not all(isinstance(number, int) for row in rows for number in (row[0], row[2])):
+        check_rows(db, ("NVTX_EVENTS",))
+        rows = [row for row in rows if isinstance(row[2], int)]
+    texts = db.texts_of_ids({row[4] for row in rows if row[4] is not None})
+    calls = [
+        (start, end, tid, domain, texts.get(text_id, text), *(blob or [None]))
+        for start, end, tid, domain, text_id, text, *blob in rows
+        if end is not None and ((tid & _PID_MASK), domain) in pairs
+    ]
+    return sorted(calls, key=lambda call: call[0])
 
 
 def _has_layouts(db: Database) -> bool:
@@ -114,13 +114,11 @@ def _layouts(db: Database, domains: Collection[int]) -> Mapping[int, Mapping[int
         return {}
     fields = {_SIZE: (0, 8), _COMMUNICATOR: (1, 8), _RANKS: (2, 4)}
     layouts: dict[int, dict[int, tuple[int, int]]] = {}
-    for schema, name, offset in db.rows(
-        'SELECT schemaId, name, coalesce("offset", 0) FROM NVTX_PAYLOAD_SCHEMA_ENTRIES '
-        f"WHERE domainId IN ({integer_list(domains)})"
-    ):
+    entries = db.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "name", "offset"), [Where("domainId", domains)])
+    for schema, name, offset in entries:
         if name in fields:
             field, width = fields[name]
-            layouts.setdefault(schema, {})[field] = (offset, width)
+            layouts.setdefault(schema, {})[field] = (offset or 0, width)
     return layouts
 
 
@@ -176,3 +174,100 @@ def _ranks(pid: Int64Array, payloads: Int64Array) -> Int64Array:
     keys, key_of_row = np.unique(np.stack([pid, payloads[:, 1]], axis=1), axis=0, return_inverse=True)
     of_key = np.array([rank_of_key.get(tuple(key), -1) for key in keys.tolist()], dtype=np.int64)
     return of_key[key_of_row.ravel()] if len(keys) else np.empty(0, dtype=np.int64)
+
+
+# ---------------------------------------------------------------- operations on the GPU
+
+_TABLE = "NCCL_GPU_OPERATIONS"
+_OPTIONAL = ("commHash", "count", "dataType")
+_NEEDED = ("text", "start", "end", "operationId")
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_BYTES = {
+    "int8": 1, "char": 1, "uint8": 1, "float8e4m3": 1, "float8e5m2": 1, "float16": 2, "half": 2, "bfloat16": 2,
+    "int32": 4, "int": 4, "uint32": 4, "float32": 4, "float": 4, "int64": 8, "uint64": 8, "float64": 8, "double": 8,
+}  # fmt: skip
+"""Bytes of NCCL data types, without the prefix ``nccl``."""
+
+_POSITIVE = (1 << 63) - 1
+_BACK = 4
+"""Maximum number of concurrent kernels of one kind on a device."""
+
+_PER_RANK = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
+"""Operations with a count that is one rank's part of the larger buffer."""
+
+
+def _has_operations(db: Database) -> bool:
+    """Whether the export has the table, and NCCL kernels to match its rows with."""
+    return db.has(_TABLE, *_NEEDED) and db.has(_KERNELS, "start", "end", "correlationId", "globalPid", "shortName")
+
+
+def _read_operations(db: Database) -> dict[str, Any]:
+    """Columns of the schema's ``collectives``: operations with their kernels, without operations that have none."""
+    check_rows(db, (_TABLE, _KERNELS))
+    present = [name for name in _OPTIONAL if db.has(_TABLE, name)]
+    rows = []
+    for start, end, text, id_, *values in db.rows(_TABLE, ("start", "end", "text", "operationId", *present)):
+        value_of = dict(zip(present, values, strict=True))
+        rows.append((start, end, text, id_, *(value_of.get(name) for name in _OPTIONAL)))
+    rows.sort(key=lambda row: row[0])
+    kernel_names = db.ids_like("%nccl%")
+    columns = ("start", "end", "correlationId", "globalPid", "shortName")
+    named = sorted(db.rows(_KERNELS, columns, [Where("shortName", kernel_names)]))
+    kernels = [(*row[:4], kernel_names[row[4]]) for row in named]
+    owner = _owners(rows, kernels)
+    pairs = [(row, kernels[position]) for row, position in zip(rows, owner, strict=True) if position >= 0]
+    names = [f"nccl{str(row[2]).removeprefix('nccl')}" for row, _ in pairs]
+    code_of_name = {name: position for position, name in enumerate(dict.fromkeys(names))}
+    hashes = ["" if row[4] is None else f"{int(row[4]) & (1 << 64) - 1:#x}" for row, _ in pairs]
+    comms = {name: position for position, name in enumerate(dict.fromkeys(hashes))}
+    pid = np.array([kernel[3] for _, kernel in pairs], dtype=np.int64)
+    none = np.zeros(len(pairs), dtype=np.int64)
+    return {
+        "start_ns": np.array([row[0] for row, _ in pairs], dtype=np.int64),
+        "end_ns": np.array([row[1] for row, _ in pairs], dtype=np.int64),
+        "pid": pid,
+        "tid": pid,
+        "correlation": np.array([kernel[2] for _, kernel in pairs], dtype=np.int64),
+        "call": labels(np.array([code_of_name[name] for name in names], dtype=np.int64), list(code_of_name) or [""]),
+        "bytes": np.array([_bytes(row[2], row[5], row[6]) for row, _ in pairs], dtype=np.int64),
+        "ranks": none - 1,
+        "communicator": labels(np.array([comms[name] for name in hashes], dtype=np.int64), list(comms) or [""]),
+        "description": labels(none, [""]),
+        "sequence": none - 1,
+        "peers": labels(none, [""]),
+        "operation": np.array([int(row[3]) & _POSITIVE for row, _ in pairs], dtype=np.int64),
+    }
+
+
+def _owners(rows: list[tuple[Any, ...]], kernels: list[tuple[Any, ...]]) -> list[int]:
+    """The kernel of each operation: the one of its kind with the most overlap; -1 if there is none."""
+    of_kind: dict[str, Int64Array] = {}
+    for kind in {_kind(row[2]) for row in rows}:
+        of_kind[kind] = np.array([i for i, kernel in enumerate(kernels) if kind in _plain(kernel[4])], dtype=np.int64)
+    start = np.array([kernel[0] for kernel in kernels], dtype=np.int64)
+    end = np.array([kernel[1] for kernel in kernels], dtype=np.int64)
+    owner = []
+    for since, until, text, *_ in rows:
+        candidates = of_kind[_kind(text)]
+        until_row = int(np.searchsorted(start[candidates], (since + until) // 2, side="right"))
+        near = candidates[max(until_row - _BACK, 0) : until_row]
+        together = np.minimum(end[near], until) - np.maximum(start[near], since)
+        owner.append(int(near[together.argmax()]) if len(near) and together.max() > 0 else -1)
+    return owner
+
+
+def _plain(name: object) -> str:
+    return str(name).lower().replace("_", "")
+
+
+def _kind(text: object) -> str:
+    """The kind of an operation, as in its kernel's name."""
+    kind = _plain(text).removeprefix("nccl")
+    return "sendrecv" if kind in ("send", "recv", "alltoall", "gather", "scatter") else kind
+
+
+def _bytes(text: object, count: object, data_type: object) -> int:
+    """Bytes of the operation's larger buffer; -1 if unknown."""
+    size = _BYTES.get(_plain(data_type).removeprefix("nccl"), 0)
+    has_bytes = isinstance(count, int) and size and _plain(text).removeprefix("nccl") not in _PER_RANK
+    return count * size if has_bytes and isinstance(count, int) and 0 <= count < 1 << 46 else -1

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.files.checks import check_sizes
-from nvprof_kit._trace.files.sqlite import Database, Int64Array
+from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, few, labels
-from nvprof_kit._trace.nsys.calls import host_memory_item, host_memory_names
+from nvprof_kit._trace.nsys.calls import host_memory, host_memory_names
 from nvprof_kit._trace.nsys.enums import COPY_KINDS, defined
-from nvprof_kit._trace.nsys.sources import check_rows, null_safe, strings_of, zero_is_missing
+from nvprof_kit._trace.nsys.sources import check_rows, strings_of, zero_is_missing
 from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 Columns = dict[str, Any]
@@ -37,27 +37,28 @@ _COPY_KINDS = {
     13: "unified DtoD",
 }
 _SOURCES = {
-    "mangled": ("mangledName",),
-    "grid_x": ("gridX",),
-    "grid_y": ("gridY",),
-    "grid_z": ("gridZ",),
-    "block_x": ("blockX",),
-    "block_y": ("blockY",),
-    "block_z": ("blockZ",),
-    "registers": ("registersPerThread",),
-    "shared_bytes": ("staticSharedMemory", "dynamicSharedMemory"),
+    "mangled": "mangledName",
+    "grid_x": "gridX",
+    "grid_y": "gridY",
+    "grid_z": "gridZ",
+    "block_x": "blockX",
+    "block_y": "blockY",
+    "block_z": "blockZ",
+    "registers": "registersPerThread",
 }
+_PARTS = {"static_bytes": "staticSharedMemory", "dynamic_bytes": "dynamicSharedMemory"}
+"""The parts of ``shared_bytes``."""
 
 
 def op_tables(db: Database) -> list[str]:
     """The non-empty tables of GPU operations."""
-    return [table for table in _OP_TABLES if table in db.tables and db.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+    return [table for table in _OP_TABLES if table in db.tables and db.rows(table, ("start",), limit=1)]
 
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
     """Columns of the schema's ``ops``, all kinds concatenated, with names as ids. Does not need pandas.
 
-    A query for each table, because in a union of them SQLite copies every value once more.
+    Each table is read alone, because in a union of them SQLite copies every value once more.
     """
     tables = op_tables(db)
     parts = [_read_table(db, table, optional, lambda: check_rows(db, tables)) for table in tables]
@@ -70,32 +71,27 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
 
 
 def _read_table(db: Database, table: str, optional: Collection[str], diagnose: Callable[[], None]) -> Columns:
-    """The columns of one table. Most captures have one process, one GPU and no graphs: to ask SQLite whether a column
-    has one value takes half the time of reading it, and no memory.
-    """
-    same = _same_in_all(db, table)
+    """The columns of one table. Most captures have one process, one GPU and no graphs: such columns are not read."""
+    columns = {name: column for name, column in _OFTEN_ONE.items() if db.has(table, column)}
+    constants = db.constants(table, columns.values())
+    if any(value is None and column != "graphNodeId" for column, value in constants.items()):
+        constants = {}  # the full read says what is wrong
     read: Columns = db.columns(
-        f"SELECT {', '.join(_op_items(db, table, optional, same))} FROM {table}",
-        required=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES),
+        table,
+        _sources(db, table, optional, constants),
+        required=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES, *_PARTS),
         diagnose=diagnose,
     )
-    return read | {name: np.broadcast_to(np.int64(value), len(read["start_ns"])) for name, value in same.items()}
-
-
-def _same_in_all(db: Database, table: str) -> dict[str, int]:
-    """The values of the columns that may have one, -1 for NULL; empty if any of them differs between rows."""
-    columns = {name: column for name, column in _OFTEN_ONE.items() if db.has(table, column)}
-    first = db.rows(f"SELECT {', '.join(columns.values())} FROM {table} LIMIT 1")[0]
-    for name, value in zip(columns, first, strict=True):
-        if not isinstance(value, int) and (value is not None or name != "graph_node"):
-            return {}  # the full read says what is wrong
-    differ = " OR ".join(
-        f"{column} IS NOT {'NULL' if value is None else value}"
-        for column, value in zip(columns.values(), first, strict=True)
-    )
-    if db.rows(f"SELECT 1 FROM {table} WHERE {differ} LIMIT 1"):
-        return {}
-    return {name: -1 if value is None else value for name, value in zip(columns, first, strict=True)}
+    if "host_memory" in optional:
+        read["host_memory"] = host_memory(read.pop("source_memory"), read.pop("destination_memory"))
+    if "shared_bytes" in optional:
+        static, dynamic = (read.pop(name) for name in _PARTS)
+        read["shared_bytes"] = np.where((static == -1) | (dynamic == -1), -1, static + dynamic)
+    for name, column in columns.items():
+        if column in constants:
+            value = constants[column]
+            read[name] = np.broadcast_to(np.int64(-1 if value is None else value), len(read["start_ns"]))
+    return read
 
 
 def _joined(parts: list[Int64Array]) -> Int64Array:
@@ -143,21 +139,28 @@ def _warn_of_copy_kinds(db: Database, kinds: Int64Array) -> None:
         db.warn(f"CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is {min(strange)} in {count} rows: copies of unknown direction")
 
 
-def _op_items(db: Database, table: str, optional: Collection[str], same: Collection[str]) -> list[str]:
-    """The SELECT items of a table, without the columns that are the same in all rows."""
-    kind = _OP_TABLES[table]
-    items = ["start AS start_ns", "[end] AS end_ns", "correlationId AS correlation"]
-    items += [null_safe(db, table, column, name) for name, column in _OFTEN_ONE.items() if name not in same]
+def _sources(
+    db: Database, table: str, optional: Collection[str], constants: Collection[str]
+) -> dict[str, str | tuple[str, ...]]:
+    """The column of a table for each column to read, without those that are the same in all rows."""
+    sources: dict[str, str | tuple[str, ...]] = {
+        "start_ns": "start",
+        "end_ns": "end",
+        "correlation": "correlationId",
+        **{name: column for name, column in _OFTEN_ONE.items() if column not in constants},
+    }
+    is_copy = table.endswith("MEMCPY")
     if "stream" in optional:
-        items.append("streamId AS stream")
+        sources["stream"] = "streamId"
     if "bytes" in optional:
-        items.append(null_safe(db, table, "bytes", "bytes"))
+        sources["bytes"] = "bytes"
     if "host_memory" in optional:
-        items.append(host_memory_item(db, table))
+        sources |= {"source_memory": "srcKind" if is_copy else (), "destination_memory": "dstKind" if is_copy else ()}
     if "name" in optional:
-        items.append({"kernel": "demangledName AS name", "memcpy": "copyKind AS name"}.get(kind, "0 AS name"))
-    items += _config_items(db, table, optional)
-    return items
+        sources["name"] = {"kernel": "demangledName", "memcpy": "copyKind"}.get(_OP_TABLES[table], ())
+    if "shared_bytes" in optional:
+        sources |= _PARTS
+    return sources | {name: column for name, column in _SOURCES.items() if name in optional}
 
 
 def _names_of(db: Database, ids: Int64Array) -> Any:
@@ -179,12 +182,3 @@ def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
             else "whole CUDA graph" if graph else OP_KINDS[code]
         )  # fmt: skip
     return labels(index, named)
-
-
-def _config_items(db: Database, table: str, optional: Collection[str]) -> list[str]:
-    """SELECT items for the requested parts of the launch configuration; -1 for absent columns."""
-    return [
-        f"{' + '.join(columns)} AS {name}" if db.has(table, *columns) else f"-1 AS {name}"
-        for name, columns in _SOURCES.items()
-        if name in optional
-    ]

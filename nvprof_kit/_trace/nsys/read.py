@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from nvprof_kit._trace.files.checks import (
     check_spans,
     repeated,
 )
-from nvprof_kit._trace.files.sqlite import Database, Int64Array
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import few, make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, count_among, fetch_calls, launches_of, read_calls, read_loads
@@ -37,6 +35,7 @@ from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for, warn_of_descriptions
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
+from nvprof_kit._trace.reader import Request
 from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
@@ -49,120 +48,111 @@ _MOMENTS = ("start_ns", "end_ns", "time_ns")
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
-def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *, cpu_only: bool = False) -> Trace:
-    """Read an nsys SQLite export.
-
-    Args:
-        path: The SQLite file.
-        domain: NVTX domain to take the ranges from, or several separated by commas; '' is the default domain.
-        optional: The optional columns and tables to read.
-        named: The path to name in messages.
-        cpu_only: Whether to read a capture without GPU operations too; that table is then empty.
+def read_nsys(db: Database, request: Request) -> Trace:
+    """Read an nsys export; a capture without GPU operations has an empty table of them if the request allows it.
 
     Raises:
         CaptureError: The file is not an nsys export, is damaged, or has no ranges of the domain or no operations.
     """
-    with closing(Database(path, named)) as db:
-        _check_is_nsys(db, named)
-        check_columns(db, tables_for(optional))
-        check_rows(db, ("StringIds",))
-        check_enums(db)
-        warn_of_descriptions(db)
-        reason = _lacking_operations(db)
-        if reason and not cpu_only:
-            raise CaptureError(f"{named}: {reason}")
-        domains = tables.nvtx_domains(db)
-        others_ranges = domain == DOMAIN and not tables.has_ranges(db, domains, domain)
-        if others_ranges:  # nothing of ours: what other programs name, or nothing
-            domain = _domains_of_programs(domains)
-            optional = {*optional, "name"}
+    domain, optional = request.domain, {*request.optional}
+    _check_is_nsys(db)
+    check_columns(db, tables_for(optional))
+    check_rows(db, ("StringIds",))
+    check_enums(db)
+    warn_of_descriptions(db)
+    reason = _lacking_operations(db)
+    if reason and not request.cpu_only:
+        raise CaptureError(f"{db.named}: {reason}")
+    domains = tables.nvtx_domains(db)
+    others_ranges = domain == DOMAIN and not tables.has_ranges(db, domains, domain)
+    if others_ranges:  # nothing of ours: what other programs name, or nothing
+        domain = _domains_of_programs(domains)
+        optional |= {"name"}
+    else:
+        _check_has_domain(db, domains, domain)
+    only, lengths = busy_calls(db) if BUSY_CALLS in optional else (), "duration_ns" in optional
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        ops_job = pool.submit(read_no_ops if reason else read_ops, db, optional)
+        calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
+        # the calls include the launches: read them only once
+        launching = [] if reason else launch_names(db)
+        api_job = None if calls_job else pool.submit(tables.read_and_count_launches, db, lengths, launching)
+        # import while the threads read; not in the threads, as an interrupted import may keep its lock
+        import pandas  # noqa: F401
+
+        ranges = tables.read_ranges(db, domains, domain)
+        nodes = tables.read_graph_nodes(db)
+        ops = named_ops(db, ops_job.result(), optional)
+        fetched = calls_job.result() if calls_job else {}
+        if api_job:
+            api, launches = api_job.result()
         else:
-            _check_has_domain(db, domains, domain, named)
-        only, lengths = busy_calls(db) if BUSY_CALLS in optional else "", "duration_ns" in optional
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            ops_job = pool.submit(read_no_ops if reason else read_ops, db, optional)
-            calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
-            # the calls include the launches: read them only once
-            launching = [] if reason else launch_names(db)
-            api_job = None if calls_job else pool.submit(tables.read_and_count_launches, db, lengths, launching)
-            # import while the threads read; not in the threads, as an interrupted import may keep its lock
-            import pandas  # noqa: F401
-
-            ranges = tables.read_ranges(db, domains, domain)
-            nodes = tables.read_graph_nodes(db)
-            ops = named_ops(db, ops_job.result(), optional)
-            fetched = calls_job.result() if calls_job else {}
-            if api_job:
-                api, launches = api_job.result()
-            else:
-                api, launches = launches_of(db, fetched, lengths), count_among(fetched, launching)
-            calls = read_calls(db, fetched, operators=not only) if calls_job else None
-            checks_job = pool.submit(check_operations, named, ops, api)
-            read_api, api = api, tables.with_missed_launches(db, api, ops)
-            if not others_ranges:
-                _check_has_ranges(ranges, domain, named)
-            tables.close_open_ranges(db, ranges, api, ops)
-            timed = [ranges, api, ops, *([calls] if calls else [])]
-            edges = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
-            check_moments(named, edges)
-            _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
-            _warn_of_other_devices(db, ops)
-            early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
-            checked = checks_job.result() if api is read_api else check_operations(named, ops, api)
-            early_warnings = as_issues("early", (*checked, *early))
-        more = _optional_tables(db, domain, {*optional} - {"calls"}, edges)
-        other_domains = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
-        handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
-        info = _info(
-            db,
-            domain,
-            ranges,
-            ops,
-            launches,
-            more_warnings=(*early_warnings, *handed_over),
-            other_domains=other_domains,
-            reason=reason,
-        )
-        return Trace(
-            info=replace(info, evidence=SOUGHT) if others_ranges else info,
-            ranges=make_frame("ranges", ranges),
-            api=make_frame("api", api),
-            ops=make_frame("ops", ops),
-            graph_nodes=make_frame("graph_nodes", nodes),
-            calls=make_frame("calls", calls) if calls else None,
-            **more,
-        )
+            api, launches = launches_of(db, fetched, lengths), count_among(fetched, launching)
+        calls = read_calls(db, fetched, operators=not only) if calls_job else None
+        checks_job = pool.submit(check_operations, db.named, ops, api)
+        read_api, api = api, tables.with_missed_launches(db, api, ops)
+        if not others_ranges:
+            _check_has_ranges(db, ranges, domain)
+        tables.close_open_ranges(db, ranges, api, ops)
+        timed = [ranges, api, ops, *([calls] if calls else [])]
+        edges = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
+        check_moments(db.named, edges)
+        _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
+        _warn_of_other_devices(db, ops)
+        early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
+        checked = checks_job.result() if api is read_api else check_operations(db.named, ops, api)
+        early_warnings = as_issues("early", (*checked, *early))
+    more = _optional_tables(db, domain, {*optional} - {"calls"}, edges)
+    other_domains = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
+    handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
+    info = _info(
+        db,
+        domain,
+        ranges,
+        ops,
+        launches,
+        more_warnings=(*early_warnings, *handed_over),
+        other_domains=other_domains,
+        reason=reason,
+    )
+    return Trace(
+        info=replace(info, evidence=SOUGHT) if others_ranges else info,
+        ranges=make_frame("ranges", ranges),
+        api=make_frame("api", api),
+        ops=make_frame("ops", ops),
+        graph_nodes=make_frame("graph_nodes", nodes),
+        calls=make_frame("calls", calls) if calls else None,
+        **more,
+    )
 
 
-def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], named: Path) -> Trace:
+def read_more(db: Database, trace: Trace, request: Request) -> Trace:
     """Add optional columns and tables to a capture without another read of existing ones.
 
     Args:
-        path: The SQLite file.
+        db: The export.
         trace: The existing tables.
-        domain: The NVTX domain it was opened with.
-        optional: The optional columns and tables to add.
-        named: The path to name in messages.
+        request: The NVTX domain it was opened with, and the optional columns and tables to add.
 
     Raises:
         CaptureError: The file is damaged, or has changed since.
     """
-    with closing(Database(path, named)) as db:
-        check_columns(db, tables_for(optional))
-        edges = [trace.ops["start_ns"].to_numpy(), trace.ranges["start_ns"].to_numpy()]
-        new_tables = _optional_tables(db, domain, optional, edges)
-        columns = [name for name, column in OPS.items() if column.optional and name in optional]
-        if columns:
-            read = read_no_ops if trace.info.lacks else read_ops
-            ops = make_frame("ops", named_ops(db, read(db, columns), columns))
-            if len(ops) != len(trace.ops):
-                raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
-            new_tables["ops"] = trace.ops.assign(**{name: ops[name] for name in columns if name in ops})
-        if "duration_ns" in optional:
-            joined = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation")}
-            api = tables.with_missed_launches(db, tables.read_launches(db, timed=True), joined)
-            new_tables["api"] = make_frame("api", api)
-        more = [warning for warning in db.warnings if warning not in trace.info.warnings]
+    optional = request.optional
+    check_columns(db, tables_for(optional))
+    edges = [trace.ops["start_ns"].to_numpy(), trace.ranges["start_ns"].to_numpy()]
+    new_tables = _optional_tables(db, request.domain, optional, edges)
+    columns = [name for name, column in OPS.items() if column.optional and name in optional]
+    if columns:
+        read = read_no_ops if trace.info.lacks else read_ops
+        ops = make_frame("ops", named_ops(db, read(db, columns), columns))
+        if len(ops) != len(trace.ops):
+            raise CaptureError(f"{db.named}: the file was changed since it was opened; open it again")
+        new_tables["ops"] = trace.ops.assign(**{name: ops[name] for name in columns if name in ops})
+    if "duration_ns" in optional:
+        joined = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation")}
+        api = tables.with_missed_launches(db, tables.read_launches(db, timed=True), joined)
+        new_tables["api"] = make_frame("api", api)
+    more = [warning for warning in db.warnings if warning not in trace.info.warnings]
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **new_tables)
 
 
@@ -191,13 +181,13 @@ def _optional_tables(
     return frames
 
 
-def _check_is_nsys(db: Database, named: Path) -> None:
+def _check_is_nsys(db: Database) -> None:
     if "StringIds" not in db.tables or not any(
         table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)
     ):
         raise CaptureError(
-            f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export "
-            "--type sqlite`"
+            f"{db.named}: {db.kind}, but not an nsys export (no StringIds table); needed the output of `nsys export "
+            f"--type {db.export_type}`"
         )
 
 
@@ -215,10 +205,10 @@ def _lacking_operations(db: Database) -> str:
     )
 
 
-def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named: Path) -> None:
+def _check_has_domain(db: Database, domains: tables.Domains, domain: str) -> None:
     if "NVTX_EVENTS" not in db.tables:
         raise CaptureError(
-            f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
+            f"{db.named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
             "nvprof_kit.annotate_model(model) in the program"
         )
     if not domains.by_name:
@@ -226,7 +216,7 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
     if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
         named_ones = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
-            f"{named}: no ranges of the NVTX domain {domain!r} (found: {named_ones}); "
+            f"{db.named}: no ranges of the NVTX domain {domain!r} (found: {named_ones}); "
             "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain, or --rules"
         )
 
@@ -236,11 +226,11 @@ def _domains_of_programs(domains: tables.Domains) -> str:
     return ",".join([DEFAULT, *sorted(name for name in domains.by_name if name and not _LIBRARY.search(name))])
 
 
-def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
+def _check_has_ranges(db: Database, ranges: dict[str, Any], domain: str) -> None:
     if len(ranges["start_ns"]):
         return
     raise CaptureError(
-        f"{named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; "
+        f"{db.named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; "
         "include a step in the window, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
         "with nvprof_kit"
     )
@@ -291,7 +281,7 @@ def _info(
     reason: str,
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
-    entries = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
+    entries = {str(name): str(value) for name, value in db.rows(meta, ("name", "value"))} if meta else {}
     version = entries.get("EXPORT_PRODUCT_VERSION", "")
     devices = few(ops["device"])
     return CaptureInfo(
@@ -318,8 +308,8 @@ def _info(
 def _own_window(db: Database) -> bool:
     if not db.has(tables.RUNTIME, "nameId"):
         return False
-    started = f"SELECT 1 FROM StringIds AS s JOIN {tables.RUNTIME} AS r ON r.nameId = s.id"
-    return bool(db.rows(f"{started} WHERE s.value LIKE 'cu%ProfilerStart%' LIMIT 1"))
+    names = db.ids_like("cu%ProfilerStart%")
+    return bool(names and db.rows(tables.RUNTIME, ("nameId",), [Where("nameId", names)], limit=1))
 
 
 def _session_ns(db: Database) -> int:
@@ -328,5 +318,6 @@ def _session_ns(db: Database) -> int:
     """
     if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
         return 0
-    lengths = db.rows("SELECT max(CAST(duration AS INTEGER)), max(CAST(stopTime AS INTEGER)) FROM ANALYSIS_DETAILS")[0]
-    return max((length for length in lengths if length is not None and length < DAY_NS), default=0)
+    edges = [value for row in db.rows("ANALYSIS_DETAILS", ("duration", "stopTime")) for value in row]
+    lengths = [int(value) for value in edges if str(value).isdecimal()]
+    return max((length for length in lengths if length < DAY_NS), default=0)

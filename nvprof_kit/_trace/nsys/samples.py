@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.files.checks import check_sizes, without_doubles
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.sources import check_rows
 
@@ -36,10 +36,11 @@ def _table(db: Database) -> Columns:
     named: dict[tuple[int, int], str] = {}
     if "TARGET_INFO_GPU_METRICS" in db.tables:
         check_rows(db, ("TARGET_INFO_GPU_METRICS",))
-        rows = db.rows("SELECT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS")
+        rows = db.rows("TARGET_INFO_GPU_METRICS", ("typeId", "metricId", "metricName"))
         named = {(type_, metric): str(name) for type_, metric, name in rows if not _AVERAGE_OF_WARPS.search(str(name))}
     read = db.columns(
-        "SELECT timestamp AS time, typeId AS type, metricId AS metric, value FROM GPU_METRICS",
+        "GPU_METRICS",
+        {"time": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"},
         missing=_NO_TIME,
         required=("time", "type", "metric", "value"),
         diagnose=lambda: check_rows(db, ("GPU_METRICS",)),
@@ -65,10 +66,11 @@ def _events(db: Database) -> Columns:
     """From GENERIC_EVENTS.data, written by nsys 2022 and older: one object per sample, with numbers as strings."""
     times, types, metrics, values = [], [], [], []
     if db.has("GENERIC_EVENTS", "data", "typeId"):
-        time = "coalesce(timestamp, rawTimestamp)" if db.has("GENERIC_EVENTS", "timestamp") else "rawTimestamp"
-        for when, type_, data in db.rows(
-            f"SELECT {time}, typeId, data FROM GENERIC_EVENTS WHERE data LIKE '%\"{_KNOWN}%'"
-        ):
+        timestamp = "timestamp" if db.has("GENERIC_EVENTS", "timestamp") else "rawTimestamp"
+        for time, raw_time, type_, data in db.rows("GENERIC_EVENTS", (timestamp, "rawTimestamp", "typeId", "data")):
+            if f'"{_KNOWN}' not in str(data):
+                continue
+            when = raw_time if time is None else time
             for name, value in _sample(db, when, type_, data).items():
                 if _AVERAGE_OF_WARPS.search(name) or not str(value).lstrip("-").replace(".", "", 1).isdigit():
                     continue
@@ -103,4 +105,4 @@ def _ordinals(db: Database) -> dict[int, int]:
     """CUDA ordinals by GPU number."""
     if not db.has("TARGET_INFO_GPU", "id", "cuDevice"):
         return {}
-    return {gpu: ordinal for gpu, ordinal in db.rows("SELECT id, cuDevice FROM TARGET_INFO_GPU") if ordinal is not None}
+    return {gpu: ordinal for gpu, ordinal in db.rows("TARGET_INFO_GPU", ("id", "cuDevice")) if ordinal is not None}

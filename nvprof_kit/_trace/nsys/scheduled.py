@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.files.checks import check_flags
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import process_of
 
@@ -23,7 +23,8 @@ def read_scheduled(db: Database) -> dict[str, Any]:
     if _TABLE not in db.tables:
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "pid", "tid")}
     read = db.columns(
-        f"SELECT start, isSchedIn AS put_on, globalTid AS tid FROM {_TABLE}",
+        _TABLE,
+        {"start": "start", "put_on": "isSchedIn", "tid": "globalTid"},
         required=("start", "put_on", "tid"),
         diagnose=lambda: check_rows(db, (_TABLE,)),
     )

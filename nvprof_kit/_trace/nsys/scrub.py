@@ -17,15 +17,16 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
+from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.files.packed import UNREADABLE, unpack
-from nvprof_kit._trace.files.sqlite import Database, integer_list
+from nvprof_kit._trace.files.sqlite import integer_list, text_columns
 from nvprof_kit.errors import CaptureError, UsageError
 
 GONE = "(scrubbed)"
@@ -34,7 +35,8 @@ _YOUNG_S = 60
 """A partial copy changed this recently may belong to a scrub that has not locked it yet."""
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
-_VARIABLES = "name LIKE '%ENVIRONMENT_VARIABLE%'"
+_VARIABLE = "ENVIRONMENT_VARIABLE"
+_VARIABLES = f"name LIKE '%{_VARIABLE}%'"
 _OWNER = (
     "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
     "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
@@ -55,13 +57,9 @@ _SPOOL_COLUMNS = (
 )
 _HOME = re.compile(r"(\\?/|\\{1,4})(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
 """Separators also as json and nested json escape them."""
-_HOME_LIKE = " OR ".join(
-    f"[{{0}}] LIKE '%{path}%'" for name in ("home", "Users") for path in (f"/{name}/", f"/{name}\\/", f"\\{name}\\")
-)
+_HOMES = [f"%{path}%" for name in ("home", "Users") for path in (f"/{name}/", f"/{name}\\/", f"\\{name}\\")]
+_HOME_LIKE = " OR ".join(f"[{{0}}] LIKE '{like}'" for like in _HOMES)
 _HOME_VARIABLE = re.compile(r"(?:^|[;\0\n])(?:HOME|USERPROFILE)=\"?([^;\0\n\"]+)")
-_TEXT_COLUMNS = (
-    "SELECT name FROM pragma_table_info('{}') WHERE type = '' OR upper(type) LIKE '%TEXT%' OR upper(type) LIKE '%CHAR%'"
-)
 _NAMED = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
 """Tables in which the private values are found by their names."""
 
@@ -71,35 +69,22 @@ def environment_names(db: Database) -> list[str]:
     names: set[str] = set()
     for table in _CAPTURE_TABLES:
         if db.has(table, "name", "value"):
-            values = db.rows(f"SELECT value FROM {table} WHERE {_VARIABLES}")
-            names.update(str(value).partition("=")[0] for (value,) in values)
+            entries = db.rows(table, ("name", "value"))
+            names.update(str(value).partition("=")[0] for name, value in entries if _VARIABLE in str(name).upper())
     if db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        for (text,) in db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'"):
-            names.update(entry.partition("=")[0] for entry in re.split("[;\0\n]", str(text or "")) if "=" in entry)
+        for name, text in db.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
+            if name == "DeviceEnvironment":
+                names.update(entry.partition("=")[0] for entry in re.split("[;\0\n]", str(text or "")) if "=" in entry)
     if db.has("StringIds", "value"):
-        for (text,) in db.rows("SELECT value FROM StringIds WHERE instr(value, char(0)) > 0"):
-            names.update(entry.partition("=")[0] for entry in str(text).split("\0") if "=" in entry)
+        for (text,) in db.rows("StringIds", ("value",)):
+            if "\0" in str(text):
+                names.update(entry.partition("=")[0] for entry in str(text).split("\0") if "=" in entry)
     return sorted(name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name))
 
 
 def home_folders(db: Database) -> list[str]:
     """The home folders in an export's strings and metadata, sorted."""
-    folders: set[str] = set()
-    for table, column in _text_columns(db.rows, db.tables):
-        values = db.rows(f'SELECT DISTINCT "{column}" FROM "{table}" WHERE {_HOME_LIKE.format(column)}')
-        folders.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
-    return sorted(folders)
-
-
-def _text_columns(rows: Callable[[str], Iterable[tuple[Any, ...]]], tables: Iterable[str]) -> list[tuple[str, str]]:
-    """The columns of an export that may hold text of its host or its program; enumerations only hold nsys's."""
-    return [
-        (table, column)
-        for table in sorted(tables)
-        if re.fullmatch(r"\w+", table) and not table.startswith(("ENUM_", "sqlite_"))
-        for (column,) in rows(_TEXT_COLUMNS.format(table))
-        if re.fullmatch(r"\w+", column)
-    ]
+    return sorted({match[0] for text in db.texts_like(*_HOMES) for match in _HOME.finditer(text)})
 
 
 def secret_names(names: list[str]) -> list[str]:
@@ -331,7 +316,7 @@ def _homes(db: sqlite3.Connection, columns: dict[str, set[str]], outer: Collecti
         return _HOME.sub(lambda match: f"{match[1]}{match[2]}{match[1]}{GONE}", text)
 
     db.create_function("homeless", 1, homeless, deterministic=True)
-    for table, column in _text_columns(lambda sql: db.execute(sql).fetchall(), columns):
+    for table, column in text_columns(lambda sql: db.execute(sql).fetchall(), columns):
         where = f"{_HOME_LIKE.format(column)}{''.join(f' OR instr([{column}], ?)' for _ in outer)}"
         count += db.execute(f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE {where}', [*outer]).rowcount
     return count

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
+from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
 from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES
 
@@ -109,64 +109,41 @@ def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
     for table, columns in NSYS_DESCRIPTIONS.items():
         if table not in db.tables or (table == "TARGET_INFO_SYSTEM_ENV" and not environment):
             continue
-        for column, kind in columns.items():
-            if column not in db.tables[table]:
-                db.warn(f"the table {table} has no column {column}: what it describes is unknown")
-                continue
-            wrong = f"typeof({column}) <> '{kind}'" if kind else f"{column} IS NULL"
-            rows, bad_count = db.rows(f"SELECT count(*), total({wrong}) FROM {table}")[0]
-            if bad_count and (kind or bad_count == rows):
+        for column in columns.keys() - db.tables[table]:
+            db.warn(f"the table {table} has no column {column}: what it describes is unknown")
+        present = {column: kind for column, kind in columns.items() if column in db.tables[table]}
+        rows, faults = db.faults(table, present)
+        for column, (nulls, wrong_count) in faults.items():
+            kind = present[column]
+            if nulls + wrong_count and (kind or nulls == rows):
                 sort = "a text" if kind == "text" else "a whole number" if kind else "given"
                 db.warn(
-                    f"{table}.{column} is not {sort} in {int(bad_count)} of {rows} rows: what they describe is unknown"
+                    f"{table}.{column} is not {sort} in {nulls + wrong_count} of {rows} rows: what they describe is "
+                    "unknown"
                 )
 
 
-def _refuse_double_ids(db: Database) -> None:
-    """Reject ids with several texts: each join would pick one of them. nsys declares the id as the primary key."""
-    if not db.has("StringIds", "id", "value") or db.rows(
-        "SELECT 1 FROM pragma_table_info('StringIds') WHERE name = 'id' AND pk = 1 AND lower(type) = 'integer'"
-    ):
-        return
-    double_ids = db.rows(
-        "SELECT count(*) FROM (SELECT id FROM StringIds GROUP BY id HAVING min(value) IS NOT max(value))"
-    )
-    if double_ids[0][0]:
-        raise db.refuse(f"StringIds.id has several values for {double_ids[0][0]} ids")
-
-
 def _check_table(db: Database, table: str) -> None:
-    if table == "StringIds":
-        _refuse_double_ids(db)
+    if table == "StringIds" and (ambiguous := db.ambiguous_ids()):  # each join would pick one of the texts
+        raise db.refuse(f"StringIds.id has several values for {ambiguous} ids")
     source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
     names = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
-    columns = [column_name for column_name in names if db.has(table, column_name)]
-    counts = ", ".join(
-        f'count(*) - count("{column_name}"), total(typeof("{column_name}") NOT IN '
-        f"('null', '{'text' if column_name in source.texts else 'integer'}'))"
-        for column_name in columns
-    )
-    rows, *column_counts = db.rows(f"SELECT count(*), {counts} FROM {table}")[0]
-    for column, nulls, wrong_count in zip(columns, column_counts[::2], column_counts[1::2], strict=True):
+    kinds = {name: "text" if name in source.texts else "integer" for name in names if db.has(table, name)}
+    rows, faults = db.faults(table, kinds)
+    for column, (nulls, wrong_count) in faults.items():
         kind = "text" if column in source.texts else "a whole number"
         if wrong_count:
-            raise db.refuse(f"{table}.{column} is not {kind} in {int(wrong_count)} of {rows} rows")
+            raise db.refuse(f"{table}.{column} is not {kind} in {wrong_count} of {rows} rows")
         if nulls and (column in source.needed or (column in source.given and nulls == rows)):
             raise db.refuse(f"{table}.{column} is NULL in {nulls} of {rows} rows")
         if nulls and column in source.given:
             db.warn(f"{table}.{column} is NULL in {nulls} of {rows} rows: what they tell is not joined with the rest")
 
 
-def null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:
-    """A SELECT item: the column with its name in a `Trace`, or the default if the schema lacks it."""
-    return f'"{column}" AS {name}' if db.has(table, column) else f"{default} AS {name}"
-
-
 def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
     """The strings of the file by id; unknown ids are omitted."""
     asked = [int(id_) for id_ in ids if id_ not in (-1, MISSING_PAYLOAD)]
-    sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(asked)}) AND value IS NOT NULL"
-    texts = dict(db.rows(sql)) if asked else {}
+    texts = db.texts_of_ids(asked) if asked else {}
     if len(texts) < len(set(asked)):
         db.warn(f"StringIds lacks the text of {len(set(asked)) - len(texts)} of {len(set(asked))} ids that events have")
     return texts

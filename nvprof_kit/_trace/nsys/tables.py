@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.checks import check_spans
-from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few, labels
 from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
 from nvprof_kit._trace.nsys.sources import check_rows, node_table, strings_of, zero_is_missing
@@ -50,14 +50,16 @@ def nvtx_domains(db: Database) -> Domains:
     """The registered domains and categories; a domain id is only valid within its process."""
     if "NVTX_EVENTS" not in db.tables:
         return Domains({}, {})
-    label = "coalesce(s.value, n.text, '')"
-    rows = db.rows(
-        f"SELECT n.eventType, n.globalTid, n.domainId, n.category, {label} FROM NVTX_EVENTS AS n "
-        f"LEFT JOIN StringIds AS s ON s.id = n.textId WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
+    registrations = db.rows(
+        "NVTX_EVENTS",
+        ("eventType", "globalTid", "domainId", "category", "text", "textId"),
+        [Where("eventType", (_CATEGORY, _DOMAIN_CREATE))],
     )
+    strings = db.texts_of_ids({row[-1] for row in registrations if isinstance(row[-1], int)})
     names: dict[str, set[tuple[int, int]]] = {}
     categories: dict[tuple[int, int, int], str] = {}
-    for kind, tid, domain, category, text in rows:
+    for kind, tid, domain, category, unregistered, text_id in registrations:
+        text = strings.get(text_id, "" if unregistered is None else unregistered)
         _check_registration(db, kind, domain, category, text)
         if not isinstance(tid, int):
             check_rows(db, ("NVTX_EVENTS",))
@@ -95,12 +97,8 @@ def has_ranges(db: Database, domains: Domains, domain: str) -> bool:
     ids = _domain_ids(domains, domain)
     if "NVTX_EVENTS" not in db.tables or not ids:
         return False
-    return bool(
-        db.rows(
-            f"SELECT 1 FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_NESTED + _START_END)}) "
-            f"AND coalesce(domainId, 0) IN ({integer_list(ids)}) LIMIT 1"
-        )
-    )
+    is_of_domain = Where("domainId", ids, or_invalid=_DEFAULT_DOMAIN in ids)
+    return bool(db.rows("NVTX_EVENTS", ("start",), [Where("eventType", _NESTED + _START_END), is_of_domain], limit=1))
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
@@ -135,20 +133,23 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     pairs, types = _pairs_of(domains, domain), defined(db, EVENT_TYPES)
     registered = {pair for domain_ids in domains.by_name.values() for pair in domain_ids}
     other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in registered)} - _domain_ids(domains, domain)
-    of_domains = f"(domainId NOT IN ({integer_list(other_ids)}) OR {_no_number('domainId')})"
-    unwanted = integer_list(sorted(types - {*kinds}))
     read = db.columns(
-        'SELECT start, [end] AS "end", eventType AS kind, globalTid AS tid, '
-        + ", ".join(
-            [
-                "domainId AS domain",
-                "category",
-                "textId AS text_id",
-                "coalesce(text, '') AS text",
-                "coalesce(uint64Value, int64Value, uint32Value, int32Value) AS payload",
-            ]
-        )
-        + f" FROM NVTX_EVENTS WHERE (eventType NOT IN ({unwanted}) OR {_no_number('eventType')}) AND {of_domains}",
+        "NVTX_EVENTS",
+        {
+            "start": "start",
+            "end": "end",
+            "kind": "eventType",
+            "tid": "globalTid",
+            "domain": "domainId",
+            "category": "category",
+            "text_id": "textId",
+            "text": "text",
+            "payload": ("uint64Value", "int64Value", "uint32Value", "int32Value"),
+        },
+        where=[
+            Where("eventType", types - {*kinds}, excluded=True, or_invalid=True),
+            Where("domainId", other_ids, excluded=True, or_invalid=True),
+        ],
         missing=MISSING_PAYLOAD,
         texts=("text",),
         required=("start", "kind", "tid", "domain"),
@@ -161,7 +162,7 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         _warn_of_unregistered(db, pid[~keep], read["domain"][~keep], registered)
     if (unknown := ~np.isin(read["kind"], kinds)).any():
         db.warn(f"NVTX_EVENTS.eventType is unknown in {int(unknown.sum())} events, which are not read: "
-                f"{integer_list(np.unique(read['kind'][unknown])[:5])}")  # fmt: skip
+                + ", ".join(map(str, np.unique(read["kind"][unknown])[:5])))  # fmt: skip
         keep &= ~unknown
     if not keep.all():
         read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
@@ -202,15 +203,15 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
         return 0
     ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
     rows = db.rows(
-        f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
-        f"AND endGlobalTid <> globalTid AND coalesce(domainId, 0) IN ({integer_list(ids)})"
+        "NVTX_EVENTS",
+        ("globalTid", "endGlobalTid", "domainId"),
+        [Where("eventType", _START_END), Where("domainId", ids, or_invalid=_DEFAULT_DOMAIN in ids)],
     )
-    return sum(id_ == _DEFAULT_DOMAIN or (tid & _PID_MASK, id_) in pairs for tid, id_ in rows)
-
-
-def _no_number(column: str) -> str:
-    """A condition for rows with NULL or a non-number in the column, so that the reader checks them too."""
-    return f"({column} IS NULL OR {column} >= '')"  # SQLite orders all text and blobs after numbers
+    return sum(
+        end_tid is not None and end_tid != tid and (not id_ or (tid & _PID_MASK, id_) in pairs)
+        for tid, end_tid, id_ in rows
+        if isinstance(tid, int)
+    )
 
 
 def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.bool_]:
@@ -248,7 +249,7 @@ def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns)
             if len(values)
         ]
         if RUNTIME in db.tables:
-            ends += [int(last) for (last,) in db.rows(f'SELECT max("end") FROM {RUNTIME}') if last is not None]
+            ends += [int(db.columns(RUNTIME, {"end": "end"}, missing=MISSING_PAYLOAD)["end"].max(initial=0))]
         ranges["end_ns"][still_open] = max(ends)
 
 
@@ -267,8 +268,8 @@ def read_launches(db: Database, timed: bool = False) -> Columns:
 
 def read_and_count_launches(db: Database, timed: bool, name_ids: Collection[int]) -> tuple[Columns, int]:
     """The same, and how many of these calls have one of the names `name_ids`: a query of its own takes longer."""
-    where = f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}"
-    api = _read_api(db, timed, where, ", nameId AS name" if name_ids else "")
+    where = Where("nameId", db.ids_like(*_LAUNCHING), or_invalid=True)
+    api = _read_api(db, timed, where, named=bool(name_ids))
     return api, int(np.isin(api.pop("name"), [*name_ids]).sum()) if "name" in api else 0
 
 
@@ -276,38 +277,28 @@ def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns
     """The same from calls that are already read, with start_ns, end_ns, tid, correlation and name."""
     name = calls["name"]
     distinct_names, code = distinct(name)
-    launching = np.isin(distinct_names, np.array([*_launching_names(db), _NAMELESS], dtype=np.int64))
+    launching = np.isin(distinct_names, np.array([*db.ids_like(*_LAUNCHING), _NAMELESS], dtype=np.int64))
     rows = np.flatnonzero(launching[code])
     start, tid = calls["start_ns"][rows], calls["tid"][rows]
     lengths = {"duration_ns": _lengths(db, calls["end_ns"][rows] - start)} if timed else {}
     return {"start_ns": start, "tid": tid, "pid": process_of(tid), "correlation": calls["correlation"][rows], **lengths}
 
 
-def _launching_names(db: Database) -> list[int]:
-    likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _LAUNCHING)
-    return [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
-
-
-def _read_api(db: Database, timed: bool, where: str, more: str = "") -> Columns:
+def _read_api(db: Database, timed: bool, where: Where, named: bool = False) -> Columns:
+    names = ("start_ns", "tid", "correlation", *(["name"] if named else []))
     if RUNTIME not in db.tables:
-        names = ("start_ns", "tid", "pid", "correlation", *(["duration_ns"] if timed else []))
-        return {name: np.empty(0, dtype=np.int64) for name in names}
-    duration = ', "end" - start AS duration_ns' if timed else ""
-    # a call without a name is found by its id: to read the names too takes a tenth of the time
-    ids = f"CASE WHEN {_no_number('nameId')} THEN NULL ELSE correlationId END AS correlation"
-    read = db.columns(
-        f"SELECT start, globalTid AS tid, {ids}{duration}{more} FROM {RUNTIME} WHERE {where}",
-        required=("start", "tid", "correlation"),
+        return {name: np.empty(0, dtype=np.int64) for name in (*names, "pid", *(["duration_ns"] if timed else []))}
+    sources = {"start_ns": "start", "tid": "globalTid", "correlation": "correlationId"}
+    api: Columns = db.columns(
+        RUNTIME,
+        sources | ({"end_ns": "end"} if timed else {}) | ({"name": "nameId"} if named else {}),
+        where=[where],
+        required=("start_ns", "tid", "correlation", "name", "end_ns"),
         diagnose=lambda: check_rows(db, (RUNTIME,)),
     )
-    return {
-        "start_ns": read["start"],
-        "tid": read["tid"],
-        "pid": process_of(read["tid"]),
-        "correlation": read["correlation"],
-        **({"duration_ns": _lengths(db, read["duration_ns"])} if timed else {}),
-        **({"name": read["name"]} if more else {}),
-    }
+    if timed:
+        api["duration_ns"] = _lengths(db, api.pop("end_ns") - api["start_ns"])
+    return api | {"pid": process_of(api["tid"])}
 
 
 def _lengths(db: Database, lengths: Int64Array) -> Int64Array:
@@ -321,9 +312,7 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     orphans = {process: _orphans(process, ops, api) for process in few(ops["pid"]).tolist()}
     if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
-    other_calls = _read_api(
-        db, "duration_ns" in api, f"NOT {_no_number('nameId')} AND nameId NOT IN ({integer_list(_launching_names(db))})"
-    )
+    other_calls = _read_api(db, "duration_ns" in api, Where("nameId", db.ids_like(*_LAUNCHING), excluded=True))
     keep = np.zeros(len(other_calls["pid"]), dtype=bool)
     for process, ids in orphans.items():
         keep |= (other_calls["pid"] == process) & np.isin(other_calls["correlation"], ids)
@@ -355,7 +344,8 @@ def read_graph_nodes(db: Database) -> Columns:
     if table is None:
         return {name: np.empty(0, dtype=np.int64) for name in names}
     read = db.columns(
-        f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}",
+        table,
+        {"node": "graphNodeId", "original": "originalGraphNodeId", "start": "start", "tid": "globalTid"},
         required=("node", "start", "tid"),
         diagnose=lambda: check_rows(db, (table,)),
     )
@@ -376,10 +366,8 @@ def known_devices(db: Database) -> dict[int, str]:
     if not db.has("TARGET_INFO_GPU", "name", "id"):
         return {}
     ordinal = "cuDevice" if db.has("TARGET_INFO_GPU", "cuDevice") else "id"
-    return {
-        (row[0] if row[0] is not None else row[1]): str(row[2])
-        for row in db.rows(f"SELECT {ordinal}, id, name FROM TARGET_INFO_GPU ORDER BY id")
-    }
+    gpus = sorted(db.rows("TARGET_INFO_GPU", (ordinal, "id", "name")), key=lambda gpu: str(gpu[1]))
+    return {(id_ if device is None else device): str(name) for device, id_, name in gpus}
 
 
 def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:

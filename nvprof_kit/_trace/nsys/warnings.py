@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.sqlite import Database, integer_list
+from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import Issue
@@ -31,7 +31,7 @@ def capture_warnings(db: Database, ops: dict[str, Any], launches: int) -> tuple[
     Args:
         db: The export.
         ops: Columns of the schema's ``ops``.
-        launches: What `count_launches` found.
+        launches: Number of calls that launched a kernel, of those that `launch_names` names.
     """
     alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
     missing = max(launches - int(np.count_nonzero(alone)), 0)
@@ -46,31 +46,18 @@ def launch_names(db: Database) -> list[int]:
     """
     if not db.has(_RUNTIME, "nameId") or not db.has(_KERNEL):
         return []
-    names = dict(
-        db.rows(
-            "SELECT id, value FROM StringIds WHERE typeof(id) = 'integer' AND (value LIKE '%LaunchKernel%' "
-            "OR value LIKE '%LaunchCooperativeKernel%' OR value LIKE '%StreamBeginCapture%')"
-        )
-    )
-    return [] if any("BeginCapture" in str(name) for name in names.values()) else list(names)
-
-
-def count_launches(db: Database, names: list[int]) -> int:
-    """Number of calls with these names. Thread-safe."""
-    if not names:
-        return 0
-    table = db.columns(f"SELECT count(*) AS n FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})")
-    return int(table["n"][0])
+    names = db.ids_like("%LaunchKernel%", "%LaunchCooperativeKernel%", "%StreamBeginCapture%")
+    return [] if any("BeginCapture" in name for name in names.values()) else list(names)
 
 
 def lost_launches(db: Database) -> tuple[int, int]:
     """Number of calls that launched a kernel, and the number of those kernels that are not in the capture."""
-    launches = count_launches(db, launch_names(db))
+    names = launch_names(db)
+    launches = db.count(_RUNTIME, [Where("nameId", names)]) if names else 0
     if not launches:
         return 0, 0
-    graphs = "WHERE graphNodeId IS NULL OR graphNodeId = 0" if db.has(_KERNEL, "graphNodeId") else ""
-    kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
-    return launches, max(launches - kernels, 0)
+    is_alone = [Where("graphNodeId", (0,), or_invalid=True)] if db.has(_KERNEL, "graphNodeId") else []
+    return launches, max(launches - db.count(_KERNEL, is_alone), 0)
 
 
 def _lost(launches: int, missing: int) -> list[Issue]:
@@ -96,21 +83,9 @@ def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[Issue]:
     """CUDA graph replays without node tracing: their kernels are indistinguishable or missing."""
     if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):
         return []
-    names = [
-        row[0]
-        for row in db.rows(
-            "SELECT id FROM StringIds WHERE typeof(id) = 'integer' "
-            "AND (value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%')"
-        )
-    ]
-    launches = (
-        db.rows(
-            f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)}) "
-            "AND typeof(globalTid) = 'integer'"
-        )
-        if names
-        else []
-    )
+    names = db.ids_like("cudaGraphLaunch%", "cuGraphLaunch%")
+    rows = db.rows(_RUNTIME, ("correlationId", "globalTid"), [Where("nameId", names)]) if names else []
+    launches = [row for row in rows if isinstance(row[1], int)]
     if not launches:
         return []
     correlation, tid = (np.array(column, dtype=np.int64) for column in zip(*launches, strict=True))
@@ -134,10 +109,9 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[Issue]:
         return []
     check_rows(db, ("PROFILER_OVERHEAD",))  # the comparisons below would leave out what is no number
     first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
-    backwards, overhead_ns = db.rows(
-        f'SELECT count(*) FILTER (WHERE "end" < start), coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD '
-        f'WHERE start >= {first} AND "end" <= {last}'
-    )[0]
+    read = db.columns("PROFILER_OVERHEAD", {"start": "start", "end": "end"})
+    lengths = (read["end"] - read["start"])[(read["start"] >= first) & (read["end"] <= last)]
+    backwards, overhead_ns = int(np.count_nonzero(lengths < 0)), int(lengths.sum())
     if backwards:
         raise db.refuse(f"{backwards} rows of PROFILER_OVERHEAD end before they begin")
     if overhead_ns <= _OVERHEAD_SHARE * (last - first):
@@ -151,19 +125,27 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[Issue]:
 
 def _diagnostics(db: Database, missing: int) -> list[Issue]:
     """Warnings and errors written by nsys (2024.2 and newer); possible losses only if data is actually missing."""
-    if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
-        return []
-    messages = db.rows(
-        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) "
-        "AND text IS NOT NULL GROUP BY text ORDER BY max(severity) DESC, text"
-    )
     return [
         Issue(
             "nsys-message",
             "warning",
             1.0,
-            f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else ""),
+            f"nsys warns: {' '.join(text.split())}" + (f" ({len(processes)} times)" if len(processes) > 1 else ""),
         )
-        for text, count in messages
-        if missing or not GUESS.search(str(text))
+        for text, (_, processes) in nsys_messages(db).items()
+        if missing or not GUESS.search(text)
     ]
+
+
+def nsys_messages(db: Database) -> dict[str, tuple[int, list[int | None]]]:
+    """Warnings and errors of nsys, most severe first: the severity, and the process of each time it was given."""
+    if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
+        return {}
+    columns = [name for name in ("severity", "text", "globalPid") if db.has("DIAGNOSTIC_EVENT", name)]
+    messages: dict[str, tuple[int, list[int | None]]] = {}
+    for severity, text, *process in db.rows("DIAGNOSTIC_EVENT", columns, [Where("severity", (_WARNING, _ERROR))]):
+        if text is not None:
+            worst, processes = messages.get(str(text), (severity, []))
+            processes.append(process[0] if process else None)
+            messages[str(text)] = max(worst, severity), processes
+    return dict(sorted(messages.items(), key=lambda message: (-message[1][0], message[0])))

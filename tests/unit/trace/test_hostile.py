@@ -147,8 +147,8 @@ def test_reader_threads_import_nothing(tmp_path: Path) -> None:
     path = capture(tmp_path / "a.sqlite")
     program = (
         "import sys\nfrom pathlib import Path\nfrom nvprof_kit._trace.nsys import ops, tables\n"
-        "from nvprof_kit._trace.files.sqlite import Database\n"
-        f"db = Database(Path({str(path)!r}))\nbefore = set(sys.modules)\n"
+        "from nvprof_kit._trace.files.sqlite import SqliteFile\n"
+        f"db = SqliteFile(Path({str(path)!r}))\nbefore = set(sys.modules)\n"
         "ops.read_ops(db, ('name', 'mangled', 'host_memory', 'bytes', 'grid_x'))\ntables.read_launches(db)\n"
         "print(sorted(one for one in set(sys.modules) - before if not one.startswith('encodings')))"
     )

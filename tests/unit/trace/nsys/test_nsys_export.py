@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, ToolError
 
@@ -93,8 +93,8 @@ def test_a_report_in_a_folder_that_is_not_writable(
 
 def test_a_file_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
-    monkeypatch.setattr(Database, "close", lambda self: closed.append(self.path.name))
+    monkeypatch.setattr(SqliteFile, "close", lambda self: closed.append(self.path.name))
     (path := tmp_path / "cut.sqlite").write_bytes(b"SQLite format 3\x00" + b"\x00" * 200)
     with pytest.raises(CaptureError, match="not a whole SQLite file"):
-        Database(path)
+        SqliteFile(path)
     assert closed == ["cut.sqlite"]

@@ -15,7 +15,7 @@ from support.captures.nsys_file import NsysFile, thread
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._cli import group
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit._trace.nsys.health import read_health
 from nvprof_kit._trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
 from nvprof_kit._trace.open import open_capture
@@ -138,7 +138,7 @@ def test_what_is_no_capture(tmp_path: Path) -> None:
 
 
 def test_names_are_told_and_values_never(capture: Path) -> None:
-    names = environment_names(Database(capture))
+    names = environment_names(SqliteFile(capture))
     assert names == ["A", "HF_TOKEN"] and secret_names(names) == ["HF_TOKEN"]
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import PID, NsysFile, thread
 
-from nvprof_kit._trace.files.sqlite import Database
-from nvprof_kit._trace.nsys.ops import read_ops
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -65,15 +63,3 @@ def test_a_wrong_value_is_refused_in_all_rows_and_in_one(tmp_path: Path, value: 
         return
     with pytest.raises(CaptureError, match=f"{column} is (not a whole number|NULL)"):
         open_capture(path)
-
-
-def test_each_table_is_read_alone(tmp_path: Path) -> None:
-    path = _file(tmp_path)
-    db = Database(path)
-    asked = []
-    read = db.columns
-    db.columns = lambda sql, **how: asked.append(sql) or read(sql, **how)  # type: ignore[method-assign,func-returns-value,assignment]
-    read_ops(db, ("name",))
-    db.close()
-    assert len(asked) == 2
-    assert not any("UNION" in sql or "deviceId" in sql or "graphNodeId" in sql for sql in asked)

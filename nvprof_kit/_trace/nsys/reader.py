@@ -1,0 +1,115 @@
+"""The forms in which nsys gives a capture: an SQLite file, a folder of Parquet or Arrow files, and its report, which is
+exported first. All of them have the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nvprof_kit._trace.reader import Request, Source
+
+if TYPE_CHECKING:
+    from nvprof_kit._trace.files.database import Database
+    from nvprof_kit._trace.schema import Trace
+
+
+class _NsysReader:
+    """A form of an nsys capture."""
+
+    needed = ""
+
+    @contextmanager
+    def opened(self, source: Source) -> Iterator[Database]:
+        """The tables of a capture."""
+        raise NotImplementedError
+        yield
+
+    def read(self, source: Source, request: Request) -> Trace:
+        """Read a capture.
+
+        Raises:
+            CaptureError: The capture is damaged, or lacks ranges or operations.
+        """
+        from nvprof_kit._trace.nsys.read import read_nsys
+
+        with self.opened(source) as db:
+            return read_nsys(db, request)
+
+    def read_more(self, source: Source, trace: Trace, request: Request) -> Trace:
+        """Add optional columns and tables to a capture without another read of existing ones.
+
+        Raises:
+            CaptureError: The capture is damaged, or has changed since.
+        """
+        from nvprof_kit._trace.nsys.read import read_more
+
+        with self.opened(source) as db:
+            return read_more(db, trace, request)
+
+
+class SqliteReader(_NsysReader):
+    """An SQLite file, as ``nsys export --type=sqlite`` writes."""
+
+    needed = "an nsys .sqlite"
+
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path is of this format."""
+        return header.startswith(b"SQLite format 3\x00")
+
+    @contextmanager
+    def opened(self, source: Source) -> Iterator[Database]:
+        """The tables of the file."""
+        from nvprof_kit._trace.files.sqlite import SqliteFile
+
+        db = SqliteFile(source.path, source.named)
+        try:
+            yield db
+        finally:
+            db.close()
+
+
+class FolderReader(_NsysReader):
+    """A folder, as ``nsys export --type=parquetdir`` and ``arrowdir`` write."""
+
+    needed = "a folder of `nsys export --type=parquetdir`"
+
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path is of this format."""
+        return path.is_dir() and any(file.suffix in (".parquet", ".arrow") for file in path.iterdir())
+
+    @contextmanager
+    def opened(self, source: Source) -> Iterator[Database]:
+        """The tables of the folder."""
+        from nvprof_kit._trace.files.parquet import TableFolder
+
+        db = TableFolder(source.path, source.named)
+        try:
+            yield db
+        finally:
+            db.close()
+
+
+class ReportReader(_NsysReader):
+    """A report, which the installed nsys exports once."""
+
+    needed = "an .nsys-rep"
+
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path is of this format."""
+        return b"NVIDIA" in header and b"Report" in header
+
+    @contextmanager
+    def opened(self, source: Source) -> Iterator[Database]:
+        """The tables of the report's export."""
+        from nvprof_kit._trace.nsys.export import exported
+
+        # the export is next to the user's report, even if that is compressed
+        export = Source(exported(source.path, beside=source.named), source.named)
+        with SqliteReader().opened(export) as db:
+            yield db
+
+
+NSYS_READERS = (SqliteReader(), FolderReader(), ReportReader())

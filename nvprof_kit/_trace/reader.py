@@ -1,0 +1,72 @@
+"""A format of captures: a `Reader`, which gets a `Source` and a `Request` and makes a `Trace`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:
+    from nvprof_kit._trace.schema import Trace
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to read.
+
+    Attributes:
+        path: The decompressed file, or the folder.
+        named: The path as the user gave it, for messages and for what is kept beside it.
+    """
+
+    path: Path
+    named: Path
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to read of a source.
+
+    Attributes:
+        domain: NVTX domain to take the ranges from, or several separated by commas; '' is the default domain.
+        optional: The optional columns and tables to read.
+        cpu_only: Whether to read an nsys capture without GPU operations too; that table is then empty.
+    """
+
+    domain: str = DOMAIN
+    optional: frozenset[str] = frozenset()
+    cpu_only: bool = False
+
+
+class Reader(Protocol):
+    """A format of captures.
+
+    Attributes:
+        needed: What the format is called in messages, such as ``an nsys .sqlite``.
+    """
+
+    needed: str
+
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path is of this format.
+
+        Args:
+            path: The decompressed file, or a folder.
+            header: The first bytes of the file; empty for a folder.
+        """
+
+    def read(self, source: Source, request: Request) -> Trace:
+        """Read a capture.
+
+        Raises:
+            CaptureError: The capture is damaged, or lacks ranges or operations.
+        """
+
+    def read_more(self, source: Source, trace: Trace, request: Request) -> Trace:
+        """Add optional columns and tables to a capture that is already read.
+
+        Raises:
+            CaptureError: The capture is damaged, or has changed since.
+        """
