@@ -9,10 +9,8 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from functools import cache
-from pathlib import PurePath
 from typing import NamedTuple, NoReturn
 
 from nvprof_kit._capture.recipes import recipes_folder
@@ -21,7 +19,6 @@ from nvprof_kit.errors import ToolError
 _HELP = re.compile(r"<<'HELP'\n(.*?)\nHELP$", re.DOTALL | re.MULTILINE)
 _OPTION = re.compile(r"^  (?:(-[A-Za-z]), |    )(--[a-z-]+)(?: ([A-Z][A-Z:]*))?(?: +(.*))?$")
 _CONTINUED = re.compile(r"^ {16,}(\S.*)$")
-_PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
 
 
 class RecipeOption(NamedTuple):
@@ -93,21 +90,3 @@ def become_recipe(script: str, words: Sequence[str], verb: str) -> NoReturn:
     path = recipes_folder() / script
     sys.stdout.flush()
     os.execve(bash, ["bash", str(path), *words], {**os.environ, "NVPROF_KIT_VERB": verb})
-
-
-def program_name(command: Sequence[str]) -> str:
-    """The program's name for its report: ``train`` for ``torchrun --nproc-per-node 8 train.py``.
-
-    Uses the first Python script, else the module after ``-m``, else the first word.
-    """
-    words = list(command)
-    script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
-    if script is None and "-m" in words[:-1] and _PYTHON.fullmatch(PurePath(words[0]).name):
-        script = words[words.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
-    name = PurePath(script or (words[0] if words else "")).name.removesuffix(".py").removesuffix(".sh")
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".-") or "run"
-
-
-def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
-    """The default name of a report: program and time, ``train-20261122-221300``."""
-    return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"

@@ -18,10 +18,9 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit._cli.verbs.capture.capturing import launch, profile, start, status, stop
+from nvprof_kit._cli.verbs.capture.capturing import profile, ranks_profile, session
 from nvprof_kit._cli.verbs.capture.doctor import doctor
 from nvprof_kit._cli.verbs.capture.profile_ncu import profile as ncu_profile
-from nvprof_kit._cli.verbs.capture.profile_ranks import profile as ranks_profile
 from nvprof_kit._cli.verbs.capture.recipes import recipes
 from nvprof_kit._cli.verbs.capture.record import record
 from nvprof_kit._cli.verbs.capture.scrub import scrub
@@ -72,10 +71,7 @@ for _verb in (
     plot,
     export,
     profile,
-    launch,
-    start,
-    stop,
-    status,
+    session,
     record,
     recipes,
     ranks,

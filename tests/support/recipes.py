@@ -1,4 +1,4 @@
-"""Runs the shell recipes, with a fake nsys that has the options of one release and does nothing."""
+"""Runs the verbs that capture, with a fake nsys that has the options of one release and does nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "nsys"
+
+_MAIN = [sys.executable, "-m", "nvprof_kit"]
+VERBS = {
+    "profile": [*_MAIN, "profile", "-o", "run"],
+    "ranks": [*_MAIN, "ranks", "profile", "-o", "run"],
+    **{verb: [*_MAIN, "session", verb] for verb in ("launch", "start", "stop", "status")},
+}
+"""The command line of each verb that captures with nsys; the report's name is ``run`` unless another follows."""
 
 _ALL = "trace cuda-graph-trace cuda-memory-usage osrt-threshold sample cpuctxsw capture-range capture-range-end delay"
 _ALL += " env-var nvtx-capture duration kill export output session session-new gpu-metrics-frequency"
@@ -52,10 +60,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
-def run(script: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a recipe and wait for its end."""
+def run(verb: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb of `VERBS`, or a recipe by its path from the folder of nsys, and wait for its end."""
     return subprocess.run(
-        [str(RECIPES / script), *argv],
+        [*VERBS.get(verb, [str(RECIPES / verb)]), *argv],
         cwd=cwd,
         env=environment(**more),
         stdin=subprocess.DEVNULL,

@@ -6,13 +6,18 @@ import errno
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit.errors import CaptureError, ToolError
+
+_TRACED = ("CUPTI_", "CUDNN_", "CUBLAS_", "OSRT_", "MPI_", "OPENMP", "NCCL")
+_SAMPLED = frozenset({"GPU_METRICS", "COMPOSITE_EVENTS", "SCHED_EVENTS", "GENERIC_EVENTS"})
 
 
 def exported(report: Path, *, beside: Path) -> Path:
@@ -114,3 +119,20 @@ def _version(nsys: str) -> tuple[int, ...]:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version)) or "of unknown version"
+
+
+def is_empty(path: Path) -> bool:
+    """Whether an export of nsys has none of what nsys can trace; False for a file that cannot be read."""
+    try:
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            tables = {str(name) for (name,) in rows}
+            traced = {name for name in tables if name.startswith(_TRACED)} | (tables & _SAMPLED)
+            traced = {name for name in traced if not name.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")}
+            queries = [f'SELECT 1 FROM "{name}" LIMIT 1' for name in traced]
+            if "NVTX_EVENTS" in tables:
+                queries.append("SELECT 1 FROM NVTX_EVENTS WHERE eventType IN (34, 59, 60, 70, 71) LIMIT 1")
+            return "StringIds" in tables and not any(database.execute(query).fetchone() for query in queries)
+    except sqlite3.Error:
+        return False

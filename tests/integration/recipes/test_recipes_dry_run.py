@@ -10,44 +10,44 @@ from pathlib import Path
 
 import pytest
 from support.golden import Golden
-from support.recipes import OPTIONS, RECIPES, run, stand_in
+from support.recipes import OPTIONS, RECIPES, VERBS, run, stand_in
 
 CALLS = """
-profile.sh -- python train.py --lr 3
-profile.sh -o out/run -f -- python train.py
-profile.sh -o 'runs/%h.%p' -- python train.py
-profile.sh --preset infer -- python serve.py
-profile.sh --preset graphs -- python serve.py
-profile.sh --preset memory -- python train.py
-profile.sh --preset metrics -- python train.py
-profile.sh --preset light -- python train.py
-profile.sh --preset metrics -t nvtx -- python train.py
-profile.sh --step 12 -- python train.py
-profile.sh --range 'layers.0 backward' -- python train.py
-profile.sh --range iteration@Megatron -- python train.py
-profile.sh --range iteration@ -- python train.py
-profile.sh --schedule stable -- python train.py
-profile.sh --schedule 50:60 -- python train.py
-profile.sh --schedule skip_first=5,active=3,repeat=4 -- python train.py
-profile.sh --schedule active=3,repeat=0 -- python train.py
-profile.sh --windows 2 -- python train.py
-profile.sh --windows 0 -- python train.py
-profile.sh --cuda-profiler -- python train.py
-profile.sh --delay 5 --duration 30 -- python train.py
-profile.sh --duration 30 --keep-running -- python train.py
-profile.sh -x --python-functions-trace=calls.json -x --sample=cpu -- python train.py
-profile.sh -x --gpu-metrics-devices=0 --preset metrics -- python train.py
-launch.sh -- python serve.py
-launch.sh -s serving -p memory -- python serve.py
-start.sh
-start.sh -s serving -p metrics -o out/first -f
-stop.sh
-stop.sh -s serving --shutdown
-status.sh
-status.sh -e
-ranks.sh -r 3,5 --step 4 -- python train.py
-ranks.sh -r 0-7:2 -- python train.py
-ranks.sh -r 1 --local --preset metrics -o out/run -- python train.py
+profile -- python train.py --lr 3
+profile -o out/run -f -- python train.py
+profile -o 'runs/%h.%p' -- python train.py
+profile --preset infer -- python serve.py
+profile --preset graphs -- python serve.py
+profile --preset memory -- python train.py
+profile --preset metrics -- python train.py
+profile --preset light -- python train.py
+profile --preset metrics -t nvtx -- python train.py
+profile --step 12 -- python train.py
+profile --range 'layers.0 backward' -- python train.py
+profile --range iteration@Megatron -- python train.py
+profile --range iteration@ -- python train.py
+profile --schedule stable -- python train.py
+profile --schedule 50:60 -- python train.py
+profile --schedule skip_first=5,active=3,repeat=4 -- python train.py
+profile --schedule active=3,repeat=0 -- python train.py
+profile --windows 2 -- python train.py
+profile --windows 0 -- python train.py
+profile --cuda-profiler -- python train.py
+profile --delay 5 --duration 30 -- python train.py
+profile --duration 30 --keep-running -- python train.py
+profile -x --python-functions-trace=calls.json -x --sample=cpu -- python train.py
+profile -x --gpu-metrics-devices=0 --preset metrics -- python train.py
+launch -- python serve.py
+launch -s serving -p memory -- python serve.py
+start
+start -s serving -p metrics -o out/first -f
+stop
+stop -s serving --shutdown
+status
+status -e
+ranks -r 3,5 --step 4 -- python train.py
+ranks -r 0-7:2 -- python train.py
+ranks -r 1 --local --preset metrics -o out/run -- python train.py
 container.sh --image pytorch:25.01 -e docker -- /recipes/nsys/profile.sh -- python train.py
 container.sh --image pytorch:25.01 -e docker -g 0,1 --unprivileged --shm 64g -v /data:/data:ro -- nsys status
 container.sh --image pytorch:25.01 -e podman -g 2 -x --rm=false -- nsys status
@@ -96,14 +96,14 @@ def test_dry_runs(tmp_path: Path, golden: Golden) -> None:
 
 
 def test_every_recipe_is_called() -> None:
-    assert {call.split()[0] for call in CALLS} == {path.name for path in RECIPES.glob("*.sh")}
+    assert {call.split()[0] for call in CALLS} == {*VERBS, "container.sh"}
 
 
 @pytest.mark.every_nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
 def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
     known = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=False).stdout
-    done = run("profile.sh", "-n", "-p", preset, "--step", "3", "--", "true", cwd=tmp_path, NSYS=nsys)
+    done = run("profile", "-n", "-p", preset, "--step", "3", "--", "true", cwd=tmp_path, NSYS=nsys)
     asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
     assert [option for option in asked if f"{option}=" not in known] == []
     left_out = re.findall(r"this nsys has no (--\S+): left out", done.stderr)
@@ -119,7 +119,7 @@ def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
     }
     known = {verb: re.sub(".*Deprecated.*", "", text) for verb, text in known.items()}
     for verb, argv in {"launch": ["--", "true"], "start": []}.items():
-        done = run(f"{verb}.sh", "-n", "-p", "metrics", *argv, cwd=tmp_path, NSYS=nsys)
+        done = run(verb, "-n", "-p", "metrics", *argv, cwd=tmp_path, NSYS=nsys)
         assert done.stderr == ""
         asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
         assert [option for option in asked if f"{option}=" not in known[verb]] == []

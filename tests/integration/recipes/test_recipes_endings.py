@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from support import recipes
-from support.recipes import RECIPES, environment, python, ranges, run, start, wait_for
+from support.recipes import VERBS, environment, python, ranges, run, start, wait_for
 
 pytestmark = pytest.mark.nsys
-PROFILE = str(RECIPES / "profile.sh")
+PROFILE = VERBS["profile"]
 
 ASKING = """
 import os, pathlib, sys, time
@@ -68,8 +68,8 @@ def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        words = [PROFILE, "-t", "nvtx", "--", *python(ASKING, tmp_path)]
-        os.execve(PROFILE, words, environment(NSYS=nsys, TMPDIR=str(spool)))
+        words = [*PROFILE, "-t", "nvtx", "--", *python(ASKING, tmp_path)]
+        os.execve(words[0], words, environment(NSYS=nsys, TMPDIR=str(spool)))
     shown = read_until(terminal, "name? ")
     os.write(terminal, b"world\n")
     shown += read_until(terminal, "hello")
@@ -97,7 +97,7 @@ def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys
 
 @pytest.mark.slow
 def test_a_program_that_handles_sigterm_is_waited_for(nsys: str, tmp_path: Path) -> None:
-    running = start([PROFILE, "-q", "-t", "nvtx", "--", *python(SAVING, tmp_path)], tmp_path, NSYS=nsys)
+    running = start([*PROFILE, "-q", "-t", "nvtx", "--", *python(SAVING, tmp_path)], tmp_path, NSYS=nsys)
     wait_for(tmp_path / "ready")
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=60)
@@ -122,10 +122,10 @@ def profilers_of(folder: Path) -> list[str]:
 def test_nothing_that_was_captured_is_a_failure(nsys: str, tmp_path: Path) -> None:
     stepping = "import nvprof_kit\nfor number in range(3):\n    with nvprof_kit.step(number):\n        pass\n"
     words = ("-t", "nvtx", "--step", "99", "--", *python(stepping, tmp_path))
-    done = run("profile.sh", *words, cwd=tmp_path, NSYS=nsys)
+    done = run("profile", *words, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 1
-    assert "profile.sh: no report: nothing was captured: step 99 never began" in done.stderr
-    done = run("profile.sh", "--", *python("print('plain')", tmp_path), cwd=tmp_path, NSYS=nsys)
+    assert "nvprof-kit: no report: nothing was captured: step 99 never began" in done.stderr
+    done = run("profile", "--", *python("print('plain')", tmp_path), cwd=tmp_path, NSYS=nsys)
     assert (done.returncode, done.stdout) == (1, "plain\n")
     assert "nothing was captured: the report has no range and no CUDA call" in done.stderr
 
@@ -133,7 +133,7 @@ def test_nothing_that_was_captured_is_a_failure(nsys: str, tmp_path: Path) -> No
 def test_what_a_dry_run_prints_can_be_pasted(nsys: str, tmp_path: Path) -> None:
     loop = "import nvprof_kit, time\nfor number in range(3):\n    with nvprof_kit.step(number): time.sleep(0.1)\n"
     words = ("-t", "nvtx", "--step", "1", "-o", "my folder/%h", "-n", "--", *python(loop, tmp_path))
-    command = run("profile.sh", *words, cwd=tmp_path, NSYS=nsys).stdout
+    command = run("profile", *words, cwd=tmp_path, NSYS=nsys).stdout
     pasted = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )
@@ -144,5 +144,5 @@ def test_what_a_dry_run_prints_can_be_pasted(nsys: str, tmp_path: Path) -> None:
 
 def test_a_name_with_a_variable_is_not_overwritten(nsys: str, tmp_path: Path) -> None:
     (tmp_path / "run-me.sqlite").touch()
-    done = run("profile.sh", "-o", "run-%q{USER}", "--", "true", cwd=tmp_path, NSYS=nsys, USER="me")
+    done = run("profile", "-o", "run-%q{USER}", "--", "true", cwd=tmp_path, NSYS=nsys, USER="me")
     assert done.returncode == 2 and re.search(r"run-me\.sqlite exists", done.stderr)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, environment, gone, run, start, wait_for
+from support.recipes import RECIPES, VERBS, environment, gone, run, start, wait_for
 
 NCU_RECIPES = RECIPES.parent / "ncu"
 
@@ -73,12 +73,12 @@ def files(folder: Path) -> list[str]:
     "name", ["a b", "-dash", "--output", "$HOME", "it's", "*", "`id`", "a;b", "back\\slash", "#", "é", "[x]", "100%%"]
 )
 def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
-    done = run("profile.sh", "-o", name, "--", "sh", "-c", "exit 7", cwd=place, NSYS=str(tool / "nsys"))
+    done = run("profile", "-o", name, "--", "sh", "-c", "exit 7", cwd=place, NSYS=str(tool / "nsys"))
     assert done.returncode == 7, done.stderr
     assert files(place) == sorted([f"{name}.nsys-rep", f"{name}.sqlite"])
 
 
-@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "ncu/roofline.sh"])
 @pytest.mark.parametrize("name", [".", "..", "folder/", "a\nb", 'quo"te', "a&b"])
 def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) -> None:
     done = ask(recipe, "-o", name, "--", "true", place=place, tool=tool)
@@ -86,9 +86,13 @@ def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) 
     assert files(place) == []
 
 
+def speaker(recipe: str) -> str:
+    return "nvprof-kit" if recipe in VERBS else Path(recipe).name
+
+
 def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(RECIPES.parent / recipe), *argv],
+        [*VERBS.get(recipe, [str(RECIPES.parent / recipe)]), *argv],
         cwd=place,
         env=environment(NSYS=str(tool / "nsys"), NCU=str(tool / "ncu")),
         stdin=subprocess.DEVNULL,
@@ -99,13 +103,13 @@ def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.Complete
     )
 
 
-@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "nsys/launch.sh", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "launch", "ncu/roofline.sh"])
 @pytest.mark.parametrize("program", ["no-such-program", "./no-such.py", "./text", "note", "if"])
 def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: str) -> None:
     (place / "text").write_text("no program")
     done = ask(recipe, "--", program, place=place, tool=tool)
     assert done.returncode == 127
-    assert done.stderr == f"{Path(recipe).name}: '{program}' is not found, or is no program that can be run\n"
+    assert done.stderr == f"{speaker(recipe)}: '{program}' is not found, or is no program that can be run\n"
     assert files(place) == ["text"]
 
 
@@ -120,22 +124,22 @@ def test_a_link_to_a_recipe(script: Path, place: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "") and "Usage: " in done.stdout
 
 
-@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "ncu/roofline.sh"])
 def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
     for name in ("nsys", "ncu"):
         (tool / name).write_text("#!/bin/sh\necho 'libelf.so.1: cannot open' >&2; exit 127\n")
     done = ask(recipe, "--", "true", place=place, tool=tool)
-    name = recipe.partition("/")[0]
+    name = "ncu" if "ncu" in recipe else "nsys"
     assert done.returncode == 3
-    assert done.stderr == f"{Path(recipe).name}: {tool / name} does not run: libelf.so.1: cannot open\n"
+    assert done.stderr == f"{speaker(recipe)}: {tool / name} does not run: libelf.so.1: cannot open\n"
 
 
 @pytest.mark.parametrize(("ending", "status"), [("exit 5", 5), ("kill -SEGV $$", 128 + 11)])
 def test_a_tool_that_fails(tool: Path, place: Path, ending: str, status: int) -> None:
     (tool / "nsys").write_text(f"#!/bin/bash\ncase $1$2 in --version | profile--help) exit 0 ;; esac\n{ending}\n")
-    done = ask("nsys/profile.sh", "--", "true", place=place, tool=tool)
+    done = ask("profile", "--", "true", place=place, tool=tool)
     assert done.returncode == status
-    assert done.stderr.endswith("profile.sh: no report: nothing was captured: nsys ended before it began the program\n")
+    assert done.stderr.endswith("nvprof-kit: no report: nothing was captured: nsys ended before it began the program\n")
     assert files(place) == []
 
 
@@ -151,13 +155,13 @@ def test_an_nsys_that_loses_its_agent_is_started_again(tool: Path, place: Path, 
     once = '[ ! -e "${0%/*}/failed" ] && : >"${0%/*}/failed"'
     nsys = tool / "nsys"
     nsys.write_text(fails(f"{once} && {{ echo '{words}'; exit 1; }}"))
-    done = ask("nsys/profile.sh", "-o", "run", "--", "sh", "-c", "echo began; exit 7", place=place, tool=tool)
+    done = ask("profile", "-o", "run", "--", "sh", "-c", "echo began; exit 7", place=place, tool=tool)
     assert (done.returncode, done.stdout) == (7, "began\n"), done.stderr
-    assert "profile.sh: nsys lost its own agent before it began the program, and is started again\n" in done.stderr
+    assert "nvprof-kit: nsys lost its own agent before it began the program, and is started again\n" in done.stderr
     assert files(place) == ["run.nsys-rep", "run.sqlite"]
 
     nsys.write_text(fails(f"echo '{words}'; exit 1"))
-    done = ask("nsys/profile.sh", "-o", "other", "--", "sh", "-c", "echo began", place=place, tool=tool)
+    done = ask("profile", "-o", "other", "--", "sh", "-c", "echo began", place=place, tool=tool)
     assert (done.returncode, done.stdout, done.stderr.count("is started again")) == (1, "", 1)
     assert done.stderr.endswith("nothing was captured: nsys ended before it began the program\n")
     assert files(place) == ["run.nsys-rep", "run.sqlite"]
@@ -165,13 +169,13 @@ def test_an_nsys_that_loses_its_agent_is_started_again(tool: Path, place: Path, 
 
 def test_an_nsys_that_loses_its_agent_later_is_not(tool: Path, place: Path) -> None:
     (tool / "nsys").write_text(STAND_IN.replace("status=$?\n", "status=$?; echo End of file; exit 1\n"))
-    done = ask("nsys/profile.sh", "-o", "run", "--", "sh", "-c", "echo began", place=place, tool=tool)
+    done = ask("profile", "-o", "run", "--", "sh", "-c", "echo began", place=place, tool=tool)
     assert (done.returncode, done.stdout) == (1, "began\n")
     assert "again" not in done.stderr
-    assert done.stderr.endswith("profile.sh: no report: nothing was captured\n")
+    assert done.stderr.endswith("nvprof-kit: no report: nothing was captured\n")
 
 
-@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "ncu/roofline.sh"])
 def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str) -> None:
     for folder in ("/proc/run", "/dev/null/run", "/sys/kernel/run"):
         done = ask(recipe, "-o", folder, "--min-free", "0", "--", "true", place=place, tool=tool)
@@ -181,15 +185,15 @@ def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str
 
 def test_a_folder_in_the_reports_place(tool: Path, place: Path) -> None:
     (place / "run.sqlite").mkdir()
-    done = ask("nsys/profile.sh", "--force", "--", "true", place=place, tool=tool)
+    done = ask("profile", "--force", "--", "true", place=place, tool=tool)
     assert (done.returncode, done.stderr) == (
         2,
-        "profile.sh: run.sqlite is a folder; choose another name with -o NAME\n",
+        "nvprof-kit: run.sqlite is a folder; choose another name with -o NAME\n",
     )
 
 
 def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
-    command = [str(RECIPES / "profile.sh"), "-o", "same", "--", "sh", "-c", "sleep 1; exit 7"]
+    command = [*VERBS["profile"], "-o", "same", "--", "sh", "-c", "sleep 1; exit 7"]
     running = [start(command, place, NSYS=str(tool / "nsys")) for _ in range(3)]
     said = [each.communicate(timeout=60)[0] for each in running]
     assert sorted(each.returncode for each in running) == [2, 2, 7]
@@ -198,7 +202,7 @@ def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
 
 
 def test_a_report_that_came_meanwhile_is_kept(tool: Path, place: Path) -> None:
-    done = ask("nsys/profile.sh", "--", "touch", "run.sqlite", place=place, tool=tool)
+    done = ask("profile", "--", "touch", "run.sqlite", place=place, tool=tool)
     assert done.returncode == 1 and "run.sqlite exists; the new one stays in .run.partial" in done.stderr
     assert files(place / ".run.partial") == ["run.sqlite"]
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, environment, python, ranges, run
+from support.recipes import VERBS, environment, python, ranges, run
 
 TRAIN = """
 import os, pathlib, signal, sys, time
@@ -43,7 +43,7 @@ if killed >= 0:
 )
 def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> None:
     def profiled(rank: int) -> bool:
-        done = run("ranks.sh", "-n", "--ranks", ranks, "--", "true", cwd=tmp_path, RANK=str(rank), NSYS="nsys")
+        done = run("ranks", "-n", "--ranks", ranks, "--", "true", cwd=tmp_path, RANK=str(rank), NSYS="nsys")
         assert done.returncode == 0, done.stderr
         return done.stdout.startswith("nsys profile")
 
@@ -62,9 +62,9 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
     ],
 )
 def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
-    done = run("ranks.sh", "-n", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    done = run("ranks", "-n", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert re.search(r"--output=run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
-    local = run("ranks.sh", "-n", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    local = run("ranks", "-n", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert "-rank3-" in local.stdout
 
 
@@ -78,7 +78,7 @@ def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
 )
 def test_refusals_are_one_line(argv: list[str], message: str, tmp_path: Path) -> None:
     rank = {} if message == "no rank is known" else {"RANK": "0"}
-    done = run("ranks.sh", "-n", *argv, cwd=tmp_path, **rank)
+    done = run("ranks", "-n", *argv, cwd=tmp_path, **rank)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -87,7 +87,7 @@ def torchrun(tmp_path: Path, nsys: str, *argv: str, killed: int = -1) -> int:
     import subprocess
 
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--no-python"]
-    command = [*launcher, str(RECIPES / "ranks.sh"), *argv, "-t", "nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
+    command = [*launcher, *VERBS["ranks"], *argv, "-t", "nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(NSYS=nsys), capture_output=True, text=True, check=False, timeout=180
     )
@@ -152,7 +152,7 @@ def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, t
     ],
 )
 def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path: Path) -> None:
-    done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
+    done = run("ranks", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
     assert f"--output={name.replace('PID', str(os.getpid()))}" in done.stdout, done.stdout + done.stderr
 
 
@@ -185,14 +185,14 @@ def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(
     variables = {"RANK": "9", "LOCAL_RANK": local, "CUDA_VISIBLE_DEVICES": visible}
     path = f"{tmp_path}:{os.environ['PATH']}"
     words = ("-n", "-r", "all", "-p", "metrics", "--", "true")
-    done = run("ranks.sh", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
+    done = run("ranks", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
     assert f"--gpu-metrics-devices={device} " in done.stdout, done.stdout + done.stderr
 
 
 def test_the_host_is_this_one(tmp_path: Path) -> None:
     """Slurm brings along the variables of the host that the job came from."""
     variables = {"SLURM_PROCID": "0", "HOSTNAME": "login/01 of another"}
-    done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    done = run("ranks", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     name = re.search(r"--output=run-(\S+)-rank0-", done.stdout)
     assert name is not None, done.stdout + done.stderr
     assert name[1] == re.sub(r"[^A-Za-z0-9._-]", "_", os.uname().nodename)

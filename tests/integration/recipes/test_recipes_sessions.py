@@ -1,4 +1,4 @@
-"""launch.sh, start.sh, stop.sh and status.sh: several captures of one running program, under real releases of nsys."""
+"""nvprof-kit session launch, start, stop and status: several captures of one program, under real releases of nsys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, gone, python, ranges, run, start, wait_for
+from support.recipes import VERBS, gone, python, ranges, run, start, wait_for
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -37,24 +37,24 @@ def session() -> str:
 def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100", "saving")]
+    launched = [*VERBS["launch"], "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100", "saving")]
     running = start(launched, **here)
     try:
         pid = int(wait_for(tmp_path / "pid"))
-        assert name in run("status.sh", **here).stdout
-        assert run("launch.sh", "-s", name, "--", "true", **here).returncode == 2
+        assert name in run("status", **here).stdout
+        assert run("launch", "-s", name, "--", "true", **here).returncode == 2
         for _ in range(2):
-            begun = run("start.sh", "-s", name, **here)
+            begun = run("start", "-s", name, **here)
             assert begun.returncode == 0, begun.stderr
-            assert run("start.sh", "-s", name, **here).returncode == 2
+            assert run("start", "-s", name, **here).returncode == 2
             # from an ssh session and from a batch job, say
-            ended = run("stop.sh", "-s", name, XDG_RUNTIME_DIR=str(tmp_path / "another"), HOME="/nonexistent", **here)
+            ended = run("stop", "-s", name, XDG_RUNTIME_DIR=str(tmp_path / "another"), HOME="/nonexistent", **here)
             assert ended.returncode == 0, ended.stderr
             assert ".partial" not in begun.stdout + begun.stderr + ended.stdout + ended.stderr
-        refused = run("stop.sh", "-s", name, **here)
+        refused = run("stop", "-s", name, **here)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     finally:
-        ended = run("stop.sh", "-s", name, "--shutdown", **here)
+        ended = run("stop", "-s", name, "--shutdown", **here)
         said, _ = running.communicate(timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert gone(pid), said
@@ -69,15 +69,15 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
 def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
+    launched = [*VERBS["launch"], "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
     running = start(launched, **here)
     pid = int(wait_for(tmp_path / "pid"))
-    assert run("start.sh", "-s", name, "-o", "cut", **here).returncode == 0
+    assert run("start", "-s", name, "-o", "cut", **here).returncode == 0
     time.sleep(2)  # some steps
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=60)
     assert gone(pid), said
-    ended = run("stop.sh", "-s", name, **here)
+    ended = run("stop", "-s", name, **here)
     assert ended.returncode == 0, ended.stderr
     assert "cut.nsys-rep" in ended.stderr
     assert "layers.0" in ranges(tmp_path / "cut.sqlite")
@@ -85,14 +85,15 @@ def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> 
 
 @pytest.mark.nsys
 def test_no_session(nsys: str, tmp_path: Path) -> None:
-    done = run("start.sh", "-s", "nobody", cwd=tmp_path, NSYS=nsys)
+    done = run("start", "-s", "nobody", cwd=tmp_path, NSYS=nsys)
     assert (done.returncode, done.stderr) == (
         2,
-        "start.sh: no session nobody; start the program with launch.sh, and see status.sh\n",
+        "nvprof-kit: no session nobody; start the program with nvprof-kit session launch, and see nvprof-kit session "
+        "status\n",
     )
 
 
-@pytest.mark.parametrize("script", ["launch.sh", "start.sh", "stop.sh", "status.sh", "ranks.sh", "container.sh"])
+@pytest.mark.parametrize("script", ["launch", "start", "stop", "status", "ranks", "container.sh"])
 def test_help_and_refusals(script: str, tmp_path: Path) -> None:
     done = run(script, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("Usage: ")
@@ -101,12 +102,12 @@ def test_help_and_refusals(script: str, tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.parametrize("script", ["launch.sh", "start.sh", "stop.sh", "status.sh"])
+@pytest.mark.parametrize("script", ["launch", "start", "stop", "status"])
 def test_without_nsys(script: str, tmp_path: Path) -> None:
-    argv = ["--", "true"] if script == "launch.sh" else []
+    argv = ["--", "true"] if script == "launch" else []
     done = run(script, *argv, cwd=tmp_path, NSYS="/no/nsys")
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
 
 
 def test_a_session_has_a_plain_name(tmp_path: Path) -> None:
-    assert run("stop.sh", "-n", "-s", "../x", cwd=tmp_path).returncode == 2
+    assert run("stop", "-n", "-s", "../x", cwd=tmp_path).returncode == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -13,19 +12,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nvprof_kit._capture.recipe_options import program_name, recipe_options, report_name
-from nvprof_kit._cli import group
-from nvprof_kit._cli.verbs.capture import profile_ncu, profile_ranks
+from nvprof_kit._capture.profile import program_name, report_name
+from nvprof_kit._capture.recipe_options import recipe_options
+from nvprof_kit._cli.verbs.capture import profile_ncu
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"
 VERBS = {
-    "profile": (group.commands["profile"], ["nsys/profile.sh"]),
-    "launch": (group.commands["launch"], ["nsys/launch.sh"]),
-    "start": (group.commands["start"], ["nsys/start.sh"]),
-    "stop": (group.commands["stop"], ["nsys/stop.sh"]),
-    "status": (group.commands["status"], ["nsys/status.sh"]),
-    "ranks profile": (profile_ranks.profile, ["nsys/ranks.sh", "nsys/profile.sh"]),
     "ncu profile": (
         profile_ncu.profile,
         ["ncu/layer.sh", "ncu/kernels.sh", "ncu/top.sh", "ncu/roofline.sh", "ncu/common.bash"],
@@ -77,33 +70,6 @@ def test_a_recipe_takes_every_option_of_its_help(script: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("verb", "words", "recipe", "argv"),
     [
-        (
-            "profile",
-            ["--step=12", "-x", "--stats=true", "-x", "--a=b", "-fo", "name", "--", "python", "a.py", "--", "--step"],
-            "nsys/profile.sh",
-            [
-                "--output=name",
-                "--force",
-                "--nsys=--stats=true",
-                "--nsys=--a=b",
-                "--step=12",
-                "--",
-                "python",
-                "a.py",
-                "--",
-                "--step",
-            ],
-        ),
-        ("launch", ["-s", "serving", "--", "x"], "nsys/launch.sh", ["--session=serving", "--", "x"]),
-        ("start", ["-q"], "nsys/start.sh", ["--quiet"]),
-        ("stop", ["--shutdown"], "nsys/stop.sh", ["--shutdown"]),
-        ("status", [], "nsys/status.sh", []),
-        (
-            "ranks profile",
-            ["--ranks", "0,7", "--step", "3", "--", "python", "my train.py"],
-            "nsys/ranks.sh",
-            ["--ranks=0,7", "--step=3", "--output=my_train", "--", "python", "my train.py"],
-        ),
         (
             "ncu profile",
             ["-l", "model.layers.3", "-p", "backward", "-s", "tensor", "-o", "l3", "--", "x"],
@@ -178,14 +144,3 @@ def test_every_shell_has_its_script(shell: str) -> None:
         check=False,
     )
     assert "nvprof-kit" in done.stdout and "_NVPROF_KIT_COMPLETE" in done.stdout
-
-
-def test_verbs_name_verbs() -> None:
-    for verb in ("launch", "start", "stop", "status", "profile"):
-        shown = CliRunner().invoke(VERBS[verb][0], ["--help"]).output
-        assert not re.search(r"(launch|start|stop|status|profile)\.sh", shown), shown
-    stop = ["bash", str(RECIPES / "nsys" / "stop.sh"), "--session", "nobody-has-this"]
-    for name, said in (("nvprof-kit stop", "nvprof-kit start"), ("", "start.sh")):
-        done = subprocess.run(stop, env={**os.environ, "NVPROF_KIT_VERB": name, "NSYS": "true"}, text=True,
-                              capture_output=True, check=False)  # fmt: skip
-        assert done.returncode == 2 and done.stderr.endswith(f"begin one with {said}\n")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from nvprof_kit._capture.recipe_options import become_recipe, recipe_options, report_name
+from nvprof_kit._capture.profile import report_name
+from nvprof_kit._capture.recipe_options import become_recipe, recipe_options
 from nvprof_kit._cli.verbs.capture.recipe_verb import Given, recipe_verb, recipe_words
 from nvprof_kit.errors import UsageError
 

@@ -1,0 +1,352 @@
+"""What the verbs ``profile`` and ``session launch|start|stop|status`` do: choose the nsys command, run it, end it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+from nvprof_kit._capture import nsys as command_lines
+from nvprof_kit._capture.nsys import Options, Window
+from nvprof_kit._capture.session import (
+    IsEmpty,
+    Supervisor,
+    expand_name,
+    finish_report,
+    need_name,
+    need_program,
+    need_session_name,
+    need_space,
+    open_stage,
+    output_setting,
+    refuse_existing,
+    say,
+    session_state,
+    state_file,
+)
+from nvprof_kit.errors import ToolError, UsageError
+
+_PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
+
+
+def program_name(command: Sequence[str]) -> str:
+    """The program's name for its report: ``train`` for ``torchrun --nproc-per-node 8 train.py``.
+
+    Uses the first Python script, else the module after ``-m``, else the first word.
+    """
+    words = list(command)
+    script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
+    if script is None and "-m" in words[:-1] and _PYTHON.fullmatch(PurePath(words[0]).name):
+        script = words[words.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
+    name = PurePath(script or (words[0] if words else "")).name.removesuffix(".py").removesuffix(".sh")
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".-") or "run"
+
+
+def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
+    """The default name of a report: program and time, ``train-20261122-221300``."""
+    return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"
+
+
+def print_command(command: Sequence[str], *, environ: Mapping[str, str] | None = None, output: str = "") -> None:
+    """Print one line that can be pasted; it makes the folder of ``output``, since nsys would write to /tmp instead."""
+    folder = os.path.dirname(output)
+    prefix = f"mkdir -p -- {shlex.quote(folder)} && " if folder and not os.path.isdir(folder) else ""
+    assigned = [f"{name}={value}" for name, value in (environ or {}).items()]
+    print(prefix + shlex.join([*assigned, *command]))
+
+
+def _nsys() -> str:
+    return os.environ.get("NSYS") or "nsys"
+
+
+def _fitted(settings: Sequence[str], extra: Sequence[str], options: Options, *, quiet: bool) -> list[str]:
+    fitted, missing = command_lines.fit_settings(settings, options)
+    for name in missing:
+        say(f"this nsys has no {name}: left out", quiet=quiet)
+    return command_lines.with_extra(fitted, extra, options)
+
+
+def _window(
+    step: int | None, text: str | None, schedule: str | None, windows: int | None, cuda_profiler: bool
+) -> tuple[str, Window]:
+    """The window to capture, with the option that chose it."""
+    chosen: list[tuple[str, Window]] = []
+    if step is not None:
+        chosen.append(("step", command_lines.step_window(step)))
+    if text is not None:
+        chosen.append(("range", command_lines.range_window(text)))
+    if schedule is not None:
+        chosen.append(("schedule", command_lines.schedule_window(schedule)))
+    if windows is not None:
+        chosen.append(("windows", command_lines.own_windows(windows)))
+    if cuda_profiler:
+        chosen.append(("cuda-profiler", command_lines.CUDA_PROFILER))
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0][0]} and --{chosen[1][0]} exclude each other: each says what to capture")
+    return chosen[0] if chosen else ("", Window())
+
+
+def profile_program(  # noqa: PLR0912, PLR0915
+    program: Sequence[str],
+    output: str,
+    *,
+    force: bool = False,
+    preset: str = "train",
+    trace: str | None = None,
+    extra: Sequence[str] = (),
+    min_free_mb: int = 1024,
+    quiet: bool = False,
+    dry_run: bool = False,
+    step: int | None = None,
+    text: str | None = None,
+    schedule: str | None = None,
+    windows: int | None = None,
+    cuda_profiler: bool = False,
+    delay: float | None = None,
+    duration: float | None = None,
+    keep_running: bool = False,
+    environ: Mapping[str, str],
+    is_empty: IsEmpty,
+) -> int:
+    """Run a program under ``nsys profile``; arguments as the options of ``nvprof-kit profile``.
+
+    Returns:
+        The program's exit status; 1 if nothing was captured or the report could not be brought to its place.
+    """
+    if not program:
+        raise UsageError("no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py")
+    option, window = _window(step, text, schedule, windows, cuda_profiler)
+    if option and (delay is not None or duration is not None):
+        raise UsageError(f"--{option} goes without --delay and --duration: the {option} says when")
+    if keep_running and duration is None:
+        raise UsageError("--keep-running is of use only with --duration S")
+    settings = command_lines.read_preset(preset)
+    if trace:
+        settings = command_lines.with_trace(settings, trace)
+    settings += window.settings
+    absent = window.absent
+    if delay is not None:
+        settings.append(f"--delay={delay:.9g}")
+        absent = f"the program ended before the {delay:.9g} s of --delay were over"
+    if duration is not None:
+        settings.append(f"--duration={duration:.9g}")
+    if keep_running:
+        settings.append("--kill=none")
+    nsys = _nsys()
+    settings = _fitted(settings, extra, command_lines.read_options(nsys, "profile"), quiet=quiet)
+    added = {**window.environ, **environ}
+    output = output.removesuffix(".nsys-rep")
+    if dry_run:
+        need_name(output)
+        overwrite = ["--force-overwrite=true"] if force else []
+        words = [nsys, "profile", *settings, "--export=sqlite", *overwrite, f"--output={output}", *program]
+        print_command(words, environ=added, output=output)
+        return 0
+    output = expand_name(output)
+    need_name(output)
+    version = command_lines.need_nsys(nsys)
+    refuse_existing(output, force=force)
+    need_program(program)
+    if duration is not None and duration > 60:
+        why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
+        say(f"--duration {duration:.9g}: {why}", quiet=quiet)
+    if keep_running:  # the program may have its part of nsys's files there
+        need_space(Path(os.environ.get("TMPDIR") or "/tmp"), min_free_mb)
+    need_space(Path(output).parent, min_free_mb)
+    # nsys would not wait for the program that it ends
+    ends_with_capture = duration is not None and not any(setting.startswith("--kill=") for setting in settings)
+    if ends_with_capture:
+        settings.append("--kill=none")
+    if any(setting.startswith(("--capture-range=", "--delay=")) for setting in settings):
+        # what begins later misses the mark with which the program says at its begin which rank it is
+        added["NVPROF_KIT_RANK_MARK"] = "step"
+    stage = open_stage(output, force=force)
+    state = stage / ".run"
+    state.mkdir()
+    supervisor = Supervisor(
+        stage,
+        state,
+        added,
+        stay=ends_with_capture or _ends_early(version),
+        quiet=quiet,
+        keep_running=keep_running,
+        ends_with_capture=ends_with_capture,
+    )
+    start = time.monotonic()
+    status = supervisor.run([nsys, "profile", *settings, "--export=sqlite", output_setting(stage, output)], program)
+    began, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
+    shutil.rmtree(state, ignore_errors=True)
+    if not keep_running and (status > 128 or supervisor.left_early or not any(stage.iterdir())):
+        supervisor.end_orphans()
+    if not option and duration is None and seconds > 60:
+        why = "a window of a few steps is smaller and as good: see --step"
+        say(f"all {seconds} s of the run were captured; {why}", quiet=quiet)
+    if status:
+        supervisor.print_withheld()
+    absent = absent if began else "nsys ended before it began the program"
+    return finish_report(
+        nsys, stage, Path(output).parent, status, force=force, quiet=quiet, is_empty=is_empty, absent=absent
+    )
+
+
+def _ends_early(version: str) -> bool:
+    """Whether this nsys ends, with 0, before a program that handles the signal that nsys passes on."""
+    return re.search(r" 20(1\d|2[0-3])\.", version) is not None
+
+
+def launch_session(
+    program: Sequence[str],
+    name: str,
+    *,
+    preset: str,
+    trace: str | None,
+    extra: Sequence[str],
+    environ: Mapping[str, str],
+    quiet: bool,
+    dry_run: bool,
+) -> int:
+    """Run a program in a new nsys session; arguments as the options of ``nvprof-kit session launch``.
+
+    Returns:
+        The program's exit status.
+    """
+    if not program:
+        raise UsageError("no program to run; needed: nvprof-kit session launch [OPTION]... -- python serve.py")
+    need_session_name(name)
+    settings = command_lines.read_preset(preset)
+    if trace:
+        settings = command_lines.with_trace(settings, trace)
+    nsys = _nsys()
+    settings = _fitted(settings, extra, command_lines.read_options(nsys, "launch", "start"), quiet=quiet)
+    words = [nsys, "launch", f"--session-new={name}", *settings]
+    if dry_run:
+        print_command([*words, *program], environ=environ)
+        return 0
+    command_lines.need_nsys(nsys)
+    need_program(program)
+    if session_state(nsys, name):
+        raise UsageError(
+            f"a session {name} runs already; take another name with -s NAME, or end it: nsys shutdown --session={name}"
+        )
+    need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
+    with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
+        # a session misses the mark with which the program says at its begin which rank it is
+        environ = {**environ, "NVPROF_KIT_RANK_MARK": "step"}
+        # sessions are looked for in the spool folder; session stop --shutdown ends the program
+        supervisor = Supervisor(Path(folder), Path(folder), environ, stay=True, quiet=quiet, keep_spool=True)
+        status = supervisor.run(words, program)
+        if status > 128 or supervisor.left_early:
+            supervisor.end_orphans()
+    return status
+
+
+def start_session(
+    name: str,
+    *,
+    output: str | None,
+    force: bool,
+    preset: str,
+    extra: Sequence[str],
+    min_free_mb: int,
+    quiet: bool,
+    dry_run: bool,
+) -> int:
+    """Begin a capture in a session; arguments as the options of ``nvprof-kit session start``."""
+    need_session_name(name)
+    number = 1
+    while any(os.path.lexists(f"{name}.{number}.{suffix}") for suffix in ("nsys-rep", "sqlite")):
+        number += 1
+    output = (output or f"{name}.{number}").removesuffix(".nsys-rep")
+    need_name(output)
+    nsys = _nsys()
+    options = command_lines.read_options(nsys, "start", "launch")
+    settings = _fitted(command_lines.read_preset(preset), extra, options, quiet=quiet)
+    words = [nsys, "start", f"--session={name}", *settings, "--export=sqlite"]
+    if dry_run:
+        print_command([*words, *(["--force-overwrite=true"] if force else []), f"--output={output}"], output=output)
+        return 0
+    output = expand_name(output)
+    need_name(output)
+    command_lines.need_nsys(nsys)
+    refuse_existing(output, force=force)
+    session = session_state(nsys, name)
+    if not session:
+        raise UsageError(
+            f"no session {name}; start the program with nvprof-kit session launch, and see nvprof-kit session status"
+        )
+    if "Collection" in session:
+        raise UsageError(f"session {name} captures already; end that with nvprof-kit session stop -s {name}")
+    need_space(Path(output).parent, min_free_mb)
+    need_space(Path(os.environ.get("TMPDIR") or "/tmp"), min_free_mb)  # nsys spools there
+    state = state_file(name)
+    stage = open_stage(output, force=force)
+    state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n{force}\n")
+    status = subprocess.run([*words, output_setting(stage, output)], check=False).returncode
+    if status:
+        shutil.rmtree(stage, ignore_errors=True)
+        state.unlink(missing_ok=True)
+        error = ToolError("nsys did not start the capture")
+        error.exit_code = status if status > 0 else 128 - status
+        raise error
+    say(f"session {name} captures into {output}; end it with nvprof-kit session stop", quiet=quiet)
+    return 0
+
+
+def stop_session(name: str, *, shutdown: bool, quiet: bool, dry_run: bool, is_empty: IsEmpty) -> int:
+    """End the capture of a session and write its report; arguments as the options of ``nvprof-kit session stop``."""
+    need_session_name(name)
+    nsys = _nsys()
+    stop = [nsys, "stop", f"--session={name}"]
+    end = [nsys, "shutdown", f"--session={name}", "--kill=sigterm"]
+    if dry_run:
+        print_command(stop)
+        if shutdown:
+            print_command(end)
+        return 0
+    command_lines.need_nsys(nsys)
+    state = state_file(name)
+    session = session_state(nsys, name)
+    if not state.is_file():
+        if shutdown and session:
+            return subprocess.run(end, check=False).returncode
+        raise UsageError(f"no capture to end in session {name}; begin one with nvprof-kit session start")
+    stage, folder, force = state.read_text().splitlines()
+    status = 0
+    if "Collection" in session:
+        supervisor = Supervisor(Path(stage), Path(stage), {}, stay=False, quiet=quiet)
+        done = subprocess.run(
+            stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+        )
+        status = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        for line in done.stdout.splitlines():
+            supervisor.relay(line)
+        if status:
+            supervisor.print_withheld()
+    else:  # nsys wrote the report then
+        say(f"session {name} captures no more: its program ended", quiet=quiet)
+    state.unlink(missing_ok=True)
+    status = finish_report(
+        nsys, Path(stage), Path(folder), status, force=force == "True", quiet=quiet, is_empty=is_empty
+    )
+    if shutdown and session:
+        subprocess.run(end, check=False)
+    return status
+
+
+def print_status(*, environment: bool, dry_run: bool) -> None:
+    """List the nsys sessions of this machine and, with ``environment``, what nsys says about the machine."""
+    nsys = _nsys()
+    commands = [[nsys, "sessions", "list"], *([[nsys, "status", "--environment"]] if environment else [])]
+    if not dry_run:
+        command_lines.need_nsys(nsys)
+    for command in commands:
+        if dry_run:
+            print_command(command)
+        else:
+            subprocess.run(command, check=False)  # it fails where it merely warns

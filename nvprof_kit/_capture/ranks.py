@@ -1,0 +1,124 @@
+"""Which rank of a job this process is, as its launcher says, and whether it is one to profile."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from nvprof_kit.errors import UsageError
+
+# Slurm's last: whatever a batch script starts has its number, 0, in the environment
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::0*([1-9]\d{0,8}))?)?")
+
+
+class Rank(NamedTuple):
+    """This process in its job.
+
+    Attributes:
+        rank: The rank.
+        run_id: What the ranks of one run have in common; '' if nothing is known.
+        is_chosen: Whether it is to be profiled.
+        gpu: nsys's number for its GPU; '' if no local rank is known.
+    """
+
+    rank: int
+    run_id: str
+    is_chosen: bool
+    gpu: str
+
+    def report_name(self, beginning: str) -> str:
+        """The name of its report: ``run-RUN-HOST-rank3-20261122-221300``."""
+        host = re.sub(
+            r"[^A-Za-z0-9._-]", "_", os.uname().nodename
+        )  # HOSTNAME may be another's, which Slurm brings along
+        parts = [beginning, self.run_id, host, f"rank{self.rank}", time.strftime("%Y%m%d-%H%M%S")]
+        return "-".join(part for part in parts if part)
+
+
+def choose_rank(ranks: str, *, local: bool) -> Rank:
+    """Find out which rank this process is.
+
+    Args:
+        ranks: Which ranks to profile: ``all``, or numbers, ranges and strides such as ``0,3,8-15,0-31:8``.
+        local: Whether ``ranks`` counts the ranks of each host.
+
+    Raises:
+        UsageError: No rank is known, or the list is none.
+    """
+    rank, local_rank = _number(_RANK), _number(_LOCAL_RANK)
+    if rank is None:
+        raise UsageError(
+            f"no rank is known: none of {', '.join(_RANK)} is set; start it through torchrun, accelerate, deepspeed, "
+            "srun or mpirun"
+        )
+    if local and local_rank is None:
+        raise UsageError(f"--local: no local rank is known: none of {', '.join(_LOCAL_RANK)} is set")
+    counted = local_rank if local and local_rank is not None else rank
+    gpu = "" if local_rank is None else _gpu(local_rank)
+    return Rank(rank, _run_id(), _in_list(counted, ranks), gpu)
+
+
+def _number(variables: tuple[str, ...]) -> int | None:
+    """The value of the first variable that is set to a number."""
+    values = (os.environ.get(variable, "") for variable in variables)
+    return next((int(value) for value in values if re.fullmatch(r"[0-9]+", value)), None)
+
+
+def _in_list(number: int, ranks: str) -> bool:
+    if ranks == "all":
+        return True
+    chosen = False
+    for part in ranks.removesuffix(",").split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise UsageError(f"--ranks {ranks}: '{part}' is no rank, no range 0-7 and no stride 0-31:8")
+        first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if first > last:
+            raise UsageError(f"--ranks {ranks}: no rank lies from {first} to {last}")
+        chosen |= number in range(first, last + 1, stride)
+    return chosen
+
+
+def _run_id() -> str:
+    """What the ranks of one run have in common: from the user or the launcher, or the launcher's process and start."""
+    environ = os.environ
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    slurm = f"{job}.{step}" if job and step else job
+    run_id = environ.get("NVPROF_KIT_RUN_ID") or ("" if elastic == "none" else elastic) or slurm
+    run_id = run_id or environ.get("PMIX_NAMESPACE", "")
+    world_size = _number(_WORLD_SIZE)
+    if not run_id and world_size is not None and world_size == _number(_LOCAL_WORLD_SIZE):
+        launcher = os.getppid()
+        start = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]  # in ticks since the boot
+        run_id = f"{launcher}.{start}"
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if run_id and restarts != "0":
+        run_id += f".restart{restarts}"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
+
+
+def _gpu(local_rank: int) -> str:
+    """The number that nsys has for a local rank's GPU: CUDA_VISIBLE_DEVICES renames GPUs for the program alone."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    index = 0 if len(visible) == 1 else local_rank  # a launcher that shows each rank one GPU, srun for one
+    gpu = visible[index] if index < len(visible) else str(index)
+    if gpu.startswith(("GPU-", "MIG-")):
+        try:
+            query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+            listing = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return gpu
+        for line in listing.splitlines():
+            number, _, uuid = line.partition(", ")
+            if uuid.startswith(gpu):
+                return number
+    return gpu

@@ -1,0 +1,428 @@
+"""Runs nsys on a program and ends it: signals, staging, free disk, and what is left over when something is killed.
+
+A report is written into a folder of its own beside its place, ``.NAME.partial``; only what is complete leaves that. So
+a run that is killed at any moment leaves nothing that could be taken for a report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from nvprof_kit._capture.recipes import recipes_folder
+from nvprof_kit.errors import ToolError, UsageError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PROGRESS = re.compile(
+    r"\[\d.*/\d.*\].*|Generated:|Collecting data\.\.\.|Processing \[.*|Processing events\.\.\..*|Capture range .*|"
+    r"Initiating .*|The target application .*|Exporting .*|Saved .*|Saving .*"
+)
+"""What nsys prints about its progress, and with the names of files that are moved."""
+
+
+IsEmpty = Callable[[Path], bool]
+
+
+def say(message: str, *, quiet: bool = False) -> None:
+    """Print a line on stderr, unless ``quiet``."""
+    if not quiet:
+        print(f"nvprof-kit: {message}", file=sys.stderr, flush=True)
+
+
+# --- where a report goes ---
+
+
+def expand_name(name: str) -> str:
+    """A report's name with nsys's patterns replaced: ``%h`` host, ``%p`` this process, ``%q{VARIABLE}``, ``%%``.
+
+    They are replaced here, since a report that exists already is to be found before the run.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] in ("%h", "%p", "%%"):
+            return {"%h": os.uname().nodename, "%p": str(os.getpid()), "%%": "%"}[match[0]]
+        if not match[1]:
+            raise UsageError(f"-o '{name}': after % come h, p, q{{VARIABLE}} or another %")
+        if not os.environ.get(match[1]):
+            raise UsageError(f"-o '{name}': the variable {match[1]} is not set")
+        return os.environ[match[1]].replace("/", "_")
+
+    return re.sub(r"%(?:q\{([A-Za-z_]\w*)\}|[hp%]|)", value, name)
+
+
+def need_name(name: str) -> None:
+    """Refuse names that are no file's, and those that nsys cannot export to."""
+    if name.rpartition("/")[2] in ("", ".", ".."):
+        raise UsageError(f"-o '{name}': needed a report's name, not a folder's")
+    if re.search(r'["&\x00-\x1f\x7f]', f"{os.getcwd()}/{name}"):  # it is written into the XML that the exporter reads
+        raise UsageError(f'-o {name!r} in {os.getcwd()!r}: nsys cannot export to a path with ", & or a line break')
+
+
+def need_program(program: Sequence[str]) -> None:
+    """Refuse a program that is not there, with 127, as shells do."""
+    if shutil.which(program[0]) is None:
+        error = UsageError(f"'{program[0]}' is not found, or is no program that can be run")
+        error.exit_code = 127
+        raise error
+
+
+def need_space(folder: Path, needed_mb: int) -> None:
+    """Refuse to start with less disk left; file systems that cannot tell are accepted."""
+    while not folder.is_dir():
+        folder = folder.parent
+    disk = os.statvfs(folder)
+    free_mb = disk.f_bavail * disk.f_frsize >> 20
+    if disk.f_blocks and free_mb < needed_mb:
+        raise UsageError(
+            f"{folder} has {free_mb} MB left and a report may need more; needed {needed_mb} MB: free some, or lower it "
+            "with --min-free MB"
+        )
+
+
+def refuse_existing(output: str, *, force: bool) -> None:
+    """Refuse to overwrite a report, of several windows too."""
+    for suffix in (".nsys-rep", ".sqlite", ".1.nsys-rep", ".1.sqlite"):
+        if os.path.isdir(output + suffix):
+            raise UsageError(f"{output}{suffix} is a folder; choose another name with -o NAME")
+        if os.path.lexists(output + suffix) and not force:
+            raise UsageError(f"{output}{suffix} exists; choose another name with -o NAME, or overwrite it with --force")
+
+
+def open_stage(output: str, *, force: bool) -> Path:
+    """Create the folder beside a report into which it is written."""
+    stage = Path(output).parent / f".{Path(output).name}.partial"
+    if force and stage.is_dir():
+        shutil.rmtree(stage, ignore_errors=True)
+    try:
+        stage.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise UsageError(f"{stage.parent}: cannot make this folder") from None
+    try:
+        stage.mkdir()
+    except FileExistsError:
+        raise UsageError(
+            f"{stage} exists: a run writes there now, or was killed; take what you need and remove it, or use --force"
+        ) from None
+    except OSError:
+        raise UsageError(f"{stage.parent}: cannot write to this folder") from None
+    return stage
+
+
+def output_setting(stage: Path, output: str) -> str:
+    """``--output`` for nsys, which gives ``%`` a meaning."""
+    return f"--output={stage}/{Path(output).name.replace('%', '%%')}"
+
+
+# --- a run under supervision ---
+
+
+class Supervisor:
+    """Runs nsys and waits for it, and for the program.
+
+    Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come to nsys once: it fetches what the program has
+    buffered, then ends it. Told twice nsys would lose the report, so a second signal within 3 s is taken for the same,
+    and a later one goes to the program.
+
+    Attributes:
+        state: The folder in which ``program.bash`` tells the program's process and status, and nsys spools.
+        left_early: Whether nsys ended before the program; then it leaves its agent behind.
+    """
+
+    def __init__(
+        self,
+        stage: Path,
+        state: Path,
+        environ: Mapping[str, str],
+        *,
+        stay: bool,
+        quiet: bool = False,
+        keep_running: bool = False,
+        keep_spool: bool = False,
+        ends_with_capture: bool = False,
+    ) -> None:
+        self.state = state.resolve()
+        self.left_early = False
+        self._withheld: list[str] = []
+        self._stage = f"{stage.resolve()}/"
+        self._mark = f"NVPROF_KIT_RUN={os.getpid()}.{time.time_ns()}"
+        self._environ = {**os.environ, **environ, "NVPROF_KIT_RUN": self._mark.partition("=")[2]}
+        if not (keep_running or keep_spool):  # nsys spools there; the user's may be small
+            self._environ["TMPDIR"] = str(self.state)
+        self._stay, self._quiet, self._keep_running = stay, quiet, keep_running
+        self._ends_with_capture = ends_with_capture
+        self._agent_lost = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked_at: float | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether the program began."""
+        return self._program() is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal came."""
+        return self._asked_at is not None
+
+    def run(self, nsys: Sequence[str], program: Sequence[str]) -> int:
+        """Run nsys on a program until both have ended; once more if nsys loses its agent before the program begins.
+
+        Returns:
+            The program's exit status, 128 and the signal's number if it was killed.
+        """
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._pass_on)
+        own = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (1, 2)]
+        between = [recipes_folder() / "nsys" / "program.bash", self.state, os.getpid(), *own]
+        words = ["bash", *map(str, between), os.environ.get("TMPDIR", ""), "stay" if self._stay else "become"]
+        command = [*nsys, *words, *program]
+        status = self._supervise(command, own)
+        if self._agent_lost and not self.began and not self.interrupted:
+            say("nsys lost its own agent before it began the program, and is started again")
+            self.end_orphans()
+            status = self._supervise(command, own)
+        for number in _SIGNALS:  # what was captured is brought to its place
+            signal.signal(number, signal.SIG_IGN)
+        return status
+
+    def _supervise(self, command: Sequence[str], descriptors: Sequence[int]) -> int:
+        self._agent_lost = False
+        self._child = subprocess.Popen(
+            command,
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            preexec_fn=os.setpgrp,  # noqa: PLW1509  # Ctrl-C comes to this process only
+        )
+        relay = threading.Thread(target=self._relay_output, args=[self._child], daemon=True)
+        relay.start()
+        returncode = self._child.wait()
+        status = returncode if returncode >= 0 else 128 - returncode
+        if not self._keep_running and status <= 128:  # nsys may end before a program that takes its time
+            self.left_early = self._alive()
+            while self._alive():
+                time.sleep(0.2)
+            end = time.monotonic() + 1.5
+            while self._stay and self.began and time.monotonic() < end:
+                if text := self._text("status"):
+                    status = int(text)
+                    break
+                time.sleep(0.1)
+        relay.join(timeout=5.5)  # what nsys left running might have it open
+        return status
+
+    def _relay_output(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            self.relay(line.decode(errors="replace"))
+
+    def relay(self, line: str) -> None:
+        """Print a line of nsys, without its progress and the names of files that are moved."""
+        text = line.replace("\r", "").rstrip("\n")
+        words = text.strip()
+        if words.startswith("Generating '"):
+            if self._ends_with_capture:
+                self._tell_program(signal.SIGTERM)
+            say("the capture has ended, its report is being written", quiet=self._quiet)
+        elif words and not _PROGRESS.fullmatch(text) and not words.startswith(self._stage):
+            self._agent_lost |= words.startswith("End of file") or "Connection to the Agent lost" in words
+            text = text.replace(self._stage, "")
+            if self._quiet:
+                self._withheld.append(text)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    def print_withheld(self) -> None:
+        """Print what nsys said while the supervisor was quiet: for a run that failed."""
+        for line in self._withheld:
+            print(line, file=sys.stderr, flush=True)
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        with contextlib.suppress(OSError):  # for a program that has not begun
+            (self.state / "end").write_text("INT\n" if asked is signal.SIGINT else "TERM\n")
+        previous, now = self._asked_at, time.monotonic()
+        if previous is None:
+            self._asked_at = now
+            # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not
+            # be written.
+            if self.began and not self._alive():
+                say("the program has ended and its report is being written; another signal, 3 s from now, stops that")
+            else:
+                self._tell_nsys(asked)
+        elif now - previous >= 3 and not self._tell_program(asked):  # else a second touch of the same keys
+            self._tell_nsys(asked)
+
+    def _tell_nsys(self, asked: signal.Signals) -> None:
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, asked)
+
+    def _tell_program(self, asked: signal.Signals) -> bool:
+        """Send a signal to the program, Ctrl-C to its group as in a terminal; False if it does not run."""
+        process = self._program()
+        if process is None or not self._alive():
+            return False
+        with contextlib.suppress(OSError):
+            if asked is signal.SIGINT:
+                os.killpg(os.getpgid(process), asked)
+            else:
+                os.kill(process, asked)
+        return True
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.state / name).read_text().strip()
+        except OSError:
+            return ""
+
+    def _program(self) -> int | None:
+        text = self._text("pid")
+        return int(text) if text else None
+
+    def _alive(self) -> bool:
+        process = self._program()
+        try:
+            os.kill(process or 0, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return process is not None
+
+    def end_orphans(self) -> None:
+        """End whatever a killed nsys left running: the program, its children, and nsys's own agent."""
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            for attempt in range(10):
+                orphans = self._orphans()
+                if not orphans:
+                    return
+                if number and not attempt:
+                    for process in orphans:
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
+                            os.kill(process, number)
+                time.sleep(0.2)
+
+    def _orphans(self) -> list[int]:
+        """The running processes that got this run's environment."""
+        processes: list[int] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                if state != "Z" and self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    processes.append(int(folder.name))
+        return processes
+
+
+# --- when a report is complete, and what is in it ---
+
+
+def finish_report(
+    nsys: str, stage: Path, folder: Path, status: int, *, force: bool, quiet: bool, is_empty: IsEmpty, absent: str = ""
+) -> int:
+    """Bring a report to its place, or leave it where it is and say so.
+
+    Args:
+        nsys: The nsys to export with.
+        stage: Where nsys wrote.
+        folder: The report's folder.
+        status: Exit status of the run.
+        force: Whether to overwrite.
+        quiet: Whether to print only errors.
+        is_empty: Whether an export has nothing that nsys can trace.
+        absent: What never began, if nothing was captured.
+
+    Returns:
+        The run's status; 1 if that was 0 and nothing was captured or a file stays behind.
+    """
+    if status >= 128 and status not in (129, 130, 143) and not _export_anew(nsys, stage):
+        say(f"nsys was killed while it wrote; what there is of the report stays in {stage}")
+        return status
+    reports = sorted(stage.glob("*.nsys-rep"))
+    for report in reports:
+        if not report.with_suffix(".sqlite").exists():
+            again = f"nsys export --type=sqlite {report.name}"
+            say(f"nsys did not export {report.name}, see what it said above; again: {again}")
+    empty = any(is_empty(report.with_suffix(".sqlite")) for report in reports)
+    published: list[str] = []
+    for file in sorted(stage.iterdir()):
+        target = folder / file.name
+        try:
+            if os.path.lexists(target) and not force:
+                say(f"{target} exists; the new one stays in {stage}")
+            else:
+                os.replace(file, target)
+                published.append(str(target))
+                continue
+        except OSError:
+            say(f"cannot write {target}; it stays in {stage}")
+        status = status or 1
+    with contextlib.suppress(OSError):
+        stage.rmdir()
+    if published:
+        say(f"wrote {' '.join(published)}", quiet=quiet)
+    if not reports:
+        say(f"no report: nothing was captured{': ' if absent else ''}{absent}")
+    elif empty:
+        say(
+            "nothing was captured: the report has no range and no CUDA call; was the model annotated (annotate_model), "
+            "and did it use the GPU?"
+        )
+    else:
+        export = next((name for name in published if name.endswith(".sqlite")), None)
+        if export:
+            say(f"next: nvprof-kit layers {shlex.quote(export)}", quiet=quiet)
+        return status
+    return status or 1
+
+
+def _export_anew(nsys: str, stage: Path) -> bool:
+    """Something was killed, the program or nsys itself: only a report that exports anew is complete."""
+    complete = True
+    for report in stage.glob("*.nsys-rep"):
+        export = [nsys, "export", "--type=sqlite", "--force-overwrite=true"]
+        words = [*export, f"--output={report.with_suffix('.sqlite')}", str(report)]
+        complete &= subprocess.run(words, capture_output=True, check=False).returncode == 0
+    return complete
+
+
+# --- named sessions ---
+
+
+def need_session_name(name: str) -> None:
+    """Refuse names that nsys does not take."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,126}", name):
+        raise UsageError(f"a session's name is letters, digits, _ and -, a letter first; not '{name}'")
+
+
+def session_state(nsys: str, name: str) -> str:
+    """The session's line in nsys's list; '' if there is no such session."""
+    done = subprocess.run([nsys, "sessions", "list"], capture_output=True, text=True, errors="replace", check=False)
+    return next((line for line in done.stdout.splitlines() if line.split()[-1:] == [name]), "")
+
+
+def state_file(name: str) -> Path:
+    """Where ``session start`` leaves for ``session stop`` what it captures into.
+
+    A folder of the user's own that no variable moves, since the two may be called from an ssh session and a batch job.
+    """
+    folder = Path(f"/tmp/nvprof_kit-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+    if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
+        raise ToolError(f"cannot write to {folder}, where session stop looks for what session start captures into")
+    return folder / f"{os.uname().nodename}-{name}.capture"
