@@ -22,7 +22,7 @@ def test_silence_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr() == ("", "")
 
 
-QUICK = {"doctor", "recipes", "record", "skill", "profile", "launch", "start", "stop", "status"}
+QUICK = {"doctor", "recipes", "record", "skill", "profile", "session"}
 """Verbs that read no capture; what they start speaks for itself."""
 
 

@@ -113,7 +113,7 @@ def test_a_verb_says_what_it_cannot_read(verb: str, files: Path) -> None:
 
 
 def test_every_verb_that_reads_files_is_tried() -> None:
-    other = {"profile", "launch", "start", "stop", "status", "record", "recipes", "ncu", "ranks", "skill"}
+    other = {"profile", "session", "record", "recipes", "ncu", "ranks", "skill"}
     tried = {verb.split()[0] for verb in VERBS}
     known = set(group.commands)
     assert known - other <= tried | {"ncu", "ranks"}, (
