@@ -31,6 +31,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "unfused-chains": "chains of small memory-bound kernels",
         "fp32-gemms": "matrix products without tensor cores",
         "unfused-attention": "attention in several kernels",
+        "logits": "logits of tokens that need none",
         "optimizer-loop": "an optimizer with kernels for each parameter",
         "recompute": "activations are recomputed",
         "outlier-layer": "a layer costs more than its peers",

@@ -57,6 +57,7 @@ FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyTyp
         "unfused-chains": advice_work.unfused_chains,
         "fp32-gemms": advice_work.fp32_gemms,
         "unfused-attention": advice_work.unfused_attention,
+        "logits": advice_work.logits_of_all_tokens,
         "optimizer-loop": advice_work.optimizer_loop,
         "recompute": advice_work.recompute,
         "outlier-layer": advice_work.outlier_layers,
@@ -183,22 +184,14 @@ def advise(
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
-    """The findings, with each symptom merged into the finding of its cause."""
-    row_of_rule = {finding.rule: row for row, finding in enumerate(findings)}
-    left = []
-    for finding in findings:
-        if finding.symptom_of not in row_of_rule:
-            left.append(finding)
-            continue
-        cause = findings[row_of_rule[finding.symptom_of]]
-        findings[row_of_rule[finding.symptom_of]] = replace(
-            cause, evidence=f"{cause.evidence}; {finding.title.lower()}: {finding.evidence}"
-        )
-    return [findings[row_of_rule[finding.rule]] if finding.rule in _CAUSES_OF_OTHERS else finding for finding in left]
-
-
-_CAUSES_OF_OTHERS = ("launch", "sync", "dataloader", "python", "allocation", "loading", "gc")
-"""Rules of which others may be symptoms; each has one finding."""
+    """The findings, with each symptom merged into the first finding of its cause."""
+    causes = [finding for finding in findings if not any(other.rule == finding.symptom_of for other in findings)]
+    for symptom in findings:
+        row = next((row for row, cause in enumerate(causes) if cause.rule == symptom.symptom_of), None)
+        if row is not None:
+            evidence = f"{causes[row].evidence}; {symptom.title.lower()}: {symptom.evidence}"
+            causes[row] = replace(causes[row], evidence=evidence)
+    return causes
 
 
 def _with_slowest(slowest: Finding, findings: list[Finding]) -> list[Finding]:

@@ -36,6 +36,7 @@ POINTWISE = tuple(list(CLASSES).index(name) for name in ("elementwise", "norm", 
 SCORES_PART = 0.25
 """Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
 
+ALIKE, ALIKE_NS = 0.98, 0.9
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
@@ -137,6 +138,20 @@ class Evidence(Operations):
     def inside(self) -> npt.NDArray[np.bool_]:
         """Which operations belong to these steps; all of them if the capture has no steps, shape ``(n,)``."""
         return self.choice.of_ops(self.attribution)
+
+    @cached_property
+    def steps_are_alike(self) -> bool:
+        """Whether all steps run nearly as many operations for nearly as long: only a disturbed host tells their times
+        apart.
+        """
+        ops_of_step = np.bincount(self.attribution.step[self.inside] + 1)[1:]
+        ops_of_step = ops_of_step[ops_of_step > 0]
+        compute_ns = self.steps["compute_ns"].groupby([self.steps["process"], self.steps["device"]])
+        return bool(
+            len(ops_of_step)
+            and ops_of_step.min() >= ALIKE * ops_of_step.max()
+            and (compute_ns.min() >= ALIKE_NS * compute_ns.max()).all()
+        )
 
     @cached_property
     def ops(self) -> pd.DataFrame:

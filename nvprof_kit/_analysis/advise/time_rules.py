@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LAUNCH_SHARE, SYNC_SHARE, DATA_SHARE, ALLOCATION_SHARE, LOADING_SHARE, GC_SHARE = 0.05, 0.005, 0.01, 0.005, 0.01, 0.005
 EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
-OFTEN, OFTEN_SHARE = 4, 0.001
+OFTEN, OFTEN_SHARE, PLACES = 4, 0.001, 3
 SIBLINGS, SLOW_HOST_SHARE = 4, 0.02
 _INDEX = r"(?<=\.)\d+(?=\.|$)"
 STALL_OF_STEP, STALL_SHARE = 0.1, 0.01
@@ -28,6 +28,8 @@ STEADY, SURE_SHARE, LIKELY_SHARE = 0.8, 0.5, 0.3
 """Launching late in every step is what the steps that wait least show; a profiler at most doubles the host's time, so
 half of the step is idle without it too, and of less than a third there may be nothing left.
 """
+LAUNCH_CALL_NS = 3_000
+"""A call that launches a kernel takes about this long where no profiler traces it."""
 UNSTABLE, STEPS_TO_JUDGE = 1.2, 4
 CALLS_OF_WARM_UP = 4
 """Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
@@ -119,13 +121,18 @@ def launch_bound(facts: Evidence) -> Iterator[Finding]:
                 f"only {facts.ms(steady)} of it in the steps that wait least: the host was disturbed in the others"
             )
             saves = steady
+        traced = _tracing_ns(facts)
+        if traced >= saves / 10:
+            notes.append(f"tracing makes the kernels' launches {facts.ms(traced)} longer{facts.per_step}: not counted")
+        saves -= traced
+        if saves < LAUNCH_SHARE * facts.wall_ns:
+            return
         if facts.has_stacks:
             confidence = "low"
             notes.append("the recording of Python's stacks slows the host: record without them to know")
         elif confidence == "high" and saves < SURE_SHARE * facts.wall_ns:
             confidence = "medium" if saves >= LIKELY_SHARE * facts.wall_ns else "low"
-            if facts.trace.info.tool.startswith("nsys"):
-                notes.append("the profiler makes each call slower: compare the step's time without it")
+            notes.append("the profiler makes the host slower: compare the step's time without it")
         yield replace(
             finding, evidence="; ".join((finding.evidence, *notes)), saves_ns=saves, confidence=confidence, fix=advice
         )
@@ -146,11 +153,26 @@ def _launch_advice(facts: Evidence) -> str:
 
 
 def _steady_ns(facts: Evidence) -> int:
-    """What the steps would wait for launches if each waited as little as the quarter of them that waits least."""
+    """What the steps would wait for launches if each waited as little as those that wait least: as the least of steps
+    that run equally many operations, so that only a disturbed host tells them apart; else as a quarter of them.
+    """
     rows = facts.steps
     idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"]
     of_gpu = idle_ns.groupby([rows["process"], rows["device"]])
-    return int((of_gpu.quantile(0.25, interpolation="lower") * of_gpu.size()).sum())
+    return int((of_gpu.quantile(0.05 if facts.steps_are_alike else 0.25, interpolation="lower") * of_gpu.size()).sum())
+
+
+def _tracing_ns(facts: Evidence) -> int:
+    """By how much the profiler makes the launches of these steps' kernels longer."""
+    calls = facts.trace.calls
+    if calls is None:
+        return 0
+    launches = calls[calls["name"].astype(str).str.contains("LaunchKernel")]
+    if not len(launches):
+        return 0
+    call_ns = int((launches["end_ns"] - launches["start_ns"]).median())
+    kernels = (facts.ops["kind"] == OP_KINDS.index("kernel")) & (facts.trace.ops["graph_node"] < 0) & facts.inside
+    return max(call_ns - LAUNCH_CALL_NS, 0) * int(kernels.sum())
 
 
 def slow_host_in_layer(facts: Evidence) -> Iterator[Finding]:
@@ -214,46 +236,50 @@ def _read_back(facts: Evidence) -> str:
 
 
 def sync_points(facts: Evidence) -> Iterator[Finding]:
-    """The host waits for the GPU within the step, and then launches late."""
+    """The host waits for the GPU within the step, and then launches late: the places where most is lost."""
     waits, gaps = facts.times.waits, facts.times.gaps
-    lost_ns = int(waits["lost_ns"].sum())
-    often = len(waits) >= OFTEN * facts.steps_and_gpus and bool(facts.choice.count)
-    if not len(waits) or lost_ns < (OFTEN_SHARE if often else SYNC_SHARE) * facts.wall_ns:
+    if not len(waits) or not _notable_waits(waits, facts):
         return
     waits = waits.astype({"layer": str, "phase": str, "call": str})
     waits = waits.assign(kind=waits["layer"].str.replace(_INDEX, "N", regex=True))  # equal layers are one place
-    by_kind = waits.groupby(["kind", "phase", "call"], sort=False)["lost_ns"].sum().sort_values(ascending=False)
-    kind, phase, call = by_kind.index[0]
-    there = waits[(waits["kind"] == kind) & (waits["phase"] == phase) & (waits["call"] == call)]
-    by_layer = there.groupby("layer", sort=False)["lost_ns"].sum()
-    layer, layers = str(by_layer.idxmax()), len(by_layer)
-    of_layers = there
-    there = there[there["layer"] == layer]
-    worst = there.iloc[int(there["lost_ns"].to_numpy().argmax())]
-    start = int(gaps["start_ns"].iloc[int(worst["gap"])])
-    figures = (
-        f"{facts.ms(lost_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(lost_ns, facts.wall_ns)}) idle in "
-        f"gaps that begin while the host waits for the GPU, {_number(len(waits), facts)}; most after {call} in {layer} "
-        f"{phase}: {facts.ms(int(by_layer.max()))} in {_number(len(there), facts)}, the longest "
-        f"{ms(int(worst['lost_ns']))}"
+    places = sorted(
+        (rows_there for _, rows_there in waits.groupby(["kind", "phase", "call"], sort=False)),
+        key=lambda rows_there: -int(rows_there["lost_ns"].sum()),
     )
-    if layers > 1:
-        figures += f"; in {layers} layers like it {facts.ms(int(by_kind.iloc[0]))}, {_number(len(of_layers), facts)}"
-    if len(by_kind) > 1:
-        figures += f"; then in {by_kind.index[1][0]} {by_kind.index[1][1]}: {facts.ms(int(by_kind.iloc[1]))}"
+    others = [rows_there for rows_there in places[1:PLACES] if _notable_waits(rows_there, facts)]
+    lost_ns = int(waits["lost_ns"].sum() - sum(rows_there["lost_ns"].sum() for rows_there in others))
     steps = bool(facts.choice.count)
-    copy = "Memcpy" in str(call)
-    calls = "copies to and from pageable memory, " if copy else ""
-    advice = (
-        f"remove {calls}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the "
-        f"{'step, or run them every N steps' if steps else 'loop, or run them less often'}"
-    )
-    refuted = "the idle time remains when the call is removed"
-    title = f"The host waits for the GPU{' within a step' if steps else ''}"
-    yield Finding(
-        "sync", title, figures, str(layer), str(phase),
-        start, start + int(worst["lost_ns"]), lost_ns, advice, "high", refuted,
-    )  # fmt: skip
+    for rows_there in (places[0], *others):
+        saves = lost_ns if rows_there is places[0] else int(rows_there["lost_ns"].sum())
+        by_layer = rows_there.groupby("layer", sort=False)["lost_ns"].sum()
+        in_layer = rows_there[rows_there["layer"] == by_layer.idxmax()]
+        worst = in_layer.iloc[int(in_layer["lost_ns"].to_numpy().argmax())]
+        figures = (
+            f"{facts.ms(saves)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(saves, facts.wall_ns)}) idle in "
+            f"gaps that begin while the host waits for the GPU; most after {worst['call']} in {worst['layer']} "
+            f"{worst['phase']}: {facts.ms(int(by_layer.max()))} in {_number(len(in_layer), facts)}, the longest "
+            f"{ms(int(worst['lost_ns']))}"
+        )
+        if len(by_layer) > 1:
+            figures += (
+                f"; in {len(by_layer)} layers like it {facts.ms(int(rows_there['lost_ns'].sum()))}, "
+                f"{_number(len(rows_there), facts)}"
+            )
+        copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
+        start = int(gaps["start_ns"].iloc[int(worst["gap"])])
+        yield Finding(
+            "sync", f"The host waits for the GPU{' within a step' if steps else ''}", figures, worst["layer"],
+            worst["phase"], start, start + int(worst["lost_ns"]), saves,
+            f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the "
+            f"{'step, or run them every N steps' if steps else 'loop, or run them less often'}",
+            "high", "the idle time remains when the call is removed",
+        )  # fmt: skip
+
+
+def _notable_waits(waits: pd.DataFrame, facts: Evidence) -> bool:
+    """Whether these waits lose a notable share of the steps' time."""
+    often = len(waits) >= OFTEN * facts.steps_and_gpus and bool(facts.choice.count)
+    return bool(waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * facts.wall_ns)
 
 
 def _number(count: int, facts: Evidence) -> str:
@@ -460,7 +486,9 @@ def unstable_step(facts: Evidence) -> Iterator[Finding]:
     ]
     if not unstable:
         return
-    chosen = max(unstable, key=lambda one: one.lost)
+    chosen = max(unstable, key=lambda gpu: gpu.lost)
+    if chosen.part == "idle_launch_ns" and facts.steps_are_alike:
+        return  # the host launches the same, but was disturbed
     worst = chosen.rows.iloc[int(chosen.rows["wall_ns"].to_numpy().argmax())]
     figures = (
         f"{chosen.many} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "

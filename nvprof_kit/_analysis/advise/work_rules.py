@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import POINTWISE, Evidence, share
+from nvprof_kit._analysis.advise.evidence import FEW_TOKENS_NS, POINTWISE, Evidence, share
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
@@ -31,6 +31,11 @@ _FP32 = re.compile(
     re.IGNORECASE,
 )
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_LOGITS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
+LOGITS_TIMES, LOGITS_SHARE = 4, 0.02
+"""Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
+than a token has activations. Those of each sequence's last token take less.
+"""
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
@@ -255,6 +260,44 @@ def unfused_attention(facts: Evidence) -> Iterator[Finding]:
         *facts.longest(rows[there.to_numpy()]), saves,
         "use fused attention: attn_implementation='sdpa' or 'flash_attention_2', scaled_dot_product_attention",
         "high", "fused attention takes as long in these layers",
+    )  # fmt: skip
+
+
+def logits_of_all_tokens(facts: Evidence) -> Iterator[Finding]:
+    """A prefill that computes the logits of all tokens, and not only of the last of each sequence."""
+    if facts.program not in ("prefill", "mixed"):
+        return
+    ops = facts.ops
+    kernels = np.flatnonzero((ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & facts.inside)
+    kernels = kernels[np.argsort(ops["start_ns"].to_numpy()[kernels], kind="stable")]
+    layers = [str(layer) for layer in ops["layer"].cat.categories]
+    code = ops["layer"].cat.codes.to_numpy()[kernels]
+    in_block, in_head = (
+        np.array([bool(pattern.search(layer)) for layer in layers], dtype=bool)[code] for pattern in (_INDEX, _LOGITS)
+    )
+    pointwise = np.isin(ops["code"].to_numpy()[kernels], POINTWISE)
+    if not in_head.any() or not (pointwise & in_block).any():
+        return
+    ns, order = ops["ns"].to_numpy()[kernels], np.arange(len(kernels))
+    last_head, last_block = (
+        np.maximum.accumulate(np.where(kernel_of, order, -1)) for kernel_of in (in_head & ~pointwise, in_block)
+    )
+    usual_ns = max(float(np.median(ns[pointwise & in_block])), FEW_TOKENS_NS)
+    reads = pointwise & ~in_block & (last_head > last_block) & (ns >= LOGITS_TIMES * usual_ns)
+    saves = facts.busy_ns(kernels[np.append(order[reads], np.unique(last_head[reads]))])
+    if not reads.any() or saves < LOGITS_SHARE * facts.wall_ns:
+        return
+    head = kernels[last_head[reads][0]]
+    layer, phase = str(ops["layer"].iloc[head]), str(ops["phase"].iloc[head])
+    figures = (
+        f"{facts.ms(saves)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(saves, facts.wall_ns)}) in {layer} "
+        f"and kernels on its logits, which take up to {ns[reads].max() / usual_ns:,.0f} times as long as those on the "
+        "activations of a block: so many are the logits of all tokens"
+    )
+    yield Finding(
+        "logits", "Logits of all tokens", figures, layer, phase, *facts.longest(np.array([head])), saves,
+        "compute the logits of each sequence's last token only (logits_to_keep=1 in transformers), and keep them in "
+        "bf16", "medium", "the program needs the logits of every token, as scoring does",
     )  # fmt: skip
 
 
