@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nvprof_kit._api.numbers import checked
-from nvprof_kit._trace.files.kinds import CAPTURES, expect, recognised
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect, recognised
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
@@ -57,7 +57,6 @@ BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", 
 PlotView = Literal["layers", "timeline"]
 TraceForm = Literal["json.gz", "json"]
 
-NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
 """What `open` reads."""
 
 MANY_OPERATIONS = 200_000
@@ -80,9 +79,9 @@ def open(  # what the package offers as `nvprof_kit.open`
     """Open a capture.
 
     Args:
-        path: An nsys export (``.sqlite``), an nsys report (``.nsys-rep``, exported once with ``nsys export``), or a
-            PyTorch profiler trace (``.json``, ``.json.gz``); each may be packed as ``.xz``. The file is never written
-            to.
+        path: An nsys export (``.sqlite``, or a folder of ``nsys export --type=parquetdir``), an nsys report
+            (``.nsys-rep``, exported once), or a PyTorch profiler trace (``.json``, ``.json.gz``); a file may be packed
+            as ``.xz``. It is never written to.
         rules: How the captured program names its NVTX ranges: a preset (``megatron-lm``, ``nemo``, ``vllm``, …) or a
             TOML file. None for ranges that nvprof_kit emitted.
         domain: NVTX domain of the ranges; separate several with commas; '' is the default domain. None takes the domain
@@ -673,14 +672,14 @@ class Capture:
             CaptureError: The capture lacks launch configurations, or no kernel matches ``layer`` and ``phase``.
             UsageError: The share cannot be reached, or the section set is unknown.
         """
-        from nvprof_kit._analysis.kernels.signatures import NEEDED
+        from nvprof_kit._analysis.kernels.signatures import NEEDED as FOR_METRICS
         from nvprof_kit._analysis.ncu.plan import plan
         from nvprof_kit._capture.ncu_script import SETS
 
         _among(section_set, dict.fromkeys(SETS), "set of sections")
         checked("share", share, 1e-6, 1)
         checked("memory_gb", memory_gb)
-        operations = self._operations(NEEDED)
+        operations = self._operations(FOR_METRICS)
         scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
         answer = plan(operations.trace, operations.attribution, share=share, **scope)
         how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
@@ -756,7 +755,8 @@ class Capture:
         from nvprof_kit._report.page.data import sheet_of
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
-        large = self.path.stat().st_size > LARGE_BYTES
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        large = sum(file.stat().st_size for file in files) > LARGE_BYTES
         always_read = (*FOR_TIMELINE, *FOR_LAYERS)
         sparing = large and findings is not True
         operations = self._operations((*(always_read if sparing else OPTIONAL), *MEMORY_TABLES))

@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvprof_kit._findings import by_severity
+from nvprof_kit._trace.files.kinds import NEEDED_NSYS, has_tables
 from nvprof_kit.errors import CaptureError, NvprofKitError, UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.checks import Checks
     from nvprof_kit.issues import Issue
 
-CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
+_SUFFIXES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
 """Suffixes of nsys captures."""
+
+
+def is_capture(path: str | Path) -> bool:
+    """Whether a path has the name of an nsys capture, or is a folder of its tables."""
+    return str(path).endswith(_SUFFIXES) or has_tables(Path(path))
 
 
 def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
@@ -35,9 +41,9 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
         from nvprof_kit._analysis.doctor import examine_captures, examine_issues
         from nvprof_kit._trace.nsys.health import read_health
 
-        strangers = [str(one) for one in captures if not str(one).endswith(CAPTURES)]
+        strangers = [capture for capture in captures if not is_capture(capture)]
         if strangers:
-            raise CaptureError(f"{strangers[0]}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
+            raise CaptureError(f"{strangers[0]}: not an nsys capture; needed {NEEDED_NSYS}")
         findings_by_path = examine_captures([read_health(Path(capture)) for capture in captures])
         paths = tuple(map(Path, captures))
         return Checks(

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from nvprof_kit._result.document import Document
     from nvprof_kit._result.result import Result
 
-NEEDED_NSYS = "an nsys .sqlite or .nsys-rep, each also packed as .xz"
-"""The expected input of a verb that reads nsys captures."""
-NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
-"""The expected input of a verb that reads captures."""
-
 _BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*formats.TABLES, *formats.PICTURES)}
 
 
@@ -235,7 +230,7 @@ class Reading:
             UsageError: The output would overwrite the capture, or the rules are invalid.
         """
         from nvprof_kit._api.capture import Capture
-        from nvprof_kit._trace.files.kinds import CAPTURES, NSYS, expect
+        from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
         from nvprof_kit._trace.files.own_process import share_memory
 
         share_memory()

@@ -91,7 +91,9 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
 
 
 def belongings(source: Path) -> list[Path]:
-    """An input and its related files: the export of an ``.nsys-rep``, the report of an export, SQLite's journals."""
+    """An input and its related files: the export of an ``.nsys-rep``, the report of an export, SQLite's journals, the
+    files in a folder.
+    """
     if not source.name:  # the current folder or the root
         return [source]
     plain = source.with_name(source.name.removesuffix(_PACKED))
@@ -101,6 +103,7 @@ def belongings(source: Path) -> list[Path]:
             beside = plain.with_suffix(other)
             paths += [beside, beside.with_name(beside.name + _PACKED)]
     paths += [path.with_name(path.name + end) for path in tuple(paths) for end in ("-wal", "-shm", "-journal")]
+    paths += source.iterdir() if source.is_dir() else ()
     return paths
 
 

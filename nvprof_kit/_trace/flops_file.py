@@ -52,7 +52,7 @@ UNKNOWN: Mapping[str, str] = MappingProxyType(
 
 
 _DEEPEST = 500
-_SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz))?(\.xz)?$")
+_SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz)|_pqtdir)?(\.xz)?$")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvprof_kit._trace.files.kinds import description_of
+from nvprof_kit._trace.files.kinds import NEEDED, NEEDED_NSYS, description_of
 from nvprof_kit._trace.files.packed import check_file, unpack
 from nvprof_kit._trace.kineto.reader import KinetoReader
 from nvprof_kit._trace.nsys.reader import NSYS_READERS
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _XZ = b"\xfd7zXZ\x00"
 READERS: tuple[Reader, ...] = (*NSYS_READERS, KinetoReader())
 """The formats of captures."""
-_NEEDED = ", ".join(reader.needed for reader in READERS[:-1]) + f", or {READERS[-1].needed}; files also packed as .xz"
 
 
 def open_capture(
@@ -98,9 +97,7 @@ def nsys_export(path: Path) -> Iterator[Database]:
             header = _head(source.path)
             reader = next((reader for reader in NSYS_READERS if reader.sniff(source.path, header)), None)
             if reader is None:
-                raise CaptureError(
-                    f"{path}: not an nsys capture; needed {', '.join(reader.needed for reader in NSYS_READERS)}"
-                )
+                raise CaptureError(f"{path}: not an nsys capture; needed {NEEDED_NSYS}")
             with reader.opened(source) as db:
                 yield db
     except OSError as error:
@@ -113,7 +110,7 @@ def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
         return error
     reason = {
         FileNotFoundError: "no such file",
-        IsADirectoryError: f"a directory; needed {_NEEDED}",
+        IsADirectoryError: f"a directory; needed {NEEDED}",
         PermissionError: "no permission to read it",
     }.get(type(error), error.strerror or str(error))
     return CaptureError(f"{path}: {reason}")
@@ -139,7 +136,7 @@ def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         header = file.read(64)
     if not header:
-        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {_NEEDED}")
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {NEEDED}")
     return header
 
 
@@ -150,9 +147,9 @@ def _reader(source: Source) -> Reader:
         if reader.sniff(source.path, header):
             return reader
     if source.path.is_dir():
-        raise CaptureError(f"{source.named}: a directory without tables of nsys; needed {_NEEDED}")
+        raise CaptureError(f"{source.named}: a directory without tables of nsys; needed {NEEDED}")
     if description := description_of(header):
-        raise CaptureError(f"{source.named}: {description}; needed {_NEEDED}")
+        raise CaptureError(f"{source.named}: {description}; needed {NEEDED}")
     raise CaptureError(
-        f"{source.named}: neither SQLite, an nsys report nor JSON (it begins {header[:12]!r}); needed {_NEEDED}"
+        f"{source.named}: neither SQLite, an nsys report nor JSON (it begins {header[:12]!r}); needed {NEEDED}"
     )

@@ -41,13 +41,7 @@ class Request:
 
 
 class Reader(Protocol):
-    """A format of captures.
-
-    Attributes:
-        needed: What the format is called in messages, such as ``an nsys .sqlite``.
-    """
-
-    needed: str
+    """A format of captures."""
 
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format.

@@ -10,11 +10,11 @@ import click
 
 from nvprof_kit._capture.ncu_script import SETS
 from nvprof_kit._cli.inputs import LINES, Number, row_options, rules_option
-from nvprof_kit._cli.output import NEEDED_NSYS, Output, domain_option, named_domain, reading, writing
+from nvprof_kit._cli.output import Output, domain_option, named_domain, reading, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE
-from nvprof_kit._trace.files.kinds import NCU, NSYS, expect
+from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from nvprof_kit._cli.inputs import rules_option, selecting, top_option
-from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
+from nvprof_kit._cli.output import Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.files.kinds import CAPTURES, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:

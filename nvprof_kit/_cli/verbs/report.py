@@ -9,9 +9,9 @@ import click
 
 from nvprof_kit._api.capture import MANY_OPERATIONS
 from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
-from nvprof_kit._cli.output import NEEDED, Reading, reading_into
+from nvprof_kit._cli.output import Reading, reading_into
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.files.kinds import CAPTURES, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions

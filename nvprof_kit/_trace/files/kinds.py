@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
+import re
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,9 @@ from nvprof_kit.errors import CaptureError
 _READERS = "`nvprof-kit layers` and similar commands read it"
 _XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
 _HEAD = 4096
+PARQUET_FOLDER = "_pqtdir"
+"""What ``nsys export --type=parquetdir run.nsys-rep`` appends to ``run``."""
+_TABLE = re.compile(r"(StringIds|META_DATA_EXPORT|NVTX_EVENTS|CUPTI_ACTIVITY_KIND_\w+)\.(parquet|arrow)")
 
 
 class Kind(NamedTuple):
@@ -30,6 +35,7 @@ class Kind(NamedTuple):
 
 SQLITE = Kind("an SQLite file, as nsys exports", _READERS)
 NSYS_REPORT = Kind("an nsys report", _READERS)
+TABLES = Kind("a folder of tables, as nsys exports", _READERS)
 TRACE = Kind("a PyTorch trace", _READERS)
 JSON = Kind("JSON, but no trace that is known", f"of a PyTorch trace {_READERS}")
 NCU_REPORT = Kind("an ncu report", "`nvprof-kit ncu layers` reads it")
@@ -41,13 +47,20 @@ FLOPS = Kind("counted operations", "`nvprof-kit flops CAPTURE --counts FILE` rea
 ANSWER = Kind("an answer of nvprof-kit", "it is the end of the way; name the capture that it was made of")
 HTML = Kind("a page of HTML", "a browser shows it")
 PICTURE = Kind("a picture", "no verb reads it")
-PARQUET = Kind("a parquet file", "no verb reads it")
+PARQUET = Kind("a parquet file", "of a table that nsys exported, name the folder")
 CSV = Kind("a table of ours as csv", "it is the end of the way; name the capture that it was made of")
 
-CAPTURES = (SQLITE, NSYS_REPORT, TRACE, JSON)
+CAPTURES = (SQLITE, NSYS_REPORT, TABLES, TRACE, JSON)
 """Kinds that are captures."""
-NSYS = (SQLITE, NSYS_REPORT)
+NSYS = (SQLITE, NSYS_REPORT, TABLES)
 """Kinds that are nsys captures."""
+NEEDED_NSYS = "an nsys .sqlite, .nsys-rep or folder of `nsys export --type=parquetdir`, a file also packed as .xz"
+"""The expected input of what reads nsys captures."""
+NEEDED = (
+    "an nsys .sqlite, .nsys-rep or folder of `nsys export --type=parquetdir`, or a PyTorch trace .json or .json.gz, a "
+    "file also packed as .xz"
+)
+"""The expected input of what reads captures."""
 NCU = (NCU_REPORT, NCU_PAGE)
 """Kinds that are ncu results."""
 
@@ -96,8 +109,18 @@ def description_of(header: bytes) -> str:
     return kind.sentence if kind else ""
 
 
+def has_tables(path: Path) -> bool:
+    """Whether a path is a folder with a table of nsys in it, as ``nsys export --type=parquetdir`` writes."""
+    try:
+        return path.is_dir() and any(_TABLE.fullmatch(name) for name in os.listdir(path))
+    except OSError:
+        return False
+
+
 def recognised(path: Path) -> Kind | None:
     """Kind of a file; None if unknown or if the file cannot be read."""
+    if has_tables(path):
+        return TABLES
     if not path.is_file():
         return None
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
 from nvprof_kit._trace.files.packed import UNREADABLE, check_file
 from nvprof_kit._trace.open import nsys_export
 from nvprof_kit.errors import UsageError
@@ -44,7 +45,7 @@ class RankName:
 
 
 def find_captures(named: Sequence[str | Path]) -> list[Path]:
-    """The captures in the given files and folders; a report and its export count as one capture.
+    """The captures in the given files and folders; a report and its exports count as one capture.
 
     Args:
         named: Files and folders.
@@ -54,10 +55,14 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
     """
     captures: list[Path] = []
     for one in map(Path, named):
-        if one.is_dir():
-            inside = sorted(path for path in one.iterdir() if path.is_file() and is_capture_name(path.name))
+        if one.is_dir() and not has_tables(one):
+            inside = sorted(
+                path for path in one.iterdir() if has_tables(path) or (path.is_file() and is_capture_name(path.name))
+            )
             if not inside:
-                raise UsageError(f"{one}: no capture in it; needed files that end in {' '.join(SUFFIXES)}, or .xz")
+                raise UsageError(
+                    f"{one}: no capture in it; needed {' '.join(SUFFIXES)} (or .xz of them), or a folder of tables"
+                )
             captures.extend(_without_exports(inside))
         elif one.exists():
             captures.append(one)
@@ -73,14 +78,15 @@ def is_capture_name(name: str) -> bool:
 
 
 def _without_exports(files: Iterable[Path]) -> list[Path]:
-    """The files without reports that have an export next to them."""
-    files = list(files)
-    exports = {path.name.removesuffix(".xz").removesuffix(".sqlite") for path in files if ".sqlite" in path.name}
-    return [
-        path
-        for path in files
-        if not (".nsys-rep" in path.name and path.name.removesuffix(".xz").removesuffix(".nsys-rep") in exports)
-    ]
+    """The captures without those of the same report: of these the folder is read, else the SQLite file."""
+    by_stem: dict[str, Path] = {}
+    for path in files:
+        name = path.name.removesuffix(".xz")
+        stem = name.removesuffix(PARQUET_FOLDER).removesuffix(".sqlite").removesuffix(".nsys-rep")
+        other = by_stem.setdefault(stem, path)
+        if path.is_dir() or (".nsys-rep" in other.name and ".sqlite" in name):
+            by_stem[stem] = path
+    return sorted(by_stem.values())
 
 
 def rank_of_name(path: Path) -> RankName:
@@ -113,6 +119,8 @@ def rank_of_environment(text: str) -> RankName:
 
 def rank_of_capture(path: Path) -> RankName:
     """The rank that a capture records apart from marks: in Kineto's ``distributedInfo`` or nsys's environment."""
+    if path.is_dir():
+        return _rank_of_nsys(path)
     beginning = head_of(path)
     if beginning.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace contains "NVIDIA" too
         return _rank_of_nsys(path) if beginning else RankName()

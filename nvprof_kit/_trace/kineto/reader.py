@@ -21,8 +21,6 @@ _GZIP = b"\x1f\x8b"
 class KinetoReader:
     """A trace of PyTorch's profiler."""
 
-    needed = "a PyTorch trace .json or .json.gz"
-
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format."""
         if header.startswith(b"[RANK "):

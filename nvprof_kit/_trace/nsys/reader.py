@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nvprof_kit._trace.files.kinds import has_tables
 from nvprof_kit._trace.reader import Request, Source
+from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.files.database import Database
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 class _NsysReader:
     """A form of an nsys capture."""
-
-    needed = ""
 
     @contextmanager
     def opened(self, source: Source) -> Iterator[Database]:
@@ -53,8 +53,6 @@ class _NsysReader:
 class SqliteReader(_NsysReader):
     """An SQLite file, as ``nsys export --type=sqlite`` writes."""
 
-    needed = "an nsys .sqlite"
-
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format."""
         return header.startswith(b"SQLite format 3\x00")
@@ -74,11 +72,9 @@ class SqliteReader(_NsysReader):
 class FolderReader(_NsysReader):
     """A folder, as ``nsys export --type=parquetdir`` and ``arrowdir`` write."""
 
-    needed = "a folder of `nsys export --type=parquetdir`"
-
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format."""
-        return path.is_dir() and any(file.suffix in (".parquet", ".arrow") for file in path.iterdir())
+        return has_tables(path)
 
     @contextmanager
     def opened(self, source: Source) -> Iterator[Database]:
@@ -87,6 +83,11 @@ class FolderReader(_NsysReader):
 
         db = TableFolder(source.path, source.named)
         try:
+            if "StringIds" in db.tables and not {"META_DATA_EXPORT", "EXPORT_META_DATA"} & {*db.tables}:
+                raise CaptureError(
+                    f"{source.named}: only part of an export (no META_DATA_EXPORT in it); copy the whole folder, or "
+                    "export the .nsys-rep again"
+                )
             yield db
         finally:
             db.close()
@@ -94,8 +95,6 @@ class FolderReader(_NsysReader):
 
 class ReportReader(_NsysReader):
     """A report, which the installed nsys exports once."""
-
-    needed = "an .nsys-rep"
 
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format."""

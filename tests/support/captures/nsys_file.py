@@ -8,10 +8,14 @@ trace = open_capture(file.write())
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 import struct
 from collections import defaultdict
 from pathlib import Path
+
+from support.captures.as_folder import as_folder
 
 HARDWARE = 1 << 56
 PID, TID = 7, 7
@@ -259,7 +263,9 @@ class NsysFile:
         return listed.split(", ")
 
     def write(self) -> Path:
-        """Write the file; tables without rows are left out, as nsys does."""
+        """Write the file; tables without rows are left out, as nsys does. With NVPROF_KIT_TEST_FORM=parquet or arrow,
+        the capture is a folder, so that any test runs on that form too.
+        """
         self.path.unlink(missing_ok=True)
         with sqlite3.connect(self.path) as db:
             for table, rows in self.rows.items():
@@ -279,6 +285,10 @@ class NsysFile:
             db.execute("CREATE TABLE TARGET_INFO_GPU (id INT, name TEXT, cuDevice INT)")
             db.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Test GPU', 0)")
         db.close()
+        if form := os.environ.get("NVPROF_KIT_TEST_FORM"):
+            folder = self.path.with_suffix("")
+            shutil.rmtree(folder, ignore_errors=True)
+            return as_folder(self.path, folder, form)
         return self.path
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from nvprof_kit._api.checks import CAPTURES
-from nvprof_kit._cli.output import NEEDED_NSYS, Output, writing
-from nvprof_kit._trace.files.kinds import NSYS, expect
+from nvprof_kit._api.checks import is_capture
+from nvprof_kit._cli.output import Output, writing
+from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
 
 _COMMAND = "nvprof_kit.command"
 """Whether the words follow ``--``."""
@@ -20,7 +20,7 @@ class _Doctor(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_COMMAND] = "--" in args
-        ctx.allow_interspersed_args = "--" in args or any(word.endswith(CAPTURES) for word in args)
+        ctx.allow_interspersed_args = "--" in args or any(map(is_capture, args))
         return super().parse_args(ctx, args)
 
 
@@ -38,15 +38,15 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
         disk;
     with a COMMAND also the Python, torch and script that the command runs. It starts no profile and changes nothing.
 
-    A CAPTURE is an nsys .sqlite or .nsys-rep. Each finding says what was seen, why it matters and how to fix it. The
-    exit status is 1 if a finding is an error.
+    A CAPTURE is an nsys .sqlite or .nsys-rep, or a folder of `nsys export --type=parquetdir`. Each finding says what
+    was seen, why it matters and how to fix it. The exit status is 1 if a finding is an error.
     """
     from nvprof_kit._api.checks import doctor as examine
 
     separated = click.get_current_context().meta[_COMMAND]
     if words and not separated and Path(words[0]).is_file():  # a program to run is not of a known kind
         expect(words[0], NSYS, NEEDED_NSYS)
-    of_captures = bool(words) and words[0].endswith(CAPTURES)
+    of_captures = bool(words) and is_capture(words[0])
     if of_captures:
         output.spare(words)
     checks = examine(*words) if of_captures else examine(command=words)
