@@ -282,7 +282,8 @@ class Capture:
 
     def summary(
         self,
-        *views: SummaryView,
+        view: SummaryView | Sequence[SummaryView] = (),
+        *,
         by: Literal["step"] | None = None,
         sort: str = "",
         top: int | None = None,
@@ -295,7 +296,7 @@ class Capture:
         time.
 
         Args:
-            views: Which views; all by default.
+            view: Which view, or which views; all by default.
             by: ``step`` for one set of rows per step, instead of one over all steps.
             sort: Column to sort by, in descending order; by default each view has its own order.
             top: Maximum number of rows to print per view.
@@ -307,8 +308,9 @@ class Capture:
         """
         from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
 
-        for view in views:
-            _among(view, VIEWS, "view of a summary")
+        views = (view,) if isinstance(view, str) else tuple(view)
+        for name in views:
+            _among(name, VIEWS, "view of a summary")
         chosen = _steps(steps, skip_steps)
         operations = self._operations(
             set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
@@ -429,7 +431,7 @@ class Capture:
         fail_on: Sequence[str] = (),
         allow_undecided: bool = False,
         run_noise: float | None = None,
-        communication: bool = False,
+        with_communication: bool = False,
         steps: Steps = None,
         skip_steps: int = 0,
         min_steps: int = 2,
@@ -447,9 +449,9 @@ class Capture:
             base: Further runs of this capture's program.
             fail_on: Gates, such as ``"step:+5%"``; `Diff.held` says whether they all hold.
             allow_undecided: Whether a gate holds if the captures are too noisy to decide it.
-            run_noise: Relative standard deviation of GPU time between runs of one program: the least where several runs
-                a side measure it (None: 0.0075), what is assumed where a side has one run (None: 0.02).
-            communication: Whether the times of layers and phases include communication.
+            run_noise: Standard deviation of GPU time between runs of one program, in %: the least where several runs a
+                side measure it (None: 0.75), what is assumed where a side has one run (None: 2).
+            with_communication: Whether the times of layers and phases include communication.
             steps: Which steps of each capture to compare; None for all except warm-up.
             skip_steps: How many steps of each capture to leave out at its start.
             min_steps: Minimum number of steps per capture.
@@ -461,7 +463,7 @@ class Capture:
             CaptureError: The captures cannot be compared: different GPU, tool or part of the loop, or too few steps.
             UsageError: A gate matches no row, or none of the requested steps is in a capture.
         """
-        from nvprof_kit._analysis.diff.diff import OPTIONAL, DiffOptions, diff
+        from nvprof_kit._analysis.diff.diff import OPTIONAL, diff
         from nvprof_kit._analysis.diff.gates import parse_gate
 
         gates = [parse_gate(limit) for limit in fail_on]
@@ -470,18 +472,21 @@ class Capture:
             [capture if isinstance(capture, Capture) else self._like(capture) for capture in side]
             for side in ((self, *base), news)
         ]
-        options = DiffOptions(
-            _steps(steps, skip_steps),
-            min_steps,
-            run_noise=None if run_noise is None else checked("run_noise", run_noise),
-            communication=communication,
+        operations = [[capture._operations(OPTIONAL) for capture in side] for side in sides]
+        before, after = ([capture.trace for capture in side] for side in operations)
+        result = diff(
+            before,
+            after,
+            gates,
+            [*operations[0], *operations[1]],
+            steps=_steps(steps, skip_steps),
+            min_steps=min_steps,
+            run_noise=None if run_noise is None else checked("run_noise", run_noise) / 100,
+            with_communication=with_communication,
             allow_undecided=allow_undecided,
             anyway=anyway,
             own_rules=self._kernel_rules,
         )
-        operations = [[capture._operations(OPTIONAL) for capture in side] for side in sides]
-        before, after = ([capture.trace for capture in side] for side in operations)
-        result = diff(before, after, gates, options, [*operations[0], *operations[1]])
         sources = tuple(source for side in sides for capture in side for source in capture.sources)
         return replace(result, sources=sources, view=view).selected(**rows)
 
@@ -650,9 +655,10 @@ class Capture:
         layer: str = "",
         phase: str = "",
         every_layer: bool = False,
-        section_set: str = "basic",
+        set: str = "basic",
         rank: int | None = None,
         memory_gb: float = 1.0,
+        script: str | Path | None = None,
         **rows: Unpack[RowOptions],
     ) -> NcuPlan:
         """Choose the fewest kernel launches that represent most of the GPU time, to measure them with Nsight Compute.
@@ -662,10 +668,11 @@ class Capture:
             layer: Only this layer and the layers inside it.
             phase: Only this phase.
             every_layer: Reach the share in each block of the model, not only overall.
-            section_set: Section set of ncu (``ncu --set``).
+            set: Section set of ncu (``ncu --set``).
             rank: In a multi-rank program, the rank to measure.
             memory_gb: GPU memory of the program in GB. ncu saves and restores it for replay; used to predict the run
                 time.
+            script: Write the script that measures the kernels to this file, as `NcuPlan.save_script` does.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -676,14 +683,16 @@ class Capture:
         from nvprof_kit._analysis.ncu.plan import plan
         from nvprof_kit._capture.ncu_script import SETS
 
-        _among(section_set, dict.fromkeys(SETS), "set of sections")
+        _among(set, dict.fromkeys(SETS), "set of sections")
         checked("share", share, 1e-6, 1)
         checked("memory_gb", memory_gb)
         operations = self._operations(FOR_METRICS)
         scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
         answer = plan(operations.trace, operations.attribution, share=share, **scope)
-        how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
-        return replace(answer, sources=self.sources, **how).selected(**rows)
+        answer = replace(answer, sources=self.sources, section_set=set, rank=rank, memory_gb=memory_gb)
+        if script is not None:
+            answer.save_script(script)
+        return answer.selected(**rows)
 
     # ---------------------------------------------------------------- any other question
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from support.captures.nsys_file import NsysFile
 
@@ -185,40 +186,19 @@ def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
     assert callable(in_python(CALLS[verb]))
 
 
-PARAMETERS = {
-    "form": ("Result.save", "path"),
-    "rules_path": ("open", "kernel_rules"),
-    "bases": ("Capture.diff", "base"),
-    "news": ("Capture.diff", "new"),
-    "limits": ("Capture.diff", "fail_on"),
-    "with_communication": ("Capture.diff", "communication"),
-    "view": ("RankTable.save", "path"),  # each view is a method of Job
-    "given": ("open_job", "ranks"),
-    "shown": ("Job.report", "timeline"),
-    "script": ("NcuPlan.save_script", "path"),
-    "reports": ("open_ncu", "paths"),
-    "report": ("open_ncu", "paths"),
-    "snapshot": ("open_snapshot", "path"),
-    "logs": ("open_timers", "paths"),
-    "words": ("doctor", "command"),
-    "stacks": ("record", "stacks"),
-    "shapes": ("record", "shapes"),
-    "memory": ("record", "memory"),
-    "schedule": ("scheduled", "schedule"),
-    "annotate": ("annotate_model", "model"),
+ELSEWHERE = {
+    "diff": {"vs": "Capture.diff:new"},
+    "export": {"format": "Capture.perfetto:form"},
+    # each view is a method of Job; its page has the timeline
+    "ranks compare": {"view": "", "rank": "open_job:ranks", "timeline": "Job.report:timeline"},
+    "ranks map": {"rank": "map_captures:ranks"},
+    # the program that records itself decides these
+    "record": {"force": "", "schedule": "scheduled:schedule", "limit": "", "max-memory": "", "annotate": ""},
 }
-"""Where an option that has another name in Python is; by its name in the function of the verb."""
+"""Options that are something else in Python than the argument of the same name."""
 
-STARTS_A_PROGRAM = {"record": {"command", "force", "seconds", "memory_mb"}}
-"""Options about a program that the verb starts; a program that calls `nvprof_kit.record` decides these itself."""
-
-
-SAME_NAMES = ("layers", "summary", "breakdown", "advise", "metrics", "flops", "memory", "timers", "ncu layers",
-              "ncu kernels")  # fmt: skip
-"""Verbs that ask a question of what was opened: each option is an argument of the same name."""
-
-FILES = ("reports", "report", "logs", "snapshot")
-"""Arguments that are opened."""
+OUTPUT = {"format", "output"}
+"""What `Result.save` takes from the name of its file."""
 
 
 def in_python(name: str) -> object:
@@ -229,19 +209,21 @@ def in_python(name: str) -> object:
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_every_option_is_a_parameter(verb: str) -> None:
+def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
     command: Any = group
     for part in verb.split():
         command = command.commands[part]
-    shared = ("open", "open_job", "Result.selected", "Result.save")
-    known = {name for one in (CALLS[verb], *shared) for name in inspect.signature(in_python(one)).parameters}
-    known |= {*RowOptions.__annotations__} if "rows" in known else set()
-    if verb in SAME_NAMES:
-        assert {option.name for option in command.params} <= known | {"captures", "form", "rules_path", *FILES}
-        return
-    for option in {option.name for option in command.params} - known - STARTS_A_PROGRAM.get(verb, set()):
-        call, parameter = PARAMETERS[option]
-        assert not parameter or parameter in inspect.signature(in_python(call)).parameters, option
+    options = {option.opts[-1].lstrip("-") for option in command.params if isinstance(option, click.Option)} - OUTPUT
+    arguments = inspect.signature(in_python(CALLS[verb])).parameters
+    known = {name.replace("_", "-") for name in (*arguments, *inspect.signature(nvprof_kit.open).parameters)}
+    known |= {*RowOptions.__annotations__} if {"rows", "ranks"} & {*arguments} else set()
+    elsewhere = ELSEWHERE.get(verb, {})
+    assert options - known == {*elsewhere} - OUTPUT
+    for call, _, argument in (target.partition(":") for target in elsewhere.values() if target):
+        assert argument in inspect.signature(in_python(call)).parameters
+    if CALLS[verb].startswith("Capture."):  # and every argument is an option
+        extra = {"path", "rows", "self", "new", "base", "others", "job"}
+        assert {name.replace("_", "-") for name in arguments} - options <= extra
 
 
 def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def capture(request: pytest.FixtureRequest) -> Capture:
 def test_times_and_steps(capture: Capture, scope: str) -> None:
     layers = capture.layers(steps=SCOPES[scope])
     breakdown = capture.breakdown(steps=SCOPES[scope])
-    summary = capture.summary("kernel", "memory", "distributed", "device", steps=SCOPES[scope])
+    summary = capture.summary(("kernel", "memory", "distributed", "device"), steps=SCOPES[scope])
     rows = layers.to_frame()
     assert layers.summary.steps == summary.steps
     assert set(rows["steps"]) == {layers.summary.steps}
@@ -66,7 +66,7 @@ def test_times_and_steps(capture: Capture, scope: str) -> None:
 @pytest.mark.parametrize("scope", SCOPES)
 def test_calls(capture: Capture, scope: str) -> None:
     rows = capture.layers(steps=SCOPES[scope]).to_frame()
-    summary = capture.summary("model", "user", steps=SCOPES[scope])
+    summary = capture.summary(("model", "user"), steps=SCOPES[scope])
     outside = rows[rows["layer"] == "(none)"].set_index("phase")
     parts = summary.to_frame("model").set_index("part")
     ranges = summary.to_frame("user")

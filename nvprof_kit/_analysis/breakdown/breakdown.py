@@ -34,6 +34,7 @@ from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
@@ -169,7 +170,13 @@ class Breakdown(Result):
     def table(self, view: str | None = None) -> pd.DataFrame:
         """One table: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
         ``critical-path``.
+
+        Raises:
+            UsageError: There is no such table.
         """
+        views = [schema.removeprefix("breakdown-") for schema in self.columns]
+        if view is not None and view not in views:
+            raise UsageError(f"{view}: no such view of a breakdown; available: {', '.join(views)}")
         table: pd.DataFrame = getattr(self, (view or self.view or "steps").replace("-", "_"))
         return table
 

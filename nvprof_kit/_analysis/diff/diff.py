@@ -26,7 +26,7 @@ from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._trace.schema import CaptureInfo, Trace
-from nvprof_kit.errors import CaptureError
+from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue, as_issues
 
 if TYPE_CHECKING:
@@ -79,35 +79,10 @@ LEVELS = ("step", "phase", "class", "layer", "layer class")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-@dataclass(frozen=True)
-class DiffOptions:
-    """What counts as a change.
-
-    Attributes:
-        steps: Which steps of each capture to compare, by default all but warm-up.
-        min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
-        level: Probability of reporting a change where there is none.
-        noise: A relative change below this is not reported as one.
-        run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
-            measured, what is assumed where a side has one run. None for `RUN_NOISE` and `ASSUMED_NOISE`.
-        tolerance: Within ± this a row is the same; if its interval reaches further, it is undecided.
-        communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
-        allow_undecided: Whether a gate that the captures cannot decide counts as held.
-        anyway: Compare captures that should not be compared, with the reason as a warning.
-        own_rules: Rules for kernel classes, tried before the package's.
-    """
-
-    steps: StepOptions = ALL_STEPS
-    min_steps: int = 2
-    level: float = 0.05
-    noise: float = 0.01
-    run_noise: float | None = None
-    tolerance: float = 0.1
-    communication: bool = False
-    allow_undecided: bool = False
-    anyway: bool = False
-    own_rules: tuple[Rule, ...] = ()
-
+LEVEL, NOISE, TOLERANCE = 0.05, 0.01, 0.1
+"""The probability of reporting a change where there is none; the relative change below which none is reported; and the
+one within which a row is the same. If its interval reaches further, it is undecided.
+"""
 
 ALIKE = ("base_ns", "new_ns")
 """What equal blocks have in common; `change_ns` is their cost."""
@@ -162,14 +137,20 @@ class Diff(Result):
     def table(self, view: str | None = None) -> pd.DataFrame:
         """The comparison (``rows``), or the kernels that are new, gone, renamed or launched a different number of times
         (``kernels``).
+
+        Raises:
+            UsageError: There is no such table.
         """
+        if view not in (None, "rows", "kernels"):
+            raise UsageError(f"{view}: no such view of a comparison; available: rows, kernels")
         return self.kernels if (view or self.view) == "kernels" else self.rows
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
-        if (view or self.view) == "kernels":
-            return self.kernels
-        rows = self.among(self.rows)
+        rows = self.table(view)
+        if rows is self.kernels:
+            return rows
+        rows = self.among(rows)
         if not self.select.fold:
             return rows
         return mark_ranked(rows, "change_ns", ALIKE)
@@ -192,8 +173,15 @@ def diff(
     base: Trace | Sequence[Trace],
     new: Trace | Sequence[Trace],
     gates: Sequence[Gate] = (),
-    options: DiffOptions | None = None,
     known: Sequence[Operations | None] = (),
+    *,
+    steps: StepOptions = ALL_STEPS,
+    min_steps: int = 2,
+    run_noise: float | None = None,
+    with_communication: bool = False,
+    allow_undecided: bool = False,
+    anyway: bool = False,
+    own_rules: tuple[Rule, ...] = (),
 ) -> Diff:
     """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
 
@@ -201,32 +189,38 @@ def diff(
         base: The capture before, or several runs.
         new: The capture after, or several runs.
         gates: What must not become slower.
-        options: What counts as a change.
         known: The operations of each run, BASE's first, if their owners and classes are already known.
+        steps: Which steps of each capture to compare, by default all but warm-up.
+        min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
+        run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
+            measured, what is assumed where a side has one run. None for `RUN_NOISE` and `ASSUMED_NOISE`.
+        with_communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
+        allow_undecided: Whether a gate that the captures cannot decide counts as held.
+        anyway: Compare captures that should not be compared, with the reason as a warning.
+        own_rules: Rules for kernel classes, tried before the package's.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
         UsageError: A gate limits nothing that is there.
     """
-    options = options or DiffOptions()
     sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
     infos = [tuple(run.info for run in side) for side in sides]
     known_operations = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
     before, after = (
-        tuple(
-            step_sums(run, options.own_rules, options.steps, options.min_steps, next(known_operations)) for run in side
-        )
-        for side in sides
+        tuple(step_sums(run, own_rules, steps, min_steps, next(known_operations)) for run in side) for side in sides
     )
-    reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], options)
+    reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], min_steps)
     none = not all(len(sums.steps) for sums in (*before, *after))
-    if reasons and (none or not options.anyway):
+    if reasons and (none or not anyway):
         raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
     on_gpu = all(info.on_gpu for side in infos for info in side)
-    noise = _noise(before, after, on_gpu, options)
-    rows, widening, stalled = _rows(before, after, noise, options)
+    wall_ns = sum(float(sums.wall.sum()) for sums in (*before, *after))
+    busy_ns = sum(float(row.sum()) for sums in (*before, *after) for row in sums.by_key.values())
+    idle = max(1 - busy_ns / wall_ns, 0.0) if wall_ns else 0.0
+    noise = Noise.between(min(len(before), len(after)), idle, on_gpu, run_noise)
+    rows, widening, stalled = _rows(before, after, noise, with_communication)
     kernels, launches = compared_kernels(before, after)
-    limits = Limits(options.level, options.noise, options.allow_undecided, noise if noise.assumed else None)
+    limits = Limits(LEVEL, NOISE, allow_undecided, noise if noise.assumed else None)
     return Diff(
         rows=rows,
         kernels=kernels,
@@ -247,22 +241,22 @@ def diff(
                 for excluded in sums.left_out
             ),
             *_stalls((*infos[0], *infos[1]), (*before, *after), stalled),
-            *_notes(rows, noise, on_gpu, widening, options),
+            *_notes(rows, noise, on_gpu, widening, with_communication),
         ),
     )
 
 
-def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], options: DiffOptions) -> list[str]:
+def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], min_steps: int) -> list[str]:
     """Reasons not to compare: the captures measure different things, or have too few steps."""
     reasons: list[str] = []
     (first, sums), *other_captures = captures
     for other, its in other_captures:
         reasons += _unlike(first, other, sums, its)
     reasons += [
-        f"{info.path} has {len(sums.steps)} steps to compare, needed {options.min_steps}: capture more, or mark "
+        f"{info.path} has {len(sums.steps)} steps to compare, needed {min_steps}: capture more, or mark "
         "them with nvprof_kit.step(...)"
         for info, sums in captures
-        if len(sums.steps) < options.min_steps
+        if len(sums.steps) < min_steps
     ]
     return list(dict.fromkeys(reasons))
 
@@ -280,11 +274,13 @@ def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSu
     return reasons
 
 
-def _notes(rows: pd.DataFrame, noise: Noise, on_gpu: bool, widening: float, options: DiffOptions) -> tuple[str, ...]:
+def _notes(
+    rows: pd.DataFrame, noise: Noise, on_gpu: bool, widening: float, with_communication: bool
+) -> tuple[str, ...]:
     """What a reader could otherwise misunderstand about how the captures were compared."""
     notes = []
     comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
-    if len(comm) and not options.communication:
+    if len(comm) and not with_communication:
         notes.append(
             "Layers and phases are compared without communication, which may be waiting for other ranks; "
             "--with-communication counts it."
@@ -311,12 +307,12 @@ Key = tuple[str, str, str, str]
 Samples = dict[Key, npt.NDArray[np.float64]]
 
 
-def _samples(sums: StepSums, communication: bool) -> Samples:
+def _samples(sums: StepSums, with_communication: bool) -> Samples:
     """The values of every compared row, one per step."""
     samples: Samples = {("step", "", "", ""): sums.wall.astype(float)}
     for (layer, phase, kernel_class), row in sums.by_key.items():
         keys: list[Key] = [("class", "", "", kernel_class)]
-        if communication or kernel_class != "comm":
+        if with_communication or kernel_class != "comm":
             keys += [
                 ("phase", "", phase, ""),
                 ("layer", layer, phase, ""),
@@ -350,12 +346,12 @@ def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _St
 
 
 def _rows(
-    before: Sequence[StepSums], after: Sequence[StepSums], noise: Noise, options: DiffOptions
+    before: Sequence[StepSums], after: Sequence[StepSums], noise: Noise, with_communication: bool
 ) -> tuple[pd.DataFrame, float, _Stalled]:
     """The rows of all levels, the factor by which the layers' error was widened, and where rows stalled."""
     import pandas as pd
 
-    sides = [[_samples(sums, options.communication) for sums in side] for side in (before, after)]
+    sides = [[_samples(sums, with_communication) for sums in side] for side in (before, after)]
     present = list(dict.fromkeys(key for side in sides for run in side for key in run))
     parts, widening = [], 1.0
     stalled: _Stalled = {}
@@ -369,18 +365,11 @@ def _rows(
                 noise.step if level == "step" else noise.operations,
                 widen=level in ("layer", "layer class"),
             )
-            parts.append(_level(keys, changes, noise, options))
+            parts.append(_level(keys, changes, noise))
             widening = changes.widening if level == "layer" else widening
             stalled[level] = changes.stalled
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return rows, widening, stalled
-
-
-def _noise(before: Sequence[StepSums], after: Sequence[StepSums], on_gpu: bool, options: DiffOptions) -> Noise:
-    wall = sum(float(sums.wall.sum()) for sums in (*before, *after))
-    busy = sum(float(row.sum()) for sums in (*before, *after) for row in sums.by_key.values())
-    idle = max(1 - busy / wall, 0.0) if wall else 0.0
-    return Noise.between(min(len(before), len(after)), idle, on_gpu, options.run_noise)
 
 
 def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
@@ -395,12 +384,12 @@ def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
     return np.array([index[row] for row in named], dtype=np.int64)
 
 
-def _level(keys: list[Key], changes: Effects, noise: Noise, options: DiffOptions) -> pd.DataFrame:
+def _level(keys: list[Key], changes: Effects, noise: Noise) -> pd.DataFrame:
     """The rows of one level. A p from noise that is only assumed decides, but is not told."""
     import pandas as pd
 
     p = corrected(changes.p)
-    significant = (p < options.level) & ~(np.abs(changes.change) < options.noise)
+    significant = (p < LEVEL) & ~(np.abs(changes.change) < NOISE)
     bound = np.maximum(np.abs(changes.low), np.abs(changes.high))
     verdict = np.select(
         [
@@ -408,7 +397,7 @@ def _level(keys: list[Key], changes: Effects, noise: Noise, options: DiffOptions
             (changes.new == 0) & (changes.base > 0),
             significant & (changes.change > 0),
             significant & (changes.change < 0),
-            (bound <= options.tolerance) | ((changes.base == 0) & (changes.new == 0)),
+            (bound <= TOLERANCE) | ((changes.base == 0) & (changes.new == 0)),
         ],
         ["new", "gone", "slower", "faster", "same"],
         "undecided",

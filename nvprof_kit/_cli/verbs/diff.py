@@ -51,7 +51,7 @@ def _sides(captures: tuple[str, ...], news: tuple[str, ...]) -> tuple[tuple[str,
 @click.argument("captures", metavar="BASE NEW | BASE... --vs NEW...", nargs=-1)
 @click.option("--vs", "news", multiple=True, metavar="NEW...", help="Several runs of NEW, after several of BASE.")
 @writing(plot=False)
-@click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if TARGET became slower by N %.")
+@click.option("--fail-on", multiple=True, metavar="TARGET:+N%", help="Exit 1 if TARGET became slower by N %.")
 @click.option("--allow-undecided", is_flag=True, help="Pass gates that are too noisy to decide.")
 @click.option(
     "--run-noise",
@@ -78,7 +78,7 @@ def diff(
     *,
     captures: tuple[str, ...],
     news: tuple[str, ...],
-    limits: tuple[str, ...],
+    fail_on: tuple[str, ...],
     allow_undecided: bool,
     run_noise: float | None,
     with_communication: bool,
@@ -109,10 +109,10 @@ def diff(
         result = runs[0].diff(
             runs[1 + len(more) :],
             base=runs[1 : 1 + len(more)],
-            fail_on=limits,
+            fail_on=fail_on,
             allow_undecided=allow_undecided,
-            run_noise=None if run_noise is None else run_noise / 100,
-            communication=with_communication,
+            run_noise=run_noise,
+            with_communication=with_communication,
             steps=steps,
             min_steps=min_steps,
             anyway=anyway,

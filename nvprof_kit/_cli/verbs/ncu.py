@@ -48,7 +48,6 @@ def ncu() -> None:
 @click.option("--every-layer", is_flag=True, help="Reach the share in each block of the model, not only overall.")
 @click.option(
     "--set",
-    "section_set",
     type=click.Choice(SETS),
     default="basic",
     show_default=True,
@@ -83,10 +82,7 @@ def plan(capture: Capture, script: Path | None, **options: Any) -> Result:
         raise UsageError(f"a plan needs one capture, not {len(captures)}")
     if script is not None:
         Output(TABLE, script).spare(captures)
-    chosen = capture.ncu_plan(**options)
-    if script is not None:
-        chosen.save_script(script)
-    return chosen
+    return capture.ncu_plan(script=script, **options)
 
 
 ncu.add_command(plan)

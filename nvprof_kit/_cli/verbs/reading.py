@@ -50,20 +50,20 @@ def layers(capture: Capture, **options: Any) -> Result:
 
 
 @reading("Eight views: device, overview, model, distributed, operator, kernel, memory, user.", kernel_rules=True)
-@click.option("--view", "views", multiple=True, type=click.Choice(SUMMARIES), help="A view. Repeatable. [default: all]")
+@click.option("--view", multiple=True, type=click.Choice(SUMMARIES), help="A view. Repeatable. [default: all]")
 @click.option("--by", type=click.Choice(["step"]), help="One set of rows per step.")
 @click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, named as in csv: gpu_p95_ns, calls, ...")
 @row_options("Rows to print per view. [default: 12]", where=False, sort=False)
 @step_options
-def summary(capture: Capture, views: tuple[Any, ...], **options: Any) -> Result:
+def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
     """Summarize a capture in eight views: calls, and total, avg, max, min, p50, p95 and ratio of CPU and GPU time.
 
     csv, json, md and parquet hold one view: name it with --view.
     """
     form = click.get_current_context().obj.form
-    if form in formats.TABLES and len(views) != 1:
+    if form in formats.TABLES and len(view) != 1:
         raise UsageError(f"--format {form} holds one view; name it with --view, one of {', '.join(SUMMARIES)}")
-    return capture.summary(*views, **options)
+    return capture.summary(view, **options)
 
 
 @reading("Split the time of each step: compute, communication, copies, idle and its causes.", kernel_rules=True)

@@ -73,3 +73,11 @@ def test_what_is_no_capture_fails_when_it_is_opened(folder: Path, name: str) -> 
 def test_steps_that_are_no_range(folder: Path, steps: Any) -> None:
     with pytest.raises(nvprof_kit.UsageError, match="steps"):
         nvprof_kit.open(folder / "run.sqlite").layers(steps=steps)
+
+
+@pytest.mark.parametrize("question", ["breakdown", "diff", "summary"])
+def test_a_table_that_is_not_there_is_named_with_those_that_are(folder: Path, question: str) -> None:
+    capture = nvprof_kit.open(folder / "run.sqlite")
+    result = capture.diff(capture) if question == "diff" else getattr(capture, question)()
+    with pytest.raises(nvprof_kit.UsageError, match=r"nosuch: no such view .*; available: .*kernel|steps"):
+        result.to_frame("nosuch")

@@ -228,7 +228,7 @@ def test_an_empty_view_says_which_switch_gives_it() -> None:
 
 @pytest.mark.parametrize("name", ["graph-2023.4.sqlite.xz", "hooks-ddp-2024.2.sqlite.xz", "profiler/video.json.xz"])
 def test_the_kernel_view_alone_reads_less_and_says_the_same(name: str) -> None:
-    both = nvprof_kit.open(DATA / name).summary("kernel", "memory")
+    both = nvprof_kit.open(DATA / name).summary(("kernel", "memory"))
     among = both.to_frame("kernel")
     alone, later = nvprof_kit.open(DATA / name), nvprof_kit.open(DATA / name)
     assert alone.summary("kernel").warnings == both.warnings
@@ -274,4 +274,4 @@ def test_the_kernel_view_alone_tells_what_was_not_launched_or_created(tmp_path: 
     assert any("1 of 3 operations were launched by calls that are not in the capture" in one for one in alone)
     assert any("1 operations replay CUDA graphs" in one for one in alone)
     assert "attribution" not in vars(capture._operations())  # no operation was attributed
-    assert alone == nvprof_kit.open(path).summary("kernel", "memory").warnings
+    assert alone == nvprof_kit.open(path).summary(("kernel", "memory")).warnings
