@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import nvprof_kit
-from nvprof_kit._result.document import Document
 from nvprof_kit._result.result import Result
+from nvprof_kit._result.writer import Document
 
 SECTIONS = {
     "opening": ("_api", "_analysis"),

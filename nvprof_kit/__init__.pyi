@@ -52,9 +52,9 @@ from ._profiler import handlers as handlers
 from ._profiler.layer_profiler import LayerProfiler as LayerProfiler
 from ._ranks.answer import Ranks as Ranks
 from ._ranks.answer import RankTable as RankTable
-from ._result.document import Document as Document
-from ._result.plot import Plot as Plot
+from ._result.result import Plot as Plot
 from ._result.result import Result as Result
+from ._result.writer import Document as Document
 from .errors import CaptureError as CaptureError
 from .errors import NvprofKitError as NvprofKitError
 from .errors import ToolError as ToolError

@@ -20,8 +20,7 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
-from nvprof_kit._analysis.layers.by_layer import ByLayer, computing_blocks
-from nvprof_kit._analysis.layers.fold import NO_BLOCKS
+from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.tree import layer_parents, with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace

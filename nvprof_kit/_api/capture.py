@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.data import Sheet
-    from nvprof_kit._result.document import Document
-    from nvprof_kit._result.plot import Plot
+    from nvprof_kit._result.result import Plot
     from nvprof_kit._result.selection import RowOptions
+    from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 
     Steps = StepOptions | int | str | range | None
@@ -240,13 +240,12 @@ class Capture:
         splits = (columns,) if isinstance(columns, str) else tuple(columns)
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
-        from nvprof_kit._analysis.layers.layers import OPTIONAL, LayersOptions, layers
+        from nvprof_kit._analysis.layers.layers import OPTIONAL, layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         operations = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         chosen = _steps(steps, skip_steps)
-        options = LayersOptions(steps=chosen, by_step=by == "step", memory=memory, splits=splits)
-        result = layers(operations.trace, options, operations.attribution)
+        result = layers(operations, steps=chosen, by_step=by == "step", memory=memory, splits=splits)
         return replace(result, sources=self.sources, depth=depth).selected(**rows)
 
     def breakdown(
@@ -513,7 +512,7 @@ class Capture:
         Raises:
             UsageError: The view is unknown, or the capture lacks the step.
         """
-        from nvprof_kit._result.plot import Plot
+        from nvprof_kit._result.result import Plot
 
         draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
         if step is not None and view != "timeline":
@@ -545,7 +544,7 @@ class Capture:
             says so.
         """
         from nvprof_kit._report.page.page import MAX_COMPARED, MAX_WHOLE, report_page
-        from nvprof_kit._result.document import Document
+        from nvprof_kit._result.writer import Document
 
         sheets: list[Sheet] = []
         compared: list[Layers] = []
@@ -599,7 +598,7 @@ class Capture:
             UsageError: The capture does not contain the step, or both step and steps are given.
         """
         from nvprof_kit._report.export.trace_events import BY_SUFFIX, suffixes_of, trace_events
-        from nvprof_kit._result.document import Document
+        from nvprof_kit._result.writer import Document
 
         timeline, info = self._timeline(step, _steps(steps, skip_steps))
         _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")

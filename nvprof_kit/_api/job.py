@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nvprof_kit._ranks.replay import Graph
     from nvprof_kit._ranks.verdict import Verdict
     from nvprof_kit._ranks.waits import Waits
-    from nvprof_kit._result.document import Document
+    from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.jobs.tables import JobTables
 
 
@@ -259,7 +259,7 @@ class Job:
             UsageError: The job does not contain the rank.
         """
         from nvprof_kit._report.page.job import JobView, job_page
-        from nvprof_kit._result.document import Document
+        from nvprof_kit._result.writer import Document
 
         self._check_there(timeline)
         captures = list(dict.fromkeys(self.ranks["capture"].astype(str)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.capture import Capture
     from nvprof_kit._report.export.job_trace import RankClock
-    from nvprof_kit._result.document import Document
+    from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.schema import CaptureInfo
 
     Reader = Callable[[], tuple[Timeline, CaptureInfo]]
@@ -45,7 +45,7 @@ def trace_of_ranks(
     """
     from nvprof_kit._report.export.job_trace import job_trace
     from nvprof_kit._report.export.trace_events import suffixes_of
-    from nvprof_kit._result.document import Document
+    from nvprof_kit._result.writer import Document
 
     by_rank = _clocks(clocks)
     placed: list[tuple[RankClock, Reader]] = []

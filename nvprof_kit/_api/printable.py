@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvprof_kit._result.plain import plain
+from nvprof_kit._result.formats import plain
 
 
 def printable(value: Any) -> Any:

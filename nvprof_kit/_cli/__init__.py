@@ -32,7 +32,7 @@ from nvprof_kit._cli.verbs.ranks import ranks
 from nvprof_kit._cli.verbs.reading import advise, breakdown, flops, layers, memory, metrics, summary, timers
 from nvprof_kit._cli.verbs.report import report
 from nvprof_kit._cli.verbs.skill import skill
-from nvprof_kit._result.plain import plain
+from nvprof_kit._result.formats import plain
 from nvprof_kit.errors import NvprofKitError
 
 _COMPLETE = "_NVPROF_KIT_COMPLETE"

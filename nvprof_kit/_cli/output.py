@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from nvprof_kit._cli.progress import each
 from nvprof_kit._result import formats
-from nvprof_kit._result.plain import title
+from nvprof_kit._result.formats import title
 from nvprof_kit._result.result import TABLE, no_plot
 from nvprof_kit._result.writer import refuse_input, write_file
 from nvprof_kit._result.writer import writing as write_into
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nvprof_kit._api.capture import Capture
-    from nvprof_kit._result.document import Document
     from nvprof_kit._result.result import Result
+    from nvprof_kit._result.writer import Document
 
 _BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*formats.TABLES, *formats.PICTURES)}
 
@@ -150,7 +150,7 @@ class Output:
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
         """
-        from nvprof_kit._report.text.table.terminal import print_to, text_of
+        from nvprof_kit._report.text.table import print_to, text_of
 
         if self.path is None:
             with _stdout():

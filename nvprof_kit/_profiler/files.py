@@ -87,7 +87,7 @@ class WindowFiles:
     def write_log(self, profile: LayerProfile, facts: list[str], *, echo: bool) -> None:
         """Write the summary log, and print its head on rank 0."""
         from nvprof_kit._report.text.layer_profile import profile_head, profile_report
-        from nvprof_kit._report.text.table.terminal import print_to, text_of
+        from nvprof_kit._report.text.table import print_to, text_of
         from nvprof_kit._result.writer import write_file
 
         write_file(self.path(f"rank_{self._rank}.log"), text_of(profile_report(profile, facts), kept=True))

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -33,12 +34,13 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
     def handle(trace: Path, _window: Window) -> None:
         if rank():
             return
+        from nvprof_kit._analysis.attribution.operations import Operations
         from nvprof_kit._analysis.layers.layers import layers
-        from nvprof_kit._report.text.layers import LayersView, layers_report
-        from nvprof_kit._report.text.table.terminal import print_to
+        from nvprof_kit._report.text.layers import layers_report
+        from nvprof_kit._report.text.table import print_to
         from nvprof_kit._trace.open import open_capture
 
-        print_to(file or sys.stdout, layers_report(layers(open_capture(trace)), LayersView(depth)))
+        print_to(file or sys.stdout, layers_report(replace(layers(Operations(open_capture(trace))), depth=depth)))
 
     return handle
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._ranks import clocks, groups, replay, stages, waits
 from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._result import formats
@@ -17,7 +17,7 @@ from nvprof_kit.issues import Issue, in_order
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._result.document import Document
+    from nvprof_kit._result.writer import Document
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
 """The tables of a job, by name."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._report.plots.plots import encode as encode_figure
-from nvprof_kit._report.text.table.terminal import html_of, text_of
+from nvprof_kit._report.text.table import html_of, text_of
 from nvprof_kit._result.result import Result, no_plot
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ RENDERERS: Mapping[str, Mapping[str, str]] = {
     "Flops": {"parts": "text.flops:flops_report"},
     "Advice": {"parts": "text.advise:advise_report"},
     "Breakdown": {"parts": "text.breakdown:breakdown_report"},
-    "Checks": {"parts": "text.doctor:findings_report"},
-    "Layers": {"parts": "text.layers_by_step:report", "figure": "plots.layers:figure"},
+    "Checks": {"parts": "text.advise:findings_report"},
+    "Layers": {"parts": "text.layers:layers_report", "figure": "plots.layers:figure"},
     "Memory": {
         "parts": "text.memory:memory_report",
         "figure": "plots.memory:memory_figure",

@@ -1,7 +1,8 @@
-"""The base class of all answers."""
+"""The base class of all answers; several of them as one, and plots."""
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import CAPTURE, FOLDED, Columns
-from nvprof_kit._result.selection import EVERYTHING, RowOptions, Selection
+from nvprof_kit._result.selection import EVERYTHING, Selection
 from nvprof_kit._result.writer import write_file
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.issues import Issue, in_order, printed
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from typing_extensions import Unpack
+
 
 _Own = TypeVar("_Own", bound="Result")
 
@@ -39,6 +40,8 @@ RENDERERS: list[str] = []
 
 def renderers() -> Any:
     """The module that shows results to people; it has a function for each way of showing."""
+    if not RENDERERS:
+        import_module("nvprof_kit._report")  # of an answer that came out of a pickle, nobody has imported it
     return import_module(RENDERERS[0])
 
 
@@ -177,21 +180,27 @@ class Result(ABC):
             return self._json(self.to_frame())
         return formats.encode(self.to_frame(), form) + (formats.quoted(printed(self.warnings)) if form == "md" else b"")
 
-    def selected(self: _Own, **rows: Unpack[RowOptions]) -> _Own:
+    def selected(
+        self: _Own,
+        *,
+        where: str | Sequence[str] = (),
+        sort: str = "",
+        top: int | None = None,
+        fold: bool | None = None,
+    ) -> _Own:
         """Choose which rows to print and write.
 
         Args:
-            rows: ``where``: glob patterns of layers, in which ``*`` matches any text. ``sort``: column to sort by;
-                numbers in descending order. ``top``: maximum number of rows to print per table. ``fold``: whether to
-                print equal blocks as one row; None folds if there are many.
+            where: Glob patterns of layers; ``*`` matches any text.
+            sort: Column to sort by, with or without its unit; numbers in descending order.
+            top: Maximum number of rows to print per table.
+            fold: Whether to print equal blocks as one row; None folds if there are many.
 
         Returns:
             A copy of the result with this selection.
         """
-        where = rows.get("where", ())
         patterns = (where,) if isinstance(where, str) else tuple(where)
-        select = Selection(patterns, rows.get("sort", ""), rows.get("top"), rows.get("fold"))
-        return replace(self, select=select)
+        return replace(self, select=Selection(patterns, sort, top, fold))
 
     @property
     def schema(self) -> str:
@@ -306,3 +315,43 @@ class Several(Result):
 def no_plot(subject: str) -> UsageError:
     """The error that something has no plot."""
     return UsageError(f"{subject} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt")
+
+
+LARGEST_SVG = 100_000
+"""Above this many bytes of SVG, a notebook gets a PNG instead."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Plot(Result):
+    """A plot. A notebook displays it; `save` writes it as .png, .svg or .pdf.
+
+    Attributes:
+        view: The plotted view.
+        drawn: The Matplotlib figure.
+        rows: The plotted data.
+        warnings: What may be missing or distorted.
+    """
+
+    view: str
+    drawn: Figure
+    rows: pd.DataFrame
+    warnings: tuple[Issue, ...] = ()
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """The plotted data."""
+        return self.rows
+
+    def parts(self) -> list[RenderableType]:
+        """A line that says how to save the plot, which a terminal cannot show."""
+        return [f"a plot of {self.view}; save it as .png, .svg or .pdf"]
+
+    def figure(self) -> Figure:
+        """The Matplotlib figure."""
+        return self.drawn
+
+    def _repr_html_(self) -> str:
+        kind, picture = "svg+xml", renderers().encode_figure(self.drawn, "svg")
+        if len(picture) > LARGEST_SVG:
+            kind, picture = "png", renderers().encode_figure(self.drawn, "png")
+        coded = base64.b64encode(picture).decode()
+        return f'<img alt="{self.view}" style="max-width:100%" src="data:image/{kind};base64,{coded}">'

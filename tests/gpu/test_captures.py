@@ -8,8 +8,7 @@ import pytest
 from support.brute_force.layers import BruteForce
 from support.gpu import Profiled
 
-from nvprof_kit._analysis.layers.layers import layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
 SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "2")
@@ -17,7 +16,7 @@ SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "
 
 def check(capture: Path) -> None:
     """The table against brute force; all of forward and backward but a fill kernel per step is in a layer."""
-    result = layers(open_capture(capture))
+    result = nvprof_kit.open(capture).layers()
     parent = dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
     truth = BruteForce(capture).table(parent=parent)
     ours = {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
@@ -45,6 +44,6 @@ def test_the_ways_in_which_people_train(variant: str, profiled: Profiled) -> Non
 
 def test_two_kernels_of_our_own(profiled: Profiled) -> None:
     """A kernel a layer, and nothing else on the GPU."""
-    rows = layers(open_capture(profiled("own_kernel.py"))).rows.set_index(["layer", "phase"])
+    rows = nvprof_kit.open(profiled("own_kernel.py")).layers().rows.set_index(["layer", "phase"])
     assert [rows.loc[(f"layers.{index}", "forward"), "gpu_ops"] for index in (0, 1)] == [1, 1]
     assert rows["gpu_ops"].sum() == 2

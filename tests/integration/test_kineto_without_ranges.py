@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nvprof_kit  # noqa: E402
 from nvprof_kit._analysis.attribution.attribution import attribute  # noqa: E402
-from nvprof_kit._analysis.layers.layers import layers  # noqa: E402
 from nvprof_kit._trace.open import open_capture  # noqa: E402
 
 PATHS = {"M": "M", "M.Embedding": "embed", "M.Linear": "head"} | {
@@ -97,7 +96,7 @@ def test_the_same_run_read_with_our_ranges_and_without(model: nn.Module, tmp_pat
     # what differs is the sum of two gradients at a layer's border, which either side may claim
     assert {one[0] for one, _ in differ} <= {"aten::add", "aten::add_", "aten::empty", "aten::detach"}, differ
     assert len(differ) <= 0.03 * len(truth)
-    warnings = layers(open_capture(tmp_path / "bare.json")).warnings
+    warnings = nvprof_kit.open(tmp_path / "bare.json").layers().warnings
     assert any("sequence numbers" in warning and "(100%) found" in warning for warning in warnings)
 
 

@@ -72,9 +72,9 @@ reveal_type(job.micro_batches())  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.critical_path())  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.what_if(3, "model.layers.1"))  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.answer().to_frame("charges"))  # pandas.core.frame.DataFrame
-reveal_type(job.page())  # nvprof_kit._result.document.Document
+reveal_type(job.page())  # nvprof_kit._result.writer.Document
 reveal_type(job.report("job.html"))  # pathlib.Path
-reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._result.document.Document
+reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._result.writer.Document
 reveal_type(job.export("job.json.gz"))  # pathlib.Path
 reveal_type(job.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(job.ranks)  # pandas.core.frame.DataFrame

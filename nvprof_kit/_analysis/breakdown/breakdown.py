@@ -30,7 +30,7 @@ from nvprof_kit._analysis.breakdown.launches import LAUNCH_COLUMNS, launch_table
 from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, QUEUE_TIME_COLUMNS, queue_by_window, queue_over_time
 from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS, comm_table, copy_table, exposed
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
-from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import CaptureInfo, Trace

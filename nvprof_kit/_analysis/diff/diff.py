@@ -22,7 +22,7 @@ from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected
 from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS, compared_kernels
 from nvprof_kit._analysis.diff.samples import StepSums, step_sums
 from nvprof_kit._analysis.kernels.classes import Rule
-from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._trace.schema import CaptureInfo, Trace

@@ -34,7 +34,7 @@ from nvprof_kit._analysis.flops.rows import (
 )
 from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
-from nvprof_kit._analysis.layers.by_layer import ByLayer, computing_blocks
+from nvprof_kit._analysis.layers.fold import ByLayer, computing_blocks
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace

@@ -18,7 +18,7 @@ from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.flops.counted import Counted, Key, Work, add, computed_again
 from nvprof_kit._analysis.hardware import Peaks
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES
-from nvprof_kit._analysis.layers.sums import Columns, sum_layers
+from nvprof_kit._analysis.layers.sums import StepColumns, sum_layers
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
 
@@ -52,7 +52,7 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
         attribution: Who owns each operation.
         choice: The steps that count.
     """
-    sums = sum_layers(trace, attribution, Columns.apart(choice.shown))
+    sums = sum_layers(trace, attribution, StepColumns.apart(choice.shown))
     order = sums.tree.index
     column = 1 if len(choice.shown) else 0
     calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))

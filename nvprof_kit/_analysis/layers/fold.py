@@ -3,26 +3,33 @@
 Blocks are equal if they are in the same layer, their paths differ only in numbers, they have the same submodules, and
 their compute times are similar in each phase. A block that differs from its equals keeps its own row. No time is lost:
 a folded row is the sum of its blocks.
+
+The rows of a table that is ranked by cost are a cause, a copy or a stack in a layer, not a layer. They fold if their
+layers differ only in numbers, all their other texts are equal, and their costs are similar.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.layers.tree import ModelTree, with_ancestors
+from nvprof_kit._analysis.attribution.operations import Operations, op_owners
+from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
+from nvprof_kit._result.result import Result
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 LEAST = 3
 """Minimum number of equal blocks to fold."""
@@ -139,12 +146,7 @@ class Folding:
             blocks: The layers.
             folds: Whether to fold; None folds if many blocks are equal.
         """
-        if folds is False:
-            return cls({}, {})
-        rows = _folded(blocks, LEAST)
-        if folds is None and max((len(row.nodes) for row in rows), default=0) < MANY:
-            return cls({}, {})
-        of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in rows]
+        of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in _rows(blocks, folds)]
         return cls(
             {layer: row.label for row, layers in of_row if len(layers) > 1 for layer in layers},
             {layer: row.unlike for row, layers in of_row for layer in layers},
@@ -179,7 +181,7 @@ class Folding:
         for row, (path, phase) in enumerate(zip(label, rows["phase"], strict=True)):
             groups.setdefault((number_of_label[path], str(phase)), []).append(row)
         records = []
-        for (_, phase), members in sorted(groups.items(), key=lambda one: one[0][0]):
+        for (_, phase), members in sorted(groups.items(), key=lambda group: group[0][0]):
             group, path = rows.iloc[members], label[members[0]]
             row_values = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
             each = group[cost]
@@ -224,19 +226,19 @@ class FoldedTree:
         return column
 
 
-def fold(tree: pd.DataFrame, min_blocks: int = LEAST) -> FoldedTree:
+def fold(tree: pd.DataFrame, folds: bool | None = True) -> FoldedTree:
     """Fold the equal blocks of a model.
 
     Args:
         tree: `nvprof_kit._analysis.layers.layers.Layers.tree`.
-        min_blocks: Minimum number of equal blocks to fold.
+        folds: Whether to fold; None folds if many blocks are equal.
     """
     import pandas as pd
 
     layers, outside = ([*np.flatnonzero((tree["layer"] == NO_LAYER) == is_outside)] for is_outside in (False, True))
     inside = tree.iloc[layers]
-    folded_rows = _folded(Blocks(tuple(inside["layer"]), tuple(inside["parent"]), _computing(inside)), min_blocks)
-    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in folded_rows]
+    blocks = Blocks(tuple(inside["layer"]), tuple(inside["parent"]), _computing(inside))
+    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in _rows(blocks, folds)]
     rows += [_Row(NO_LAYER, "", [int(node)]) for node in outside]
     line = np.empty(len(tree), dtype=np.int64)
     for line_number, row in enumerate(rows):
@@ -263,11 +265,6 @@ def fold(tree: pd.DataFrame, min_blocks: int = LEAST) -> FoldedTree:
     return FoldedTree(table, line)
 
 
-def most_equal(folded: FoldedTree) -> int:
-    """The largest number of blocks in one row."""
-    return int(folded.tree["count"].max()) if len(folded.tree) else 0
-
-
 @dataclass(frozen=True)
 class _Row:
     label: str
@@ -276,15 +273,22 @@ class _Row:
     unlike: str = ""
 
 
-def _folded(blocks: Blocks, min_blocks: int) -> list[_Row]:
-    return _Folder(blocks, min_blocks).walk()
+def _rows(blocks: Blocks, folds: bool | None) -> list[_Row]:
+    """A row for each layer, or one for equal blocks; with None, only if many are equal."""
+    rows = [] if folds is False else _Folder(blocks).walk()
+    if folds or max((len(row.nodes) for row in rows), default=0) >= MANY:
+        return rows
+    layers = set(blocks.layers)
+    parents = (parent if parent in layers else "" for parent in blocks.parents)
+    return [
+        _Row(layer, parent, [node]) for node, (layer, parent) in enumerate(zip(blocks.layers, parents, strict=True))
+    ]
 
 
 class _Folder:
     """Traverses the model; nodes are indices into the layers."""
 
-    def __init__(self, blocks: Blocks, min_blocks: int) -> None:
-        self._least = max(min_blocks, 2)
+    def __init__(self, blocks: Blocks) -> None:
         self._layer, self._times, self._kinds = blocks.layers, blocks.times, blocks.kinds
         node_of_layer = {layer: node for node, layer in enumerate(self._layer)}
         self._children: dict[int, list[int]] = {}
@@ -315,16 +319,16 @@ class _Folder:
         prefix = f"{self._layer[parent]}." if parent >= 0 else ""
         return name[len(prefix) :] if name.startswith(prefix) else fold_pattern(name)
 
-    def _below(self, holders: list[int], parent: str) -> None:
+    def _below(self, nodes: list[int], parent: str) -> None:
         """Add the rows below a set of equal layers."""
         by_name: dict[str, list[int]] = {}
-        for holder_node in holders:
-            for child in self._children.get(holder_node, []):
-                name = self._below_name(holder_node, child) if len(holders) > 1 else self._layer[child]
+        for node in nodes:
+            for child in self._children.get(node, []):
+                name = self._below_name(node, child) if len(nodes) > 1 else self._layer[child]
                 by_name.setdefault(name, []).append(child)
         sets_of_shape: dict[tuple[str, int], list[list[int]]] = {}
-        for name, nodes in by_name.items():
-            sets_of_shape.setdefault((fold_pattern(name), self._shape[nodes[0]]), []).append(nodes)
+        for name, equals in by_name.items():
+            sets_of_shape.setdefault((fold_pattern(name), self._shape[equals[0]]), []).append(equals)
         patterns = [pattern for pattern, _ in sets_of_shape]
         largest = {
             pattern: max(len(sets) for (item, _), sets in sets_of_shape.items() if item == pattern)
@@ -332,16 +336,16 @@ class _Folder:
         }
         rows: list[_Row] = []
         for (pattern, _), sets in sets_of_shape.items():
-            other = len(sets) < largest[pattern] and largest[pattern] >= self._least
+            other = len(sets) < largest[pattern] and largest[pattern] >= LEAST
             rows += self._group(sets, parent, "other parts" if other else "")
-        for row in sorted(rows, key=lambda one: min(one.nodes)):
+        for row in sorted(rows, key=lambda row: min(row.nodes)):
             self.rows.append(row)
             self._below(row.nodes, row.label)
 
     def _group(self, sets: list[list[int]], parent: str, note: str) -> list[_Row]:
         """The rows of layers with the same structure; each is a set if their parents are folded."""
         times = np.array([self._times[nodes].mean(axis=0) for nodes in sets])
-        groups = equal_groups(times, self._least) if len(sets) >= self._least else []
+        groups = equal_groups(times, LEAST) if len(sets) >= LEAST else []
         main = np.median(times[max(groups, key=len)], axis=0) if groups else None
         ungrouped = set(range(len(sets))).difference(*groups)
         rows = []
@@ -466,3 +470,223 @@ def numbers_text(numbers: Sequence[int]) -> str:
         return f"{numbers[0]},{numbers[1]},...,{numbers[-1]}"
     texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     return ",".join(texts if len(texts) <= 4 else (texts[0], "...", texts[-1]))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ByLayer(Result):
+    """An answer with a row for each layer and phase.
+
+    Attributes:
+        rows: The rows, in model order, ``(none)`` last.
+        blocks: The layers as they are compared, to fold the equal ones.
+        depth: How many levels of the model to print; None for all.
+        time: The column of times: the median, minimum and maximum of folded rows are of it.
+    """
+
+    rows: pd.DataFrame = field(kw_only=True)
+    blocks: Blocks = field(default=NO_BLOCKS, kw_only=True)
+    depth: int | None = field(default=None, kw_only=True)
+
+    time: ClassVar[str]
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One row per layer and phase, in model order, ``(none)`` last."""
+        return self.rows
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return self.select.of(self._folding(self.rows).marked(self.rows) if self.select.fold else self.rows)
+
+    def printed(self) -> pd.DataFrame:
+        """The selected rows as they are printed: down to `depth`, and where equal blocks are folded, one row for all,
+        with the columns of `nvprof_kit._analysis.layers.fold.COLUMNS`.
+        """
+        rows = self.select.among(self.rows)
+        if self.depth is not None:
+            rows = rows[[self.blocks.depths.get(layer, 0) < self.depth for layer in rows["layer"]]]
+        return self.select.sorted(self._folding(rows).rows(rows, self.time, self.join))
+
+    def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        """The values of equal layers in a phase together: by each column's `fold`; means are weighted by `time`.
+
+        Args:
+            path: The path of the folded row.
+            phase: Its phase.
+            rows: The rows of the layers, with their index in `rows`.
+        """
+        weight, joined = rows[self.time], {}
+        for name, column in self.columns[self.schema].items():
+            if column.fold == "sum" and column.kind in ("int", "float"):
+                joined[name] = rows[name].sum(skipna=False)
+            elif column.fold == "mean":
+                total = (rows[name] * weight)[weight > 0].sum(skipna=False)
+                joined[name] = total / weight.sum() if weight.sum() else math.nan
+        return joined
+
+    def _folding(self, rows: pd.DataFrame) -> Folding:
+        return Folding.of(self.blocks.among(set(rows["layer"])), self.select.fold)
+
+
+def computing_blocks(operations: Operations, is_wanted: npt.NDArray[np.bool_]) -> Blocks:
+    """The layers with their compute times, as `nvprof_kit._analysis.layers.fold.fold` compares them.
+
+    Args:
+        operations: The operations; communication is excluded if their names were read.
+        is_wanted: The operations to include, shape ``(n,)``.
+    """
+    import pandas as pd
+
+    trace = operations.trace
+    computing = is_wanted & ~operations.classes.is_a("comm") if "name" in trace.ops else is_wanted
+    layer, phase = op_owners(operations.attribution)
+    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
+    self_ns = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
+    parents = layer_parents(operations.attribution.ranges)
+    return Blocks.of(
+        {(str(layer_name), str(of)): float(ns) for (layer_name, of), ns in self_ns.items()}, parents, parents
+    )
+
+
+EACH = ("median", "min", "max")
+"""The columns that `fold_ranked` adds, with the unit of the cost behind them: those of one of the folded rows."""
+
+_LARGEST = ("longest_ns", "largest", "largest_bytes", "p", "within", "high")
+_LEAST = ("low",)
+_MEAN = ("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s", "of_link", "hidden", "delay_ns", "short_ns")
+_FIRST = ("longest_at_ns",)
+_KEYS = ("ranks", "process", "device", "rank", "step", "stream", "slowest", "launch_bound")
+
+
+def fold_ranked(rows: pd.DataFrame, cost: str, folds: bool | None, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Fold equal blocks into one row with their sums.
+
+    Args:
+        rows: Rows with a column ``layer``.
+        cost: The column that ranks the rows.
+        equal_columns: The columns to compare; empty for the cost.
+        folds: Whether to fold; None folds if many blocks are equal.
+
+    Returns:
+        The rows, the costliest first. The layer of a folded row is ``layers.0-79 x80``, and `EACH` is the cost of one
+        of its rows. The column ``unlike`` says how a row differs from its equals. Without anything to fold, the rows as
+        they are.
+    """
+    import pandas as pd
+
+    if folds is False or "layer" not in rows or len(rows) < LEAST:
+        return rows
+    groups, differences = _groups(rows, cost, equal_columns or (cost,))
+    largest = max(map(len, groups), default=0)
+    if largest < (LEAST if folds else MANY):
+        return rows
+    unit = cost.rpartition("_")[2]
+    inside = {row_number for group in groups for row_number in group}
+    records: list[dict[Any, Any]] = []
+    for row_number, row in enumerate(rows.to_dict("records")):
+        if row_number not in inside:
+            records.append({**row, "unlike": differences.get(row_number, "")})
+    for group in groups:
+        records.append({**_joined(rows.iloc[group], cost, unit), "unlike": differences.get(group[0], "")})
+    each = [f"{name}_{unit}" for name in EACH]
+    table = pd.DataFrame(records, columns=[*rows.columns, *each, "unlike"])
+    for name in rows.columns:
+        table[name] = table[name].astype(rows[name].dtype)
+    table[each] = table[each].astype("Int64")
+    ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
+    return ranked
+
+
+def mark_ranked(rows: pd.DataFrame, cost: str, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Add the columns ``folded_into``, the label of the folded row, and ``unlike``, unless there is one."""
+    if "layer" not in rows:
+        return rows
+    groups, note_of_row = _groups(rows, cost, equal_columns or (cost,))
+    layers = rows["layer"].astype(str).tolist()
+    into = [""] * len(rows)
+    for group in groups:
+        for row_number in group:
+            into[row_number] = fold_label([layers[member] for member in group])
+    differences = [note_of_row.get(row_number, "") for row_number in range(len(rows))]
+    marked: pd.DataFrame = rows.assign(folded_into=np.array(into, dtype=object))
+    return marked if "unlike" in rows else marked.assign(unlike=np.array(differences, dtype=object))
+
+
+def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[list[list[int]], dict[int, str]]:
+    """The places of the rows that fold together, and how rows differ from their equals."""
+    layers = rows["layer"].astype(str).tolist()
+    keys = [rows[name].astype(str).tolist() for name in rows.columns if name != "layer" and _is_key(rows, str(name))]
+    rows_of_key: dict[tuple[str, ...], list[int]] = {}
+    for row_number, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
+        if key[0] != layers[row_number]:
+            rows_of_key.setdefault(key, []).append(row_number)
+    figures = rows[list(alike_by)].fillna(0).to_numpy(dtype=np.float64)
+    costs = rows[cost].fillna(0).to_numpy(dtype=np.float64)
+    groups: list[list[int]] = []
+    differences: dict[int, str] = {}
+    for places in _alike_in_lists(list(rows_of_key.values()), layers, figures):
+        if len({layers[row_number] for row_number in places}) < len(
+            places
+        ):  # the same layer twice: something else differs
+            continue
+        equal_sets = equal_groups(np.abs(figures[places]), LEAST) if len(places) >= LEAST else []
+        if not equal_sets:
+            continue
+        main = max(equal_sets, key=len)
+        median = float(np.median(costs[[places[member] for member in main]]))
+        groups += [[places[member] for member in group] for group in equal_sets]
+        for member in set(range(len(places))).difference(main):
+            if median:
+                differences[places[member]] = f"{100 * (costs[places[member]] / median - 1):+.0f} %"
+    return groups, differences
+
+
+def _alike_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Floats) -> list[list[int]]:
+    """Split rows of lists in lists by their place in the inner lists, unless rows at different places are alike.
+
+    ``layers.0-31.experts.0-7`` are alike; in ``block.0-3.layer.0-2`` each layer may be another kind of module.
+    """
+    lists: list[list[int]] = []
+    for places in groups:
+        inner: dict[str, list[int]] = {}
+        for row_number in places:
+            parts = layers[row_number].split(".")
+            first = next(index for index, path_part in enumerate(parts) if path_part.isdigit())
+            inner.setdefault(".".join(parts[first + 1 :]), []).append(row_number)
+        if len(inner) in {1, len(places)}:
+            lists.append(places)
+            continue
+        sets = list(inner.values())
+        means = np.array([np.abs(figures[member]).mean(axis=0) for member in sets])
+        together = equal_groups(means, 2)
+        alone = set(range(len(sets))).difference(*together)
+        lists += [
+            [row_number for member in group for row_number in sets[member]]
+            for group in [*together, *([member] for member in sorted(alone))]
+        ]
+    return lists
+
+
+def _is_key(rows: pd.DataFrame, name: str) -> bool:
+    return name in _KEYS or rows[name].dtype.kind not in "iuf"
+
+
+def _joined(group: pd.DataFrame, cost: str, unit: str) -> dict[Any, Any]:
+    """One row for several."""
+    row = dict(group.iloc[0].to_dict())
+    for name in group.columns:
+        if _is_key(group, str(name)) or name in _FIRST or group[name].isna().all():
+            continue
+        values = group[name]
+        row[name] = (
+            values.max() if name in _LARGEST else values.min() if name in _LEAST
+            else values.mean() if name in _MEAN else values.sum()
+        )  # fmt: skip
+        if values.dtype.kind in "iu":
+            row[name] = round(row[name])
+    figures = (group[cost].median(), group[cost].min(), group[cost].max())
+    label = f"{fold_label(group['layer'].astype(str).tolist())} x{len(group)}"
+    return {
+        **row,
+        "layer": label,
+        **{f"{name}_{unit}": round(figure) for name, figure in zip(EACH, figures, strict=True)},
+    }

@@ -12,29 +12,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attribute
+from nvprof_kit._analysis.attribution.attribution import HOW, Attribution
 from nvprof_kit._analysis.attribution.intervals import Cover, begins
-from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.joins import join_warnings
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import step_windows
-from nvprof_kit._analysis.foreign.rules import Rules
-from nvprof_kit._analysis.foreign.translate import translate
-from nvprof_kit._analysis.kernels.classes import KernelClasses, classify
 from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory, with_memory
-from nvprof_kit._analysis.layers.split import COLUMNS as SPLIT_COLUMNS
-from nvprof_kit._analysis.layers.split import parts_by_class, parts_by_phase, split_rows, split_tree
-from nvprof_kit._analysis.layers.sums import Columns as StepColumns
-from nvprof_kit._analysis.layers.sums import LayerSums, sum_layers
-from nvprof_kit._analysis.layers.warnings import layer_warnings
+from nvprof_kit._analysis.layers.sums import (
+    SPLIT_COLUMNS,
+    LayerSums,
+    StepColumns,
+    parts_by_class,
+    parts_by_phase,
+    split,
+    sum_layers,
+)
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
-from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
@@ -84,25 +88,6 @@ PARTS = ("compute_ns", "comm_ns", "copy_ns")
 
 OPTIONAL = ("name", "loads")
 """Needed from `nvprof_kit._trace.open.open_capture` to separate communication from compute and to detect warm-up."""
-
-
-@dataclass(frozen=True)
-class LayersOptions:
-    """Options of the per-layer table.
-
-    Attributes:
-        by_step: One row per (step, layer, phase) instead of per (layer, phase).
-        rules: How the captured program names its ranges; None if it follows this package's naming.
-        memory: Add the memory columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
-        steps: The steps to include, by default all but warm-up.
-        splits: How to split the time into columns, of `nvprof_kit._analysis.layers.split.SPLITS`; not by step.
-    """
-
-    steps: StepOptions = ALL_STEPS
-    by_step: bool = False
-    rules: Rules | None = None
-    memory: bool = False
-    splits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,80 +181,69 @@ class Layers(Result):
         return self.select.of(rows)
 
 
-def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> Layers:
+def layers(
+    operations: Operations,
+    *,
+    steps: StepOptions = ALL_STEPS,
+    by_step: bool = False,
+    memory: bool = False,
+    splits: Sequence[str] = (),
+) -> Layers:
     """Compute the per-layer table of a capture.
 
     Args:
-        trace: The capture.
-        options: Options; per (layer, phase) by default.
-        attribution: The owner of each operation, if already known; the rules have then been applied.
+        operations: The operations of the capture with their owners.
+        steps: The steps to include, by default all but warm-up.
+        by_step: One row per (step, layer, phase) instead of per (layer, phase).
+        memory: Add the memory columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
+        splits: How to split the time into columns, of `nvprof_kit._analysis.layers.sums.SPLITS`; not by step.
 
     Raises:
         AssertionError: The rows do not add up to the operations: a bug in this package.
         CaptureError: Memory was requested, but the capture has no memory data.
     """
-    options = options or LayersOptions()
-    trace = translate(trace, options.rules if attribution is None else None)
-    attribution = attribution or attribute(trace)
-    choice = choose_steps(trace, attribution, options.steps)
-    columns = StepColumns.by_step(len(choice.shown)) if options.by_step else StepColumns.apart(choice.shown)
-    classes = classify(trace.ops) if "name" in trace.ops else None
+    trace, attribution = operations.trace, operations.attribution
+    choice = choose_steps(trace, attribution, steps)
+    columns = StepColumns.by_step(len(choice.shown)) if by_step else StepColumns.apart(choice.shown)
+    classes = operations.classes if "name" in trace.ops else None
     is_whole = choice.everything or not len(choice.shown)
-    sums = sum_layers(trace, attribution, columns, classes, busy=options.by_step or not is_whole)
-    builder = _Builder(sums, columns, choice, options, ("name" in trace.ops))
-    rows = builder.rows(attribution.ranges.steps)
+    sums = sum_layers(trace, attribution, columns, classes, busy=by_step or not is_whole)
+    builder = _Builder(sums, columns, choice, by_step, has_classes=classes is not None)
+    rows, tree = builder.rows(attribution.ranges.steps), builder.tree()
     summary = _summary(trace, attribution, builder)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
-    memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
-    tree = builder.tree()
-    splits: dict[str, tuple[str, ...]] = {}
-    if options.splits and not options.by_step:
-        rows, tree, splits = _split(trace, (attribution, classes), (rows, tree), choice, options.splits)
-    if memory is not None:
-        rows = with_memory(rows, memory)
-        if options.by_step and len(choice.shown) and not choice.everything:
-            rows = rows[np.append(choice.shown, False)[rows["instance"].fillna(-1).to_numpy(dtype=np.int64)]]
-        if not options.by_step:
+    split_columns: dict[str, tuple[str, ...]] = {}
+    for by in () if by_step else splits:
+        if by == "class" and classes is None:
+            continue
+        parts = parts_by_class(classes) if by == "class" and classes is not None else parts_by_phase(attribution)
+        rows, tree = split(rows, tree, operations, parts, choice.of_ops(attribution))
+        split_columns[by] = parts.columns
+    layers_memory = None
+    if memory:
+        layers_memory = layer_memory(trace, attribution, by_step=by_step)
+        rows = with_memory(rows, layers_memory)
+        if not by_step:
             rows["steps"] = choice.count
+        elif not is_whole:
+            rows = rows[np.append(choice.shown, False)[rows["instance"].fillna(-1).to_numpy(dtype=np.int64)]]
     return Layers(
         rows=rows,
         tree=tree,
-        splits=splits,
+        splits=split_columns,
         summary=summary,
         warnings=(
             *trace.info.warnings,
             *layer_warnings(trace, attribution, choice, summary.total_ns),
-            *(() if memory is None else memory.warnings),
+            *(() if layers_memory is None else layers_memory.warnings),
         ),
         info=trace.info,
         steps=choice,
-        memory=memory,
+        memory=layers_memory,
     )
-
-
-def _split(
-    trace: Trace,
-    owners: tuple[Attribution, KernelClasses | None],
-    both: tuple[pd.DataFrame, pd.DataFrame],
-    choice: StepChoice,
-    splits: Sequence[str],
-) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """Rows and tree with their time split into columns, and the column names by split."""
-    (attribution, classes), (rows, tree) = owners, both
-    is_shown = choice.of_ops(attribution)
-    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    named = {}
-    for by in splits:
-        if by == "class" and classes is None:
-            continue
-        parts = parts_by_class(classes) if by == "class" and classes is not None else parts_by_phase(attribution)
-        rows = split_rows(rows, duration, attribution, parts, is_shown)
-        tree = split_tree(tree, duration, attribution, parts, is_shown)
-        named[by] = parts.columns
-    return rows, tree, named
 
 
 @dataclass(frozen=True)
@@ -280,15 +254,15 @@ class _Builder:
         sums: The sums.
         columns: The meaning of their columns.
         choice: The shown steps.
-        options: The options.
-        by_sort: Whether communication is known.
+        by_step: Whether the rows are by step.
+        has_classes: Whether the classes of the operations, and so communication, are known.
     """
 
     sums: LayerSums
     columns: StepColumns
     choice: StepChoice
-    options: LayersOptions
-    by_sort: bool
+    by_step: bool
+    has_classes: bool
 
     @property
     def shown(self) -> Int64Array:
@@ -305,12 +279,14 @@ class _Builder:
         import pandas as pd
 
         sums, shown_columns = self.sums, self.shown
-        together = not self.options.by_step
-        arrays = {name: self._of(values, shown_columns, together) for name, values in sums.arrays.items()}
+        arrays = {}
+        for name, values in sums.arrays.items():
+            shown = values if values.shape[1] < self.columns.width else values[:, shown_columns]
+            arrays[name] = shown if self.by_step else shown.sum(axis=1, keepdims=True)
         seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
-        by_place = self._in_order()
+        in_order = self._in_order()
         # sort by step, then in model order
-        column, key = (axis.ravel() for axis in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
+        column, key = (axis.ravel() for axis in np.meshgrid(np.arange(seen.shape[1]), in_order, indexing="ij"))
         keep = seen[key, column]
         key, column = key[keep], column[keep]
         instance = shown_columns[column] - 1
@@ -320,7 +296,7 @@ class _Builder:
             "layer": np.array([layer for layer, _ in sums.keys], dtype=object)[key],
             "phase": np.array([phase for _, phase in sums.keys], dtype=object)[key],
         }
-        if not together:
+        if self.by_step:
             numbers = np.append(steps, 0)[instance]
             texts |= {
                 "step": pd.arrays.IntegerArray(numbers, instance < 0),
@@ -330,17 +306,11 @@ class _Builder:
             of_rows[name] / total if total else np.zeros(len(key)) for name in ("gpu_self_ns", "gpu_total_ns")
         )
         columns = {**texts, **of_rows, "share": share, "total_share": total_share}
-        if together:
+        if not self.by_step:
             columns["steps"] = np.full(len(key), self.choice.count)
-        names = [name for name in COLUMNS if name in columns and (self.by_sort or name not in PARTS)]
+        names = [name for name in COLUMNS if name in columns and (self.has_classes or name not in PARTS)]
         table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in names})
         return table
-
-    def _of(self, values: Int64Array, shown_columns: Int64Array, together: bool) -> Int64Array:
-        """The shown columns, or their sum as one column; `values` may already be one column for all."""
-        chosen = values if values.shape[1] < self.columns.width else values[:, shown_columns]
-        summed: Int64Array = chosen.sum(axis=1, keepdims=True) if together else chosen
-        return summed
 
     def _in_order(self) -> Int64Array:
         """The keys in model order, `(none)` last."""
@@ -423,7 +393,7 @@ def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summa
         capture_ns=capture,
         outside_ns=outside,
         left_out_ns=capture - total - outside,
-        comm_ns=int(comm.sum()) if builder.by_sort else None,
+        comm_ns=int(comm.sum()) if builder.has_classes else None,
         layer_ns=in_layers,
         work_ns=int(work.sum()),
         wall_ns=wall,
@@ -446,3 +416,85 @@ def step_wall(trace: Trace, attribution: Attribution, choice: StepChoice) -> tup
     device, start, end = windows.device[is_shown], windows.start[is_shown], windows.end[is_shown]
     busy = Cover(windows.of_op, trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy())
     return int((end - start).sum()), int(busy.inside(device, start, end).sum())
+
+
+NOTABLE = 0.01
+"""A smaller share of the time changes no decision, and is told in the header alone."""
+
+
+def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[Issue, ...]:
+    """All warnings about the owners of a capture's operations."""
+    return (
+        *_layers(attribution, total_ns),
+        *join_warnings(trace, attribution.ranges, attribution.unjoined),
+        *_lost(trace, attribution),
+        *_graphs(trace, attribution),
+        *_outside(trace, attribution, choice),
+    )
+
+
+def _layers(attribution: Attribution, total_ns: int) -> list[Issue]:
+    if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
+        text = (
+            "no layer's range in the window, so every operation is outside layers; call "
+            "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
+        )
+        return [Issue("no-layers", "error", 1.0, text)]
+    if not total_ns and len(attribution.how):
+        return [Issue("no-time", "error", 1.0, "all operations of the capture have no length")]
+    return []
+
+
+def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
+    """Warn about layers that still ran after the last launch: the profiler stopped recording CUDA before the end.
+
+    Seen with nsys 2023.4 on a CUDA 13 driver, in captures of a whole run: nsys stops at a callback that it does not
+    know.
+    """
+    ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
+    is_layer = ranges.is_one_of(LAYER_CATEGORIES)
+    later = 0
+    for process in np.unique(pid):
+        last = trace.api["start_ns"].to_numpy()[pid == process].max()
+        later += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
+    count = np.count_nonzero(is_layer)
+    if later <= NOTABLE * count:
+        return []
+    text = (
+        f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, so "
+        "the table is too small; capture a window (profile.sh --step N, --delay, cudaProfilerStart), or use an nsys "
+        "as new as the driver"
+    )
+    return [Issue("lost-launches", "error", later / count, text)]
+
+
+def _graphs(trace: Trace, attribution: Attribution) -> list[Issue]:
+    graphs = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
+    if not graphs or any(issue.code == "whole-graphs" for issue in trace.info.warnings):
+        return []
+    text = (
+        f"{graphs} CUDA-graph replays are one row each, whatever layers they ran; record with --cuda-graph-trace=node"
+    )
+    return [Issue("whole-graphs", "warning", graphs / len(trace.ops), text)]
+
+
+def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:
+    """Operations that no step, layer or phase launched."""
+    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    is_shown = choice.of_ops(attribution)
+    issues = []
+    outside_ns = int(duration[(attribution.step == NONE) & ~is_shown].sum())
+    if not choice.asked and outside_ns:
+        share = outside_ns / duration.sum()
+        text = f"{100 * share:.1f} % of the time is outside steps and left out; --steps all includes it"
+        issues.append(Issue("outside-steps", "note", share, text))
+    whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
+    nowhere_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
+    if nowhere_ns:
+        share = nowhere_ns / duration[is_shown].sum()
+        text = (
+            f"{100 * share:.1f} % of the time was launched outside all layers and phases; wrap the rest of the loop in "
+            "nvprof_kit.phase(...)"
+        )
+        issues.append(Issue("unattributed", "note", share, text))
+    return issues

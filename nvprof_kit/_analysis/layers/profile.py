@@ -16,7 +16,7 @@ from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LAYER_PHASES, Layers, LayersOptions, layers
+from nvprof_kit._analysis.layers.layers import LAYER_PHASES, Layers, layers
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
@@ -113,8 +113,8 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
         memory: One row per completed layer call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
     """
     operations = Operations(trace)
-    result = layers(trace, LayersOptions(by_step=True), operations.attribution)
-    grid = _Grid(layers(trace, LayersOptions(steps=WHOLE_CAPTURE, by_step=True), operations.attribution))
+    result = layers(operations, by_step=True)
+    grid = _Grid(layers(operations, steps=WHOLE_CAPTURE, by_step=True))
     attention = _fused_attention(operations)
     rows = grid.rows(attention)
     rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))

@@ -1,13 +1,16 @@
-"""Sums of operations and ranges by (layer, phase) and step.
+"""Sums of operations and ranges by (layer, phase) and step; and by kernel class or phase of the loop.
 
-Every array has shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is a step instance or several of
-them together; column 0 is outside steps.
+The arrays of `LayerSums` have shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is a step instance or
+several of them together; column 0 is outside steps.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +18,17 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import Cover, alone, begins, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
+from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit._analysis.attribution.windows import devices_of
-from nvprof_kit._analysis.kernels.classes import KernelClasses
+from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
 from nvprof_kit._analysis.layers.tree import ModelTree
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class LayerSums:
         }
 
 
-class Columns(NamedTuple):
+class StepColumns(NamedTuple):
     """The meaning of the columns of the sums.
 
     Attributes:
@@ -79,18 +87,23 @@ class Columns(NamedTuple):
     width: int
 
     @classmethod
-    def by_step(cls, steps: int) -> Columns:
+    def by_step(cls, steps: int) -> StepColumns:
         """One column for operations outside steps, then one per instance."""
         return cls(np.append(np.arange(1, steps + 1), 0), steps + 1)
 
     @classmethod
-    def apart(cls, is_shown: npt.NDArray[np.bool_]) -> Columns:
+    def apart(cls, is_shown: npt.NDArray[np.bool_]) -> StepColumns:
         """Three columns: outside steps, the shown instances, and the others."""
         return cls(np.append(np.where(is_shown, 1, 2), 0), 3)
 
 
 def sum_layers(
-    trace: Trace, attribution: Attribution, columns: Columns, classes: KernelClasses | None = None, *, busy: bool = True
+    trace: Trace,
+    attribution: Attribution,
+    columns: StepColumns,
+    classes: KernelClasses | None = None,
+    *,
+    busy: bool = True,
 ) -> LayerSums:
     """Sum a capture's operations and ranges by layer, phase and column.
 
@@ -299,7 +312,7 @@ class _Chain:
         return np.bincount(np.unique(op * cells + cell) % cells, minlength=cells)
 
 
-def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64Array, Int64Array]:
+def _range_sums(ranges: Ranges, keyed: _Keyed, columns: StepColumns) -> tuple[Int64Array, Int64Array]:
     """Number of ranges of each cell, and their CPU time: of a layer all, of a phase what no layer covers. A range
     nested in another of its key is counted with the outer one.
     """
@@ -316,3 +329,102 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64A
     length = np.where(keyed.repeats[keyed_ranges], 0, length)
     is_call = ranges.first[keyed_ranges] & (of_layer | ~keyed.repeats[keyed_ranges])
     return np.bincount(cell[is_call], minlength=cells), exact_sums(cell, length, cells)
+
+
+SPLITS: Mapping[str, str] = MappingProxyType({"class": "class_", "phase": "during_"})
+"""The ways to split time, and the prefixes of their column names."""
+
+SPLIT_COLUMNS: Columns = {
+    "class_NAME_ns": Column(
+        "the part of `gpu_self_ns` in kernels of a class: `class_gemm_ns`, `class_attention_ns`, …, in ns "
+        "(only with `--columns class`)",
+        "ns",
+    ),
+    "during_NAME_ns": Column(
+        "the part that ran during a phase of the loop: `during_prefill_ns`, `during_decode_ns`, …, or "
+        "`during_other_ns`, in ns (only with `--columns phase`)",
+        "ns",
+    ),
+}
+"""The columns and what they mean."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The part that each operation belongs to.
+
+    Attributes:
+        columns: Column name of each part.
+        code: Index into `columns`, shape ``(n,)``.
+    """
+
+    columns: tuple[str, ...]
+    code: Int64Array
+
+
+def parts_by_class(classes: KernelClasses) -> Parts:
+    """Kernels by class; only classes that occur."""
+    present, code = np.unique(classes.code.astype(np.int64), return_inverse=True)
+    names = list(CLASSES)
+    return Parts(tuple(f"{SPLITS['class']}{names[number]}_ns" for number in present.tolist()), code.astype(np.int64))
+
+
+def parts_by_phase(attribution: Attribution) -> Parts:
+    """Operations by the phase range that encloses their layer's range, in the order in which the phases first ran."""
+    ranges = attribution.ranges
+    phase_range = np.append(ranges.phase_range, NONE)[attribution.layer_range]
+    of_loop = np.append(np.asarray(ranges.phase, dtype=object), NO_PHASE)[phase_range]
+    outside = np.asarray(attribution.phases, dtype=object)[attribution.phase]
+    text = np.where(attribution.layer_range >= 0, of_loop, outside)
+    names, first, code = np.unique(text.astype(str), return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.argsort(order, kind="stable")
+    columns = tuple(
+        f"{SPLITS['phase']}{re.sub(r'[^0-9A-Za-z]+', '_', str(names[code_number]))}_ns"
+        for code_number in order.tolist()
+    )
+    return Parts(columns, rank[code].astype(np.int64))
+
+
+def split(
+    rows: pd.DataFrame, tree: pd.DataFrame, operations: Operations, parts: Parts, is_shown: npt.NDArray[np.bool_]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Add a column for each part to the rows, with self times, and to the tree, with submodules and over all phases.
+
+    Args:
+        rows: One row per layer and phase.
+        tree: `nvprof_kit._analysis.layers.layers.Layers.tree`.
+        operations: The operations.
+        parts: The part of each operation.
+        is_shown: The operations that rows and tree cover.
+    """
+    ops = operations.trace.ops
+    sums = _part_sums((ops["end_ns"] - ops["start_ns"]).to_numpy(), operations.attribution, parts, is_shown)
+    nothing = np.zeros(len(parts.columns), dtype=np.int64)
+    keys = zip(rows["layer"].tolist(), rows["phase"].tolist(), strict=True)
+    values = np.array([sums.get(key, nothing) for key in keys], dtype=np.int64).reshape(-1, len(parts.columns))
+    tree_keys = zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True)
+    line_of_key = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(tree_keys)}
+    self_times = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
+    for (layer, phase), times in sums.items():
+        self_times[line_of_key[layer, phase if layer == NO_LAYER else ""]] += times
+    nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(self_times)
+    return (
+        rows.assign(**{name: values[:, index] for index, name in enumerate(parts.columns)}),
+        tree.assign(**{name: nested[:, index] for index, name in enumerate(parts.columns)}),
+    )
+
+
+def _part_sums(
+    duration: Int64Array, attribution: Attribution, parts: Parts, is_shown: npt.NDArray[np.bool_]
+) -> dict[tuple[str, str], Int64Array]:
+    """The time of each (layer, phase) by part; layers with the same name are added up."""
+    layer, phase = op_owners(attribution)
+    count, phases = len(parts.columns), len(phase.categories)
+    codes = (layer.codes.astype(np.int64) * phases + phase.codes)[is_shown]
+    cell = codes * count + parts.code[is_shown]
+    table = exact_sums(cell, duration[is_shown], len(layer.categories) * phases * count).reshape(-1, count)
+    return {
+        (str(layer.categories[code_number // phases]), str(phase.categories[code_number % phases])): table[code_number]
+        for code_number in np.unique(codes).tolist()
+    }

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
-from nvprof_kit._analysis.layers.by_layer import ByLayer
-from nvprof_kit._analysis.layers.fold import Blocks
+from nvprof_kit._analysis.layers.fold import Blocks, ByLayer
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers

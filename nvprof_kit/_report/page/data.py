@@ -23,7 +23,7 @@ from nvprof_kit._analysis.attribution.step_times import (
 )
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory, memory_tree
 from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
 from nvprof_kit._findings import Finding
@@ -32,7 +32,7 @@ from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_te
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
 from nvprof_kit._report.text.advise import saving
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.table.units import Milliseconds, percent
+from nvprof_kit._report.text.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
@@ -308,7 +308,7 @@ def sheet_of(
     operations = Operations(trace, own_rules, known)
     attribution = operations.attribution
     times = step_times(trace, attribution)
-    result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
+    result = layers(operations, steps=steps, by_step=True)
     pointed = [] if advice is None or step is not None else _steps_of(advice, times)
     instances = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
     view, idle, unshown = _moments(trace, attribution, times, instances, alone=step is not None)

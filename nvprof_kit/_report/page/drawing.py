@@ -1,49 +1,110 @@
-"""The data drawn by the page's scripts: model tree, steps and timelines, as lists of numbers and texts."""
+"""The data drawn by the page's scripts, as lists of numbers and texts: model tree, folds, steps and timelines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.layers.fold import FoldedTree, fold
 from nvprof_kit._report.page import timeline
 from nvprof_kit._report.page.data import MAX_ROWS, PHASES, Sheet, row_names
-from nvprof_kit._report.page.folding import folds_of
 from nvprof_kit._report.page.kernels import MAX_KERNELS, drawn_kernels
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.timeline import Texts, drawn_timeline
-from nvprof_kit._report.text.layers import time_name
-from nvprof_kit._report.text.layers_by_step import layers_by_step
+from nvprof_kit._report.text.layers import layers_by_step, time_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_CELLS = 200_000
-"""Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
+    from nvprof_kit._report.page.data import Sheet
 
 
-def drawn(sheet: Sheet, of: int = 1) -> dict[str, Any]:
-    """The data for the page's scripts: tree, steps, timeline and kernels.
+@dataclass(frozen=True)
+class Fold:
+    """Equal blocks folded into one row.
+
+    Attributes:
+        name: The combined path: ``layers.0-79``.
+        rows: The rows of the blocks on the page.
+        place: The row in the folded tree.
+        each: Time of one block, as text.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    place: int
+    each: str
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The rows of a page's table and its folds, in table order; a switch of the page shows the individual rows.
+
+    Attributes:
+        rows: The rows of the capture's tree on the page.
+        tree: The folded tree, with the columns of the tree and of `nvprof_kit._analysis.layers.fold`.
+        folds: The folds with several blocks.
+        unlike: For each row of the page, how it differs from its equals; '' if it does not.
+    """
+
+    rows: npt.NDArray[np.int64]
+    tree: pd.DataFrame
+    folds: tuple[Fold, ...]
+    unlike: tuple[str, ...]
+
+
+def folds_of(sheet: Sheet, of: int = 1) -> Folds:
+    """The rows on the page: the costliest of the tree and their ancestors, with equal blocks folded.
 
     Args:
         sheet: A capture.
         of: Number of captures on the page.
     """
-    block, texts = Block(), Texts()
     tree_rows = rows_on_page(sheet, of)
+    folded: FoldedTree = fold(sheet.layers.tree.iloc[tree_rows].reset_index(drop=True))
+    members: dict[int, list[int]] = {}
+    for row, line in enumerate(folded.line.tolist()):
+        members.setdefault(line, []).append(row)
+    records = folded.tree.to_dict("records")
+    folds = []
+    for line, rows in members.items():
+        if len(rows) > 1:
+            median, shortest, longest = (records[line][name] / 1e6 for name in ("median_ns", "min_ns", "max_ns"))
+            each = (
+                f"each {median:,.3f} ms in all steps that are shown, {shortest:,.3f} to {longest:,.3f}, without "
+                "communication"
+            )
+            folds.append(Fold(records[line]["layer"], tuple(rows), line, each))
+    unlike = tuple(records[line]["unlike"] for line in folded.line.tolist())
+    return Folds(tree_rows, folded.tree, tuple(sorted(folds, key=lambda fold: fold.rows[0])), unlike)
+
+
+MAX_CELLS = 200_000
+"""Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
+
+
+def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:
+    """The data for the page's scripts: tree, steps, timeline and kernels.
+
+    Args:
+        sheet: A capture.
+        folds: Its rows on the page.
+        of: Number of captures on the page.
+    """
+    block, texts = Block(), Texts()
+    tree_rows = folds.rows
     view, kernels = sheet.moments, sheet.kernels
     drawing = {
         "steps": max(sheet.layers.summary.steps, 1),
         "timeName": time_name(sheet.layers),
         "phases": PHASES,
         "tree": _drawn_tree(sheet.layers.tree, tree_rows),
-        "folds": [
-            {"name": short_text(fold.name), "rows": fold.rows}
-            for fold in folds_of(sheet, tuple(tree_rows.tolist())).folds
-        ],
+        "folds": [{"name": short_text(fold.name), "rows": fold.rows} for fold in folds.folds],
         "memory": _drawn_memory(sheet, tree_rows),
         "bySteps": _drawn_steps(sheet, tree_rows, block, MAX_CELLS // of),
         "timeline": None if view is None else drawn_timeline(view, texts, block, timeline.MAX_ROWS // of),

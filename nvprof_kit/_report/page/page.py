@@ -22,14 +22,15 @@ from nvprof_kit._report.page.data import (
     row_names,
     total_change,
 )
-from nvprof_kit._report.page.drawing import drawn, measures, rows_on_page
-from nvprof_kit._report.page.folding import Folds, folds_of
+from nvprof_kit._report.page.drawing import Folds, drawn, folds_of, measures
 from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.template import render
-from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, Line, apart, layers_lines, time_name, total_line
-from nvprof_kit._report.text.table.terminal import capture_facts
-from nvprof_kit._report.text.table.units import Cells, Milliseconds, mib_cell, percent
+from nvprof_kit._report.text.layers import MEMORY_COLUMNS, in_phase, left_out_lines, time_name, total_line, tree_lines
+from nvprof_kit._report.text.table import capture_facts
+from nvprof_kit._report.text.units import Cells, Milliseconds, mib_cell, percent
+from nvprof_kit._result.selection import UNFOLDED
 from nvprof_kit.issues import printed
+from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import Layers
@@ -73,13 +74,14 @@ def report_page(sheets: Sequence[Sheet], compared: Sequence[Layers] = (), left_o
 def _page(sheets: Sequence[Sheet], compared: Sequence[Layers], left_out: Sequence[str]) -> bytes:
     several = len(compared) > 1
     rows, note = _comparison(compared) if several else ([], "")
+    folds = [folds_of(sheet, len(sheets)) for sheet in sheets]
     return render(
         "page.html",
         scripts=_SCRIPTS,
         styles=("page.css",),
         loading=True,
         title=f"{', '.join(capture.info.path for capture in compared[:3])}{', …' * (len(compared) > 3)} · nvprof-kit",
-        sheets=[_shown(sheet, len(sheets)) for sheet in sheets],
+        sheets=[_variables(sheet, folded) for sheet, folded in zip(sheets, folds, strict=True)],
         compared=[{"path": capture.info.path, "short_path": _short_path(capture.info.path)} for capture in compared],
         changes=rows,
         changes_note=note,
@@ -87,7 +89,7 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[Layers], left_out: Sequenc
         change_total=_change_cells(total_change(compared)),
         only_compared=[capture.info.path for capture in compared[len(sheets) :]],
         absent=list(left_out),
-        data=[drawn(sheet, len(sheets)) for sheet in sheets],
+        data=[drawn(sheet, folded, len(sheets)) for sheet, folded in zip(sheets, folds, strict=True)],
     )
 
 
@@ -98,17 +100,17 @@ def _comparison(compared: Sequence[Layers]) -> tuple[list[dict[str, Any]], str]:
     if len(rows) <= limit:
         return [_change(row) for row in rows], ""
     size = [max(map(abs, (row.change or 0, row.times[0] or 0, row.times[-1] or 0))) for row in rows]
-    largest = sorted(sorted(range(len(rows)), key=lambda one: -size[one])[:limit])
+    largest = sorted(sorted(range(len(rows)), key=lambda row: -size[row])[:limit])
     first, last = compared[0].info.path, compared[-1].info.path
     note = f"{len(rows) - limit:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
     return [_change(rows[index]) for index in largest], note
 
 
-def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
+def _variables(sheet: Sheet, folded: Folds) -> dict[str, Any]:
     """The template variables of a capture."""
     result = sheet.layers
     steps = result.summary.steps
-    columns, rows, total = _table(sheet, of)
+    columns, rows, total = _table(sheet, folded)
     folds = [row["row"] for row in rows if row["count"] > 1]
     gone = len(result.tree) - len(rows) + len(folds)
     left_out = [f"{gone:,} layers of little time: nvprof-kit layers {result.info.path} --format csv"] if gone else []
@@ -118,7 +120,7 @@ def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
         "facts": capture_facts(result.info, result.summary.all_steps),
         "headlines": headlines(sheet),
         "split": list(_split(sheet)),
-        "warnings": (*apart(result), *printed(result.warnings)),
+        "warnings": (*left_out_lines(result), *printed(result.warnings)),
         "findings": sheet.findings,
         "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
         "time_name": time_name(result),
@@ -159,56 +161,40 @@ def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
         }
 
 
-def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list[str]]:
+def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     """Header, rows and total of the per-layer table."""
-    result = sheet.layers
-    tree, total_ns = result.tree, max(result.summary.total_ns, 1)
-    last = total_line(result)
-    phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
+    result = replace(sheet.layers, select=UNFOLDED)
+    tree, total_ns, last = result.tree, max(result.summary.total_ns, 1), total_line(result)
+    phases = [phase for phase in PHASES if phase != "recompute" or last[phase]]
     more = _memory_cells(sheet) | _flops_cells(sheet)
-    tree_rows = rows_on_page(sheet, of).tolist()
-    folds = folds_of(sheet, tuple(tree_rows))
-    comm = bool(result.summary.comm_ns)
+    names = ["calls", *phases, "total", *(["comm"] if result.summary.comm_ns else []), "total share", "CPU"]
 
-    def row_of(row: dict[Any, Any], name: str, line: Line, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        times = [_cell(line.times[phase], _in_phase(row, phase)) for phase in phases]
-        share = _cell(line.percent, row["total_ns"], row["total_ns"] / total_ns)
-        row_cells = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
-        row_cells += [
-            *([_cell(line.comm, row["comm_ns"])] if comm else []),
-            share,
-            _cell(line.cpu, row["cpu_ns"]),
-            *cells,
-        ]
-        return {**_named(name, str(row["parent"]), row["depth"]), "cells": row_cells, "outside": line.outside}
+    def page_row(row: dict[Any, Any], name: str, line: dict[str, str]) -> dict[str, Any]:
+        values = {"calls": row["calls"], "total": row["total_ns"], "comm": row["comm_ns"], "CPU": row["cpu_ns"]}
+        values |= {phase: in_phase(row, phase) for phase in phases}
+        cells = [_cell(line.get(name, ""), values.get(name)) for name in names]
+        cells[names.index("total share")] = _cell(line["total share"], row["total_ns"], row["total_ns"] / total_ns)
+        outside = row["layer"] == NO_LAYER
+        return {**_named(name, str(row["parent"]), row["depth"]), "cells": cells, "outside": outside}
 
-    all_rows = list(zip(tree.to_dict("records"), row_names(tree), layers_lines(result, LayersView()), strict=True))
-    joined = _folded_rows(result, folds)
-    fold_at_row = {one.rows[0]: number for number, one in enumerate(folds.folds)}
-    inside = {row for one in folds.folds for row in one.rows}
+    lines = tree_lines(result)
+    joined = tree_lines(replace(result, tree=folded.tree[list(tree.columns)])) if folded.folds else []
+    fold_at_row = {fold.rows[0]: number for number, fold in enumerate(folded.folds)}
+    inside = {row for fold in folded.folds for row in fold.rows}
+    row_paths = row_names(tree)
     rows = []
-    for position, number in enumerate(tree_rows):
+    for position, number in enumerate(folded.rows.tolist()):
         if position in fold_at_row:
-            fold = folds.folds[fold_at_row[position]]
-            row, line = joined[fold.place]
-            nothing = [_cell("", None) for _ in more]
-            links = {"row": len(tree_rows) + fold_at_row[position], "count": len(fold.rows), "each": fold.each}
-            rows.append({**row_of(row, fold.name, line, nothing), **links, "inside": False, "unlike": ""})
-        links = {"row": position, "count": 1, "inside": position in inside, "unlike": folds.unlike[position]}
-        row, name, line = all_rows[number]
-        rows.append({**row_of(row, name, line, [column[number] for column in more.values()]), **links})
-    total = ["", *(last.times[phase] for phase in phases), last.total, *([last.comm] * comm), last.percent, ""]
-    heads = ["layer", "calls", *phases, "total", *(["comm"] * comm), "total share", "CPU", *more]
-    return heads, rows, [*total, *("" for _ in more)]
-
-
-def _folded_rows(result: Layers, folds: Folds) -> list[tuple[dict[Any, Any], Line]]:
-    """The rows of the folded tree with their lines; empty if nothing is folded."""
-    if not folds.folds:
-        return []
-    tree = folds.tree[list(result.tree.columns)]
-    lines = layers_lines(replace(result, tree=tree), LayersView())
-    return list(zip(tree.to_dict("records"), lines, strict=True))
+            fold = folded.folds[fold_at_row[position]]
+            fold_row = page_row(joined[fold.place][0], fold.name, joined[fold.place][1])
+            fold_row["cells"] += [_cell("", None) for _ in more]
+            links = {"row": len(folded.rows) + fold_at_row[position], "count": len(fold.rows), "each": fold.each}
+            rows.append({**fold_row, **links, "inside": False, "unlike": ""})
+        page_line = page_row(lines[number][0], row_paths[number], lines[number][1])
+        page_line["cells"] += [column[number] for column in more.values()]
+        links = {"row": position, "count": 1, "inside": position in inside, "unlike": folded.unlike[position]}
+        rows.append({**page_line, **links})
+    return ["layer", *names, *more], rows, [*(last.get(name, "") for name in names), *("" for _ in more)]
 
 
 def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
@@ -245,10 +231,6 @@ def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
 def mfu_text(mfu: float) -> str:
     """A utilization; '' for none, and a word if it is impossible; `nvprof-kit flops` gives the reasons."""
     return (percent(mfu) + (" (above the peak)" if mfu > 1 else "")) if mfu else ""
-
-
-def _in_phase(row: dict[Any, Any], phase: str) -> int:
-    return int(row["other_ns"] if row["phase"] == phase else row[f"{phase}_ns"])
 
 
 def _named(name: str, parent: str, depth: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.text.table.units import Cells, mib_cell, percent, rate_cell
+from nvprof_kit._report.text.units import Cells, mib_cell, percent, rate_cell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._result.plain import plain
+from nvprof_kit._result.formats import plain
 
 if TYPE_CHECKING:
     import jinja2

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._report.page.packing import Block, Column
-from nvprof_kit._report.text.table.units import duration, percent
+from nvprof_kit._report.text.units import duration, percent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots.plots import PALETTE
-from nvprof_kit._report.text.table.shorten import fit
+from nvprof_kit._report.text.shorten import fit
 
 if TYPE_CHECKING:
     import pandas as pd

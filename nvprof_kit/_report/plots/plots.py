@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nvprof_kit._result.plain import plain
+from nvprof_kit._result.formats import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._report.text.table.shorten import fit, kernel_names
+from nvprof_kit._report.text.shorten import fit, kernel_names
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,19 +1,23 @@
-"""Text report of findings: one paragraph each, the largest saving first."""
+"""Text reports of findings: of advise one paragraph each, the largest saving first; of doctor one line each."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.table.terminal import capture_line, warning_lines
-from nvprof_kit._report.text.table.units import Milliseconds, percent
+from nvprof_kit._findings import SEVERITIES, Finding
+from nvprof_kit._report.text.table import capture_line, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import Advice
+    from nvprof_kit._analysis.checks import Checks
     from nvprof_kit._findings import Finding
+
 
 NO_SAVING = "nothing to save on this rank"
 """The saving of a finding that only says that this rank waits for others."""
@@ -61,3 +65,21 @@ def _paragraph(rank: int, finding: Finding, result: Advice) -> list[Text]:
         Text(f"   try: {finding.fix}", "cyan"),
         Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
     ]
+
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
+
+def findings_report(checks: Checks) -> list[RenderableType]:
+    """The findings by subject, the most severe first, and their number by severity."""
+    parts: list[RenderableType] = []
+    for subject, findings in checks.found.items():
+        parts += [Text(subject, "bold")] if len(checks.found) > 1 else []
+        for finding in findings:
+            severity = (f"{finding.severity:8}", _STYLES[finding.severity])
+            parts.append(Text.assemble(severity, f"{finding.title}: {finding.evidence}"))
+            parts += [Text(f"{'':8}why  {finding.why}", "dim")] if finding.why else []
+            parts += [Text(f"{'':8}fix  {finding.fix}")] if finding.fix else []
+    counts = Counter(finding.severity for findings in checks.found.values() for finding in findings)
+    named = (f"{counts[level]} {level}{'s' * (level != 'ok' and counts[level] != 1)}" for level in SEVERITIES)
+    return [*parts, "", ", ".join(text for text, level in zip(named, SEVERITIES, strict=True) if counts[level])]

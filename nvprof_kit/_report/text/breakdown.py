@@ -12,10 +12,9 @@ from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_cost
 from nvprof_kit._analysis.breakdown.causes import CAUSES
-from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
-from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
-from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
+from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
+from nvprof_kit._report.text.table import KINDS, capture_line, ranked_notes, table, warning_lines
+from nvprof_kit._report.text.units import Cells, mb_cell, percent, rate_cell
 
 if TYPE_CHECKING:
     import numpy.typing as npt

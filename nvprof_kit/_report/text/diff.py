@@ -12,10 +12,10 @@ from rich.text import Text
 from nvprof_kit._analysis.diff.diff import ALIKE, LEVELS
 from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
-from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
-from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells
-from nvprof_kit._result.plain import title
+from nvprof_kit._analysis.layers.fold import fold_ranked
+from nvprof_kit._report.text.table import capture_line, table, warning_lines
+from nvprof_kit._report.text.units import Cells
+from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
     import pandas as pd

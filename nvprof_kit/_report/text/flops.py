@@ -9,9 +9,18 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
-from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
-from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step
+from nvprof_kit._report.text.table import (
+    KINDS,
+    RANKS,
+    capture_line,
+    fold_cells,
+    fold_columns,
+    fold_notes,
+    path_label,
+    table,
+    warning_lines,
+)
+from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -11,10 +12,10 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES
 from nvprof_kit._report.plots.plots import PALETTE
-from nvprof_kit._report.text.layers import LayersView, heading, layers_report, time_name
-from nvprof_kit._report.text.layers_by_step import steps_table
-from nvprof_kit._report.text.table.terminal import table
-from nvprof_kit._report.text.table.units import Cells, count_per_step, counted, mib_cell
+from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
+from nvprof_kit._report.text.table import table, warning_lines
+from nvprof_kit._report.text.units import Cells, count_per_step, counted, mib_cell
+from nvprof_kit._result.selection import UNFOLDED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,9 +34,9 @@ def profile_report(profile: LayerProfile, facts: list[str]) -> list[RenderableTy
         profile: The profile.
         facts: Lines above the tables: rank, overhead, utilization.
     """
-    view = LayersView()
-    layers = layers_report(profile.layers, view)
-    return [*profile_head(profile, facts), "", *layers, "", *steps_table(profile.layers, view)]
+    layers = replace(profile.layers, select=UNFOLDED)
+    parts = [*header(layers), "", *tree_table(layers), *warning_lines(layers.warnings), "", *steps_table(layers)]
+    return [*profile_head(profile, facts), "", *parts]
 
 
 def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType]:

@@ -1,21 +1,29 @@
-"""Text report of the per-layer table: the model as an indented tree, forward and backward side by side."""
+"""Text report of the per-layer table: the model as an indented tree, with forward and backward or steps in columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
+from nvprof_kit._analysis.layers.fold import fold
+from nvprof_kit._analysis.layers.layers import LAYER_PHASES, NOTABLE
 from nvprof_kit._analysis.layers.memory import memory_tree
-from nvprof_kit._analysis.layers.split import SPLITS
-from nvprof_kit._analysis.layers.warnings import NOTABLE
-from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes
-from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import (
+from nvprof_kit._analysis.layers.sums import SPLITS
+from nvprof_kit._analysis.layers.tree import ModelTree
+from nvprof_kit._report.text.table import (
+    KINDS,
+    RANKS,
+    Bar,
+    capture_line,
+    fold_cells,
+    fold_columns,
+    fold_notes,
+    table,
+    warning_lines,
+)
+from nvprof_kit._report.text.units import (
     Cells,
     Milliseconds,
     count_per_step,
@@ -24,214 +32,196 @@ from nvprof_kit._report.text.table.units import (
     percent,
     percents,
 )
-from nvprof_kit._result.selection import UNFOLDED, Selection
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.layers.layers import Layers, Summary
+    from nvprof_kit._analysis.layers.layers import Layers
 
 Row = dict[Any, Any]
 """A row of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
 
-_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-_RANKS = {"total": 0, "total share": 0, "self share": 3, "calls": 3, "CPU": 4}
-_RANKS |= {"kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2} | RANKS
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
-"""Headers of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
+"""Headings of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
 
+MAX_STEPS = 8
+"""Maximum number of steps with a column; data formats contain all steps."""
 
-@dataclass(frozen=True)
-class LayersView:
-    """Which part of the model to show.
+OUTSIDE = "outside"
+"""Heading of the column for work outside steps."""
 
-    Attributes:
-        depth: Levels of the tree; None for all. A layer's figures include nested layers.
-        select: Selection, order and folding of lines.
-    """
+LITTLE = 0.7
+"""With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
 
-    depth: int | None = None
-    select: Selection = UNFOLDED
-
-    def shows(self, row: Row) -> bool:
-        """Whether a row of the tree is shown."""
-        return self.depth is None or row["depth"] < self.depth
-
-    @property
-    def flat(self) -> bool:
-        """Whether lines show full paths, because their parents may be missing."""
-        return self.select.asked
-
-    def tree(self, result: Layers, times: pd.DataFrame | None = None) -> pd.DataFrame:
-        """The shown rows with memory, and the columns of `nvprof_kit._analysis.layers.fold`.
-
-        Args:
-            result: The per-layer table.
-            times: Additional columns of times, with a row for each row of the tree.
-        """
-        memory = None if result.memory is None else memory_tree(result.memory, result.tree)
-        tree = result.tree if memory is None else result.tree.assign(**memory)
-        tree = tree if times is None else tree.assign(**times)
-        tree = self.select.among(tree)
-        if self.depth is not None:
-            tree = tree[tree["depth"] < self.depth]
-        tree = folded_tree(tree, self.select.fold)
-        if not self.select.sort:
-            return tree
-        key = self.select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
-        return self.select.changed(sort=_SORTS.get(key, self.select.sort)).sorted(tree)
-
-
+_RANKS = {"total": 0, "total share": 0, "self share": 3, "calls": 3, "CPU": 4}
+_RANKS |= dict.fromkeys(MEMORY_COLUMNS.values(), 2) | RANKS
 _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
 """Sort columns of the data that have a different name in the tree."""
 
 
-_JOINED = {"peak_bytes": "max"}
-"""Aggregation of folded columns other than sums."""
+def layers_report(result: Layers) -> list[RenderableType]:
+    """The capture, the tree with its times, or with a column per step if the rows are by step, and all warnings."""
+    parts = steps_table(result) if "step" in result.rows else tree_table(result)
+    return [*header(result), "", *parts, *warning_lines(result.warnings)]
 
 
-def folded_tree(tree: pd.DataFrame, wanted: bool | None) -> pd.DataFrame:
-    """The tree with equal blocks folded, if requested or, by default, if there are many."""
-    memory = [name for name in MEMORY_COLUMNS if name in tree]
-    found = fold(tree.drop(columns=memory), LEAST if wanted is not False else len(tree) + 2)
-    if wanted is None and most_equal(found) < MANY:
-        found = fold(tree.drop(columns=memory), len(tree) + 2)
-    made: pd.DataFrame = found.tree.assign(
-        **{name: found.joined(tree[name], _JOINED.get(name, "sum")) for name in memory}
-    )
-    return made
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the table, as data.
-
-    Attributes:
-        label: Name of the layer below its parent, indented, or ``(none) optimizer``.
-        calls: Number of calls, per step if there are steps.
-        times: Milliseconds in forward, backward and recompute; '' for none.
-        total: Total milliseconds.
-        percent: Share of the shown total with nested layers, as text.
-        share: The same as a number, 0 to 1.
-        cpu: Milliseconds its ranges were open on the CPU.
-        comm: Milliseconds of the total in communication.
-        outside: Whether it is outside all layers.
-        self_percent: Share of the shown total without nested layers, as text.
-        memory: MiB by the headers in `MEMORY_COLUMNS`, if memory was requested.
-        more: Other cells by header: median, min and max of equal blocks, how a block differs from its equals, and split
-            times.
-    """
-
-    label: str
-    calls: str
-    times: dict[str, str]
-    total: str
-    percent: str
-    share: float = 0.0
-    cpu: str = ""
-    comm: str = ""
-    outside: bool = False
-    self_percent: str = ""
-    memory: Mapping[str, str] = field(default_factory=dict)
-    more: Mapping[str, str] = field(default_factory=dict)
-
-
-def layers_report(result: Layers, view: LayersView) -> list[RenderableType]:
-    """The report: the capture, the table, and all warnings."""
-    lines = layers_lines(result, view)
-    total = total_line(result)
-    columns = _columns(result, lines, total)
-    longest = max((line.share for line in lines), default=0.0) or 1.0
+def tree_table(result: Layers) -> list[RenderableType]:
+    """The table with a column per phase, and a description of its figures."""
+    lines, total = tree_lines(result), total_line(result)
+    splits = split_headings(result)
+    headings = ["layer", "calls", *(splits.values() or LAYER_PHASES), "total", "comm", "self share", "total share", ""]
+    headings += ["CPU", *MEMORY_COLUMNS.values()]
+    optional = {"recompute", "comm", *MEMORY_COLUMNS.values()}
+    used = {heading for cells in (total, *(cells for _, cells in lines)) for heading, cell in cells.items() if cell}
+    headings = [heading for heading in headings if heading not in optional or heading in used]
+    headings += fold_columns(cells for _, cells in lines)
     kinds = {"layer": "path", "": "bar", **KINDS}
-    made = table([(name, kinds.get(name, "right")) for name in columns], _RANKS | _split_ranks(result))
-    made.choose(view.select)
+    ranks = _RANKS | dict.fromkeys(splits.values(), 2)
+    grid = table([(heading, kinds.get(heading, "right")) for heading in headings], ranks)
+    grid.choose(result.select)
+    total_ns = result.summary.total_ns or 1
+    longest = max((row["total_ns"] for row, _ in lines), default=0) or 1
     for outside in (False, True):
-        for line in lines:
-            if line.outside == outside:
-                made.add_row(*_cells(line, columns, longest), style="dim" if outside else "", cost=line.share)
-        made.add_section()
-    made.add_row(*_cells(total, columns, longest), style="bold")
-    return [*header(result), "", made, "", *_notes(result, columns), *warning_lines(result.warnings)]
+        for row, cells in lines:
+            if (row["layer"] == NO_LAYER) == outside:
+                bar = {"": Bar(row["total_ns"] / longest)}
+                line: list[RenderableType] = [(cells | bar).get(heading, "") for heading in headings]
+                grid.add_row(*line, style="dim" if outside else "", cost=row["total_ns"] / total_ns)
+        grid.add_section()
+    last: list[RenderableType] = [(total | {"": Bar(0.0)}).get(heading, "") for heading in headings]
+    grid.add_row(*last, style="bold")
+    return [grid, "", *_notes(result, headings)]
 
 
-def _columns(result: Layers, lines: Sequence[Line], total: Line) -> list[str]:
-    """The headers of the non-empty columns."""
-    parts = [head for heads in split_heads(result).values() for head in heads.values()]
-    used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
-    phases = [phase for phase in _PHASES if used.get(phase, True)] if not parts else []
-    rest = [name for name in ("total", "comm", "self share", "total share", "", "CPU") if used.get(name, True)]
-    memory = [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
-    more = fold_columns(line.more for line in lines)
-    return ["layer", "calls", *phases, *parts, *rest, *memory, *more]
+def steps_table(result: Layers) -> list[RenderableType]:
+    """The table with a column per step, and a description of its figures."""
+    times = layers_by_step(result)
+    columns = list(times.columns[:MAX_STEPS])
+    number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
+    headings = (name if name == OUTSIDE else f"step {number[name]}" for name in columns)
+    grid = table([("layer", "path"), *((heading, "right") for heading in headings)])
+    grid.choose(result.select)
+    ms = Cells.for_total(int(times.to_numpy()[-1].max(initial=0)))
+    by_row = times[columns].iloc[:-1].reset_index(drop=True).set_axis(result.tree.index)
+    tree = printed_tree(result, by_row.rename(columns={name: f"in {name}" for name in columns}))
+    for row in tree.to_dict("records"):
+        cells = [ms(row[f"in {name}"]) for name in columns]
+        style = "dim" if row["layer"] == NO_LAYER else ""
+        grid.add_row(_label(result, row), *cells, style=style, cost=row["total_ns"])
+    grid.add_section()
+    grid.add_row("total", *map(ms, times[columns].to_numpy()[-1].tolist()), style="bold")
+    note = f"Milliseconds of {time_name(result)} in each step, all phases together, including nested layers."
+    if (left_out := len(times.columns) - MAX_STEPS) > 0:
+        note += f" {left_out} more columns are left out here; -o FILE.csv has all steps."
+    return [grid, "", Text(note, "dim")]
 
 
-def split_heads(result: Layers) -> dict[str, dict[str, str]]:
-    """Headers of split time columns by column name, for each way to split."""
-    return {
-        by: {name: name.removeprefix(SPLITS[by]).removesuffix("_ns").replace("_", " ") for name in names}
-        for by, names in result.splits.items()
-    }
+def layers_by_step(result: Layers) -> pd.DataFrame:
+    """Time of each row of the tree by step, in ns, including nested layers, with the sum as the last row.
+
+    Returns:
+        A column for each step instance in order, then `OUTSIDE` if there is work outside steps; an int64 row for each
+        row of `Layers.tree`, in its order, and one for the total.
+    """
+    rows, tree = result.rows, result.tree
+    pairs = zip(rows["instance"], rows["instance"].isna(), strict=True)
+    steps = [OUTSIDE if missing else int(instance) for instance, missing in pairs]
+    row_keys = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + rows["phase"])
+    self_ns = rows["gpu_self_ns"].groupby([row_keys, steps]).sum().unstack(fill_value=0).astype("int64")
+    self_ns = self_ns[[*sorted(set(self_ns) - {OUTSIDE}), *({OUTSIDE} & set(self_ns))]]
+    keys = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + tree["phase"]).tolist()
+    times: pd.DataFrame = self_ns.reindex(keys, fill_value=0)
+    times[:] = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(times.to_numpy())
+    times.loc["total"] = times[(tree["depth"] == 0).to_numpy()].sum()
+    return times
 
 
-def _split_ranks(result: Layers) -> dict[str, int]:
-    return {head: 2 for heads in split_heads(result).values() for head in heads.values()}
+def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The rows of the tree that are printed, with memory and the columns of `nvprof_kit._analysis.layers.fold`.
+
+    Args:
+        result: The per-layer table.
+        times: Additional columns of times, with a row for each row of the tree.
+    """
+    select, tree = result.select, result.tree
+    memory = None if result.memory is None else memory_tree(result.memory, tree)
+    tree = tree if memory is None else tree.assign(**memory)
+    tree = select.among(tree if times is None else tree.assign(**times))
+    if result.depth is not None:
+        tree = tree[tree["depth"] < result.depth]
+    memory_columns = [name for name in MEMORY_COLUMNS if name in tree]
+    folded = fold(tree.drop(columns=memory_columns), select.fold)
+    how = {"peak_bytes": "max"}
+    printed = folded.tree.assign(**{name: folded.joined(tree[name], how.get(name, "sum")) for name in memory_columns})
+    key = select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
+    return select.changed(sort=_SORTS.get(key, select.sort)).sorted(printed)
 
 
-def layers_lines(result: Layers, view: LayersView) -> list[Line]:
-    """The lines of the table: the model's layers, then rows outside layers."""
-    whole, steps = result.summary.total_ns, _divisor(result)
-    ms: Milliseconds = Cells.for_total(whole, steps)
-    rows = view.tree(result).to_dict("records")
+def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
+    """The rows of the tree that are printed, each with its cells by their headings."""
+    total_ns, steps = result.summary.total_ns, _divisor(result)
+    ms: Milliseconds = Cells.for_total(total_ns, steps)
+    rows = printed_tree(result).to_dict("records")
     top = [row["total_ns"] for row in rows if row["depth"] == 0]
-    rounded = iter([percent(ns / (whole or 1)) for ns in top] if view.flat else percents(top))
-    heads = {name: head for heads in split_heads(result).values() for name, head in heads.items()}
+    top_shares = iter(
+        [percent(ns / (total_ns or 1)) for ns in top] if result.select.asked else percents(top)
+    )  # of layers that were picked, the shares need not add up
     lines = []
     for row in rows:
-        share = row["total_ns"] / whole if whole else 0.0
-        lines.append(
-            Line(
-                label=line_label(row, view.flat),
-                calls=count_per_step(row["calls"], steps),
-                times={phase: ms(_in_phase(row, phase)) for phase in _PHASES},
-                total=ms(row["total_ns"]),
-                percent=percent(share) if row["depth"] else next(rounded),
-                share=share,
-                self_percent=percent(row["self_ns"] / whole) if whole and row["self_ns"] else "",
-                cpu=ms(row["cpu_ns"]),
-                comm=ms(row["comm_ns"]),
-                outside=row["layer"] == NO_LAYER,
-                memory=_memory(row),
-                more={**fold_cells(row, ms), **{head: ms(row[name]) for name, head in heads.items() if row[name]}},
-            )
-        )
+        cells = {
+            "layer": _label(result, row),
+            "calls": count_per_step(row["calls"], steps),
+            "self share": percent(row["self_ns"] / total_ns) if total_ns and row["self_ns"] else "",
+            "total share": percent(row["total_ns"] / (total_ns or 1)) if row["depth"] else next(top_shares),
+            "CPU": ms(row["cpu_ns"]),
+            **_times(result, row, ms),
+            **fold_cells(row, ms),
+        }
+        for name, heading in MEMORY_COLUMNS.items():
+            cells[heading] = mib_cell(int(row[name])) if str(row.get(name)) not in ("nan", "<NA>", "None", "0") else ""
+        lines.append((row, cells))
     return lines
 
 
-def line_label(row: Row, flat: bool) -> str:
-    """Label of a line: `tree_label`, or the full path in a flat table, and the number of folded blocks."""
-    label = str(row["layer"]) if flat and row["layer"] != NO_LAYER else tree_label(row)
-    return f"{label} x{row['count']}" if row["count"] > 1 else label
-
-
-def total_line(result: Layers) -> Line:
-    """The last line: the sum of the tree's top level, which is the sum of all operations."""
+def total_line(result: Layers) -> dict[str, str]:
+    """The cells of the last line: the sum of the tree's top level, which is the sum of all operations."""
     ms = Cells.for_total(result.summary.total_ns, _divisor(result))
-    top = [row for row in result.tree.to_dict("records") if row["depth"] == 0]
-    return Line(
-        label="total",
-        calls="",
-        times={phase: ms(sum(_in_phase(row, phase) for row in top)) for phase in _PHASES},
-        total=ms(sum(row["total_ns"] for row in top)),
-        percent=percent(1.0 if result.summary.total_ns else 0.0),
-        comm=ms(sum(row["comm_ns"] for row in top)),
-        more={
-            head: ms(sum(row[name] for row in top))
-            for heads in split_heads(result).values()
-            for name, head in heads.items()
-        },
-        memory={MEMORY_COLUMNS["cuda_bytes"]: mib_cell(_from_cuda(result))} if _from_cuda(result) else {},
-    )
+    top = result.tree[result.tree["depth"] == 0]
+    sums = top.drop(columns=["layer", "phase", "parent"]).sum().to_dict()
+    is_phase = {phase: int(top["other_ns"][top["phase"] == phase].sum()) for phase in LAYER_PHASES}
+    row = sums | {f"{phase}_ns": sums[f"{phase}_ns"] + ns for phase, ns in is_phase.items()} | {"phase": ""}
+    cuda_bytes = 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
+    return {
+        "layer": "total",
+        **_times(result, row, ms),
+        "total share": percent(1.0 if result.summary.total_ns else 0.0),
+        MEMORY_COLUMNS["cuda_bytes"]: mib_cell(cuda_bytes) if cuda_bytes else "",
+    }
+
+
+def _times(result: Layers, row: Row, ms: Milliseconds) -> dict[str, str]:
+    """The GPU times of a row by their headings."""
+    return {
+        **{phase: ms(in_phase(row, phase)) for phase in LAYER_PHASES},
+        **{heading: ms(row[name]) for name, heading in split_headings(result).items()},
+        "total": ms(row["total_ns"]),
+        "comm": ms(row["comm_ns"]) if result.summary.comm_ns else "",
+    }
+
+
+def split_headings(result: Layers) -> dict[str, str]:
+    """The headings of the columns that split the time."""
+    return {
+        name: name.removeprefix(SPLITS[by]).removesuffix("_ns").replace("_", " ")
+        for by, names in result.splits.items()
+        for name in names
+    }
+
+
+def in_phase(row: Row, phase: str) -> int:
+    """Time of a row in a layer phase; outside layers, the loop's ``forward`` phase counts as forward."""
+    return int(row["other_ns"] if row["phase"] == phase else row[f"{phase}_ns"])
 
 
 def header(result: Layers) -> list[RenderableType]:
@@ -241,52 +231,34 @@ def header(result: Layers) -> list[RenderableType]:
     amount = f"{total(summary.total_ns) or '0'} ms"
     if steps > 1:
         amount = f"{per_step(summary.total_ns) or '0'} ms per step ({amount} in {steps} steps)"
-    named = percent(summary.layer_ns / max(summary.work_ns, 1))
-    lines = [
-        capture_line(info, summary.all_steps, summary.steps),
-        Text(f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations"),
-        *([Text(busy)] if (busy := _busy(result)) else []),
-        Text(
-            f"In a named layer: {named} of it{_without_comm(summary)}, {percent(summary.loop_layer_share)} of forward "
-            "and backward"
-        ),
-        *map(Text, apart(result)),
-    ]
+    lines = [f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations"]
+    if info.on_gpu and summary.wall_ns:
+        wall = Milliseconds.for_total(summary.wall_ns, steps)(summary.wall_ns)
+        look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
+        lines.append(
+            f"GPU busy: {percent(summary.busy_share)} of {wall} ms{' per step' if summary.steps > 1 else ''}{look}"
+        )
+    lines.append(
+        f"In a named layer: {percent(summary.layer_ns / max(summary.work_ns, 1))} of it"
+        f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward and "
+        "backward"
+    )
+    lines += left_out_lines(result)
     if not info.on_gpu:
-        lines.append(Text("Operations are CPU operators: this capture has no GPU"))
+        lines.append("Operations are CPU operators: this capture has no GPU")
     if set(summary.by_how) - {"launch"}:
         shares = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
-        lines.append(Text(f"Attributed by: {', '.join(shares)}"))
-    return list(lines)
+        lines.append(f"Attributed by: {', '.join(shares)}")
+    return [capture_line(info, summary.all_steps, summary.steps), *map(Text, lines)]
 
 
-LITTLE = 0.7
-"""With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
-
-
-def _busy(result: Layers) -> str:
-    """How much of the wall time the GPU was busy, and where to look if that is little."""
-    summary = result.summary
-    if not result.info.on_gpu or not summary.wall_ns:
-        return ""
-    wall = Milliseconds.for_total(summary.wall_ns, _divisor(result))(summary.wall_ns)
-    of_what = f"{wall} ms{' per step' if summary.steps > 1 else ''}"
-    look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
-    return f"GPU busy: {percent(summary.busy_share)} of {of_what}{look}"
-
-
-def _without_comm(summary: Summary) -> str:
-    return " without communication" if summary.comm_ns else ""
-
-
-def apart(result: Layers) -> list[str]:
+def left_out_lines(result: Layers) -> list[str]:
     """What the figures leave out, one line each."""
     summary, lines = result.summary, []
     if 0 < summary.outside_ns <= NOTABLE * summary.capture_ns and not result.steps.asked:  # else a warning says it
         outside = Milliseconds.for_total(summary.capture_ns)(summary.outside_ns)
         lines.append(f"Outside steps: {outside} ms in the whole capture, left out; --steps all includes it")
-    lines += [f"Warm-up: {reason}; left out, --steps all includes it" for reason in result.steps.left_out]
-    return lines
+    return lines + [f"Warm-up: {reason}; left out, --steps all includes it" for reason in result.steps.left_out]
 
 
 def time_name(result: Layers) -> str:
@@ -299,25 +271,15 @@ def heading(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def tree_label(row: Row) -> str:
-    """Indented name of a row relative to its parent: ``self_attn`` in ``model.layers.3``; or ``(none) optimizer``."""
+def _label(result: Layers, row: Row) -> str:
+    """Label of a line: the layer's name below its parent's, indented, or its path if parents may be missing; or
+    ``(none) optimizer``; and the number of folded blocks.
+    """
     if row["layer"] == NO_LAYER:
         return f"{NO_LAYER} {row['phase']}"
-    return "  " * int(row["depth"]) + str(row["layer"]).removeprefix(f"{row['parent']}.")
-
-
-def _from_cuda(result: Layers) -> int:
-    """Total bytes allocated from CUDA, also where no row of the tree ran."""
-    return 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
-
-
-def _memory(row: Row) -> Mapping[str, str]:
-    """The memory of a row; '' if unknown."""
-    values: dict[str, Any] = {head: row.get(name) for name, head in MEMORY_COLUMNS.items()}
-    if not any(name in row for name in MEMORY_COLUMNS):
-        return {}
-    known = {head: 0 if str(count) in ("nan", "<NA>", "None") else int(count) for head, count in values.items()}
-    return {head: mib_cell(count) if count else "" for head, count in known.items()}
+    indented = "  " * int(row["depth"]) + str(row["layer"]).removeprefix(f"{row['parent']}.")
+    label = str(row["layer"]) if result.select.asked else indented
+    return f"{label} x{row['count']}" if row["count"] > 1 else label
 
 
 def _divisor(result: Layers) -> int:
@@ -325,45 +287,20 @@ def _divisor(result: Layers) -> int:
     return 1 if result.steps.everything else max(result.summary.steps, 1)
 
 
-def _in_phase(row: Row, phase: str) -> int:
-    """Time of a row in a layer phase; outside layers, the loop's ``forward`` phase counts as forward."""
-    return int(row["other_ns"] if row["phase"] == phase else row[f"{phase}_ns"])
-
-
-def _cells(line: Line, columns: Sequence[str], longest: float) -> list[RenderableType]:
-    cells: dict[str, RenderableType] = {
-        "layer": line.label,
-        "calls": line.calls,
-        **line.times,
-        "total": line.total,
-        "comm": line.comm,
-        "self share": line.self_percent,
-        "total share": line.percent,
-        "": Bar(line.share / longest),
-        "CPU": line.cpu,
-        **line.memory,
-        **line.more,
-    }
-    return [cells.get(name, "") for name in columns]
-
-
-def _notes(result: Layers, columns: Sequence[str]) -> list[Text]:
+def _notes(result: Layers, headings: list[str]) -> list[Text]:
     unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
-    what = f"{unit} of {time_name(result)}, with nested layers"
-    notes = [Text(f"{what}; self share: without. CPU: wall time inside the layer's ranges.", "dim")]
+    notes = [
+        f"{unit} of {time_name(result)}, with nested layers; self share: without. CPU: wall time inside the layer's "
+        "ranges."
+    ]
     if result.summary.comm_ns:
-        notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))
-    notes += fold_notes(columns, "their sums", "of one of them, without communication")
+        notes.append("comm is the part of total in communication, which may be waiting for other ranks.")
+    notes += [note.plain for note in fold_notes(headings, "their sums", "of one of them, without communication")]
     if result.memory is not None:
         notes.append(
-            Text(
-                "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it "
-                "ran, CUDA what cudaMalloc allocated in the whole capture.",
-                "dim",
-            )
+            "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it ran, "
+            "CUDA what cudaMalloc allocated in the whole capture."
         )
         if result.memory.before_bytes:
-            notes.append(
-                Text(f"{memory_size(result.memory.before_bytes)} were allocated before the capture began.", "dim")
-            )
-    return notes
+            notes.append(f"{memory_size(result.memory.before_bytes)} were allocated before the capture began.")
+    return [Text(note, "dim") for note in notes]

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
+from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
 from nvprof_kit._analysis.memory.memory import ALIKE, COSTS
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
-from nvprof_kit._report.text.table.folded import KINDS, ranked_notes
-from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.table.units import memory_size, mib_cell, percent
-from nvprof_kit._result.plain import title
+from nvprof_kit._report.text.table import KINDS, Bar, ranked_notes, table, warning_lines
+from nvprof_kit._report.text.units import memory_size, mib_cell, percent
+from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,12 +9,20 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.ncu.layers import COLUMNS
-from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
-from nvprof_kit._report.text.table.shorten import kernel_names
-from nvprof_kit._report.text.table.terminal import table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
+from nvprof_kit._report.text.shorten import kernel_names
+from nvprof_kit._report.text.table import (
+    KINDS,
+    RANKS,
+    fold_cells,
+    fold_columns,
+    fold_notes,
+    path_label,
+    table,
+    warning_lines,
+)
+from nvprof_kit._report.text.units import Cells, Milliseconds, percent
 from nvprof_kit._result.column import Column
-from nvprof_kit._result.plain import title
+from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuKernels, NcuLayers

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
+from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.words import many, of_job
-from nvprof_kit._report.text.table.grid import Grid
-from nvprof_kit._report.text.table.terminal import table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, percent
+from nvprof_kit._report.text.table import Grid, table, warning_lines
+from nvprof_kit._report.text.units import Cells, percent
 
 if TYPE_CHECKING:
     import pandas as pd

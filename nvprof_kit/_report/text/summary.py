@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.table.shorten import kernel_names
-from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, mb_cell, percent, rate_cell
+from nvprof_kit._report.text.shorten import kernel_names
+from nvprof_kit._report.text.table import capture_line, table, warning_lines
+from nvprof_kit._report.text.units import Cells, mb_cell, percent, rate_cell
 
 if TYPE_CHECKING:
     import pandas as pd

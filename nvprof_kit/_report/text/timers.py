@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE
-from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
-from nvprof_kit._result.plain import title
+from nvprof_kit._report.text.table import Bar, table, warning_lines
+from nvprof_kit._report.text.units import Cells, Milliseconds, percent
+from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.recipes import run
 
+import nvprof_kit
 from nvprof_kit._analysis.kernels.signatures import NEEDED, read_kernels
-from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
@@ -74,7 +74,7 @@ def test_kernels_by_launch(nsys: str, capture: Path) -> None:
 def test_ranges(nsys: str, capture: Path) -> None:
     """*NVTX Push/Pop Range Summary* has the CPU times of our layers."""
     theirs = {row["Range"]: int(row["Total Time (ns)"]) for row in summary(nsys, "nvtx_pushpop_sum", capture)}
-    rows = layers(open_capture(str(capture))).rows
+    rows = nvprof_kit.open(str(capture)).layers().rows
     named = rows[(rows["layer"] != "(none)") & (rows["cpu_ns"] > 0)]
     assert len(named) > 20
     for layer, phase, cpu in named[["layer", "phase", "cpu_ns"]].itertuples(index=False):

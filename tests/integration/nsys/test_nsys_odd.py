@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import KERNEL_TABLE
 
-from nvprof_kit._analysis.layers.layers import Layers, layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 pytestmark = pytest.mark.nsys
 
@@ -142,8 +141,8 @@ def lay_kernels(path: Path) -> dict[str, int]:
     return lengths
 
 
-def table(path: Path, domain: str) -> tuple[dict[str, int], Layers]:
-    result = layers(open_capture(path, domain=domain))
+def table(path: Path, domain: str) -> tuple[dict[str, int], nvprof_kit.Layers]:
+    result = nvprof_kit.open(path, domain=domain).layers()
     rows = result.rows[result.rows["gpu_self_ns"] > 0]
     return {layer[:13]: ns for layer, ns in zip(rows["layer"], rows["gpu_self_ns"], strict=True)}, result
 

@@ -14,9 +14,8 @@ import pytest
 from support.browser import browser
 from support.perfetto_ui import web_files
 
-from nvprof_kit._analysis.layers.layers import layers
+import nvprof_kit
 from nvprof_kit._cli import main
-from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[2] / "data"
 LIBRARY = os.environ.get("NVPROF_KIT_WEBCOMPONENTS", "")
@@ -54,7 +53,7 @@ def test_it_opens_and_holds_our_numbers(tmp_path: Path) -> None:
         page.goto((tmp_path / "viewer.html").as_uri())
         page.wait_for_function("(document.querySelector('#trace-viewer') || {}).model !== undefined", timeout=60_000)
         sums, warnings = page.evaluate(SUMS)
-    rows = layers(open_capture(capture)).rows
+    rows = nvprof_kit.open(capture).layers().rows
     ours = {f"{row.layer} {row.phase}": row.gpu_self_ns for row in rows[rows["gpu_ops"] > 0].itertuples()}
     assert warnings == []
     assert sums == ours

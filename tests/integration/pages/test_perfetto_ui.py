@@ -13,10 +13,8 @@ from support.browser import browser
 from support.captures.nsys_file import NsysFile
 from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+import nvprof_kit
 from nvprof_kit._cli import main
-from nvprof_kit._trace.open import open_capture
 
 TESTS = Path(__file__).parents[2]
 DOCUMENTED = (TESTS.parent / "docs" / "report.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]
@@ -42,7 +40,7 @@ def exported(capture: Path, folder: Path, suffix: str = "json.gz") -> Path:
 
 
 def table(capture: Path) -> pd.DataFrame:
-    rows = layers(open_capture(capture), LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
+    rows = nvprof_kit.open(capture).layers(steps="all", by="step").rows
     return rows[rows["gpu_ops"] > 0]
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+import nvprof_kit
 from nvprof_kit import (
     LayerProfiler,
     MemoryProfiler,
@@ -27,7 +28,6 @@ from nvprof_kit import (
     record,
     step,
 )
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import rank_claim, session
 from nvprof_kit._instrument.loop import step_clock
@@ -35,7 +35,6 @@ from nvprof_kit._instrument.loop.schedule import VARIABLE
 from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit._instrument.ranges.backends import Backend
 from nvprof_kit._profiler import window
-from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import UsageError
 
 RANK = "rank0_dp0_tp0_pp0"
@@ -126,7 +125,7 @@ def test_the_figures_are_those_of_the_trace(options: dict[str, Any]) -> None:
     profiling = LayerProfiler(training.model, "2:5", **options)
     training.loop(profiling, 5)
     (one,) = profiling.recorded
-    verb = layers(open_capture(one.trace), LayersOptions(by_step=True, steps=StepOptions(first=2)))
+    verb = nvprof_kit.open(one.trace).layers(by="step", steps=StepOptions(first=2))
     assert verb.rows["step"].dropna().unique().tolist() == [2, 3, 4]
     assert one.profile.rows["gpu_self_ns"].sum() == verb.summary.total_ns
     rows = one.profile.rows[one.profile.rows["layer"] != "(none)"]

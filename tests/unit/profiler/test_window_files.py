@@ -10,7 +10,7 @@ import pytest
 
 from nvprof_kit._profiler.files import WindowFiles
 from nvprof_kit._report.text import layer_profile
-from nvprof_kit._report.text.table import terminal
+from nvprof_kit._report.text import table as terminal
 
 
 def test_a_log_that_ends_half_way_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

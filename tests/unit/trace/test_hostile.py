@@ -19,7 +19,7 @@ from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._api.capture import read_rules
-from nvprof_kit._result.plain import csv_cell, plain
+from nvprof_kit._result.formats import csv_cell, plain
 from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.jobs.finding import head_of

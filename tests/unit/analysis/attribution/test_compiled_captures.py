@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nvprof_kit._analysis.layers.layers import layers
+import nvprof_kit
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -25,7 +25,7 @@ def test_the_kernels_are_those_of_the_program_without_ranges_inside(program: str
 
 
 def tree(name: str) -> tuple[pd.DataFrame, int]:
-    result = layers(open_capture(DATA / f"{name}-2024.2.sqlite.xz"))
+    result = nvprof_kit.open(DATA / f"{name}-2024.2.sqlite.xz").layers()
     return result.tree.set_index("layer"), result.summary.steps
 
 

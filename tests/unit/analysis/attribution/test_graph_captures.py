@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 DATA = Path(__file__).parents[3] / "data"
 WITH_THE_MASK = ("model", ".self_attn")
@@ -20,7 +18,7 @@ WITH_THE_MASK = ("model", ".self_attn")
 
 def per_step(name: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Operations and nanoseconds of each layer's own in a step."""
-    result = layers(open_capture(DATA / f"{name}.sqlite.xz"), LayersOptions(steps=WHOLE_CAPTURE))
+    result = nvprof_kit.open(DATA / f"{name}.sqlite.xz").layers(steps="all")
     steps = result.summary.all_steps
     return {
         (row.layer, row.phase): (row.gpu_ops / steps, row.gpu_self_ns / steps)

@@ -10,10 +10,8 @@ import pandas as pd
 import pytest
 from support.captures.nsys_file import MARK, START_END, NsysFile, thread
 
+import nvprof_kit
 from nvprof_kit._analysis.attribution.intervals import union_lengths
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
 
@@ -22,11 +20,11 @@ def file(tmp_path: Path) -> NsysFile:
     return NsysFile(tmp_path / "capture.sqlite")
 
 
-def table(file: NsysFile, **options: Any) -> Layers:
-    return layers(open_capture(file.write()), LayersOptions(**{"steps": WHOLE_CAPTURE, **options}))
+def table(file: NsysFile, **options: Any) -> nvprof_kit.Layers:
+    return nvprof_kit.open(file.write()).layers(**{"steps": "all", **options})
 
 
-def sums(result: Layers) -> dict[tuple[Any, ...], int]:
+def sums(result: nvprof_kit.Layers) -> dict[tuple[Any, ...], int]:
     keys = [name for name in ("step", "layer", "phase") if name in result.rows]
     rows = result.rows[result.rows["gpu_self_ns"] > 0]
     return {
@@ -61,7 +59,7 @@ def test_times_before_the_captures_zero(file: NsysFile) -> None:
     file.range_("layers.0", -50, 50)
     file.kernel(-600, -590, launched=(-750, -740))  # 10 ns
     file.kernel(-5, 15, launched=(-10, -9))  # 20 ns across the zero
-    assert sums(table(file, by_step=True)) == {(-1, "layers.0", "forward"): 10, (None, "layers.0", "forward"): 20}
+    assert sums(table(file, by="step")) == {(-1, "layers.0", "forward"): 10, (None, "layers.0", "forward"): 20}
 
 
 def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
@@ -72,13 +70,13 @@ def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
     file.range_("step 4", 200, 400, category="step", payload=4)
     file.range_("layers.0", 250, 300)
     file.kernel(520, 524, launched=(260, 261))
-    result = table(file, by_step=True)
+    result = table(file, by="step")
     assert sums(result) == {
         (None, "(none)", "other"): 1,
         (None, "layers.7", "forward"): 2,
         (4, "layers.0", "forward"): 4,
     }
-    left_out = [warning for warning in table(file, steps=ALL_STEPS).warnings if "outside steps" in warning]
+    left_out = [warning for warning in table(file, steps=None).warnings if "outside steps" in warning]
     assert left_out == ["42.9 % of the time is outside steps and left out; --steps all includes it"]
 
 
@@ -89,7 +87,7 @@ def test_windows_repeated(file: NsysFile) -> None:
         file.range_("step 0", zero, zero + 500, category="step", payload=0)
         file.range_(layer, zero + 100, zero + 200)
         file.kernel(zero + 1000, zero + 1001 + window, launched=(zero + 110, zero + 111), correlation=5)
-    result = table(file, by_step=True)
+    result = table(file, by="step")
     assert sums(result) == {(0, "layers.0", "forward"): 1, (0, "layers.1", "forward"): 2}
 
 
@@ -156,7 +154,7 @@ def test_a_layer_called_as_what_lies_outside_layers(file: NsysFile) -> None:
 def test_a_step_whose_number_fits_no_integer(file: NsysFile) -> None:
     file.range_("step 99999999999999999999", 0, 100, category="step")
     file.kernel(500, 510, launched=(50, 51))
-    assert sums(table(file, by_step=True)) == {(0, "(none)", "other"): 10}
+    assert sums(table(file, by="step")) == {(0, "(none)", "other"): 10}
 
 
 def test_operations_of_a_device_that_is_not_told_are_refused(file: NsysFile) -> None:
@@ -190,7 +188,7 @@ def test_start_end_ranges_around_push_pop_ranges(file: NsysFile) -> None:
     file.range_("layers.0", 100, 180)
     for start in (50, 95, 110, 150):
         file.kernel(1000 + start, 1000 + start + 1, launched=(start, start + 1))
-    assert sums(table(file, by_step=True)) == {
+    assert sums(table(file, by="step")) == {
         (0, "(none)", "other"): 1,
         (1, "(none)", "other"): 1,
         (1, "layers.0", "forward"): 2,

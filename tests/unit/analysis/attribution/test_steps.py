@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.attribution.attribution import attribute
-from nvprof_kit._analysis.attribution.step_times import step_times
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE, StepOptions
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
-from nvprof_kit._analysis.breakdown.breakdown import breakdown
-from nvprof_kit._analysis.diff.samples import step_sums
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._analysis.summary.summary import OPTIONAL as SUMMARY
-from nvprof_kit._analysis.summary.summary import SummaryOptions, summary
-from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.schema import Trace
-
-ALL = tuple(dict.fromkeys((*BREAKDOWN, *SUMMARY)))
-
-
-def opened(file: NsysFile) -> Trace:
-    return open_capture(file.write(), optional=ALL)
+import nvprof_kit
 
 
 def instances(file: NsysFile) -> list[int]:
     file.kernel(200, 210, launched=(150, 151))
-    return attribute(opened(file)).ranges.steps.tolist()
+    return nvprof_kit.open(file.write()).steps["step"].tolist()
 
 
 @pytest.fixture
-def two_epochs(tmp_path: Path) -> Trace:
+def two_epochs(tmp_path: Path) -> nvprof_kit.Capture:
     """Two epochs of the steps 0 and 1, 1000 ns each, 10 ns of forward on the GPU, and between them 40 of validation."""
     file = NsysFile(tmp_path / "epochs.sqlite")
     for place, begin in enumerate((0, 1000, 5000, 6000)):
@@ -41,37 +26,36 @@ def two_epochs(tmp_path: Path) -> Trace:
         file.kernel(begin + 200, begin + 210, launched=(begin + 20, begin + 21))
     file.range_("a", 3000, 3100, category="forward")
     file.kernel(3200, 3240, launched=(3020, 3021))
-    return opened(file)
+    return nvprof_kit.open(file.write())
 
 
-def test_a_number_that_returns_is_a_step_each_time(two_epochs: Trace) -> None:
-    assert attribute(two_epochs).ranges.steps.tolist() == [0, 1, 0, 1]
-    assert step_times(two_epochs, attribute(two_epochs))["wall_ns"].tolist() == [1000] * 4
+def test_a_number_that_returns_is_a_step_each_time(two_epochs: nvprof_kit.Capture) -> None:
+    assert two_epochs.steps["step"].tolist() == [0, 1, 0, 1]
+    assert two_epochs.steps["wall_ns"].tolist() == [1000] * 4
 
 
-def test_layers_count_instances(two_epochs: Trace) -> None:
-    assert layers(two_epochs).summary.steps == 4
-    rows = layers(two_epochs, LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
+def test_layers_count_instances(two_epochs: nvprof_kit.Capture) -> None:
+    assert two_epochs.layers().summary.steps == 4
+    rows = two_epochs.layers(steps="all", by="step").rows
     told = rows[["step", "instance", "gpu_self_ns"]].astype("Int64").fillna(-1).values.tolist()
     assert told == [[0, 0, 10], [1, 1, 10], [0, 2, 10], [1, 3, 10], [-1, -1, 40]]
 
 
-def test_breakdown_counts_instances(two_epochs: Trace) -> None:
-    steps = breakdown(two_epochs).steps
+def test_breakdown_counts_instances(two_epochs: nvprof_kit.Capture) -> None:
+    steps = two_epochs.breakdown().steps
     assert steps["step"].astype(object).where(steps["step"].notna(), None).tolist() == [0, 1, None, 0, 1]
     assert steps["wall_ns"].tolist() == [1000, 1000, 3000, 1000, 1000]
 
 
-def test_samples_of_a_diff_are_instances(two_epochs: Trace) -> None:
-    sums = step_sums(two_epochs)
-    assert sums.wall.tolist() == [1000] * 4
-    assert [values.tolist() for values in sums.by_key.values()] == [[10] * 4]
-    assert step_sums(two_epochs, options=StepOptions(skip=3)).wall.tolist() == [1000]
+def test_a_diff_compares_instances(two_epochs: nvprof_kit.Capture) -> None:
+    diff = two_epochs.diff(two_epochs.path)
+    assert (diff.base_steps, diff.new_steps) == (4, 4)
+    assert two_epochs.diff(two_epochs.path, skip_steps=3).new_steps == 1
 
 
 @pytest.mark.parametrize("view", ["device", "overview", "distributed", "kernel", "user"])
-def test_every_view_of_a_summary_tells_instances_apart(two_epochs: Trace, view: str) -> None:
-    table = summary(two_epochs, SummaryOptions(views=(view,), by_step=True)).views[view]
+def test_every_view_of_a_summary_tells_instances_apart(two_epochs: nvprof_kit.Capture, view: Any) -> None:
+    table = two_epochs.summary(view, by="step").views[view]
     told = table[["step", "instance"]].dropna().drop_duplicates()
     assert told.values.tolist() == [[0, 0], [1, 1], [0, 2], [1, 3]]
 
@@ -108,8 +92,7 @@ def test_steps_that_begin_together_are_ordered_by_thread(tmp_path: Path, threads
     for tid in threads:
         file.range_(f"step {3 - tid}", 10, 40, category="step", tid=tid, payload=3 - tid)
         file.kernel(20, 21, launched=(20, 21), tid=tid)
-    ranges = attribute(open_capture(file.write())).ranges
-    assert ranges.steps.tolist() == [2, 1]
+    assert nvprof_kit.open(file.write()).steps["step"].tolist() == [2, 1]
 
 
 def test_a_thousand_steps_of_two_numbers(tmp_path: Path) -> None:
@@ -117,6 +100,6 @@ def test_a_thousand_steps_of_two_numbers(tmp_path: Path) -> None:
     for place in range(1000):
         file.range_(f"step {2 + place % 2}", 10 * place, 10 * place + 9, category="step")
         file.kernel(10 * place + 2, 10 * place + 8, launched=(10 * place + 1, 10 * place + 2))
-    trace = opened(file)
-    assert layers(trace).summary.steps == 1000
-    assert step_times(trace, attribute(trace))["wall_ns"].median() == 9
+    capture = nvprof_kit.open(file.write())
+    assert capture.layers().summary.steps == 1000
+    assert capture.steps["wall_ns"].median() == 9

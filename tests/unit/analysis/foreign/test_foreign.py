@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.foreign.rules import parse_rules, preset
-from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
+import nvprof_kit
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -22,13 +21,14 @@ def file(tmp_path: Path) -> NsysFile:
     return NsysFile(tmp_path / "capture.sqlite")
 
 
-def table(file: NsysFile, rules: str, **opening: Any) -> Layers:
-    chosen = preset(rules) if not rules.startswith("[[") else parse_rules(rules, "own.toml")
-    opening.setdefault("domain", chosen.domain)
-    return layers(open_capture(file.write(), **opening), LayersOptions(rules=chosen))
+def table(file: NsysFile, rules: str, **opening: Any) -> nvprof_kit.Layers:
+    if rules.startswith("[["):
+        text, rules = rules, str(file.path.with_name("own.toml"))
+        Path(rules).write_text(text, encoding="utf-8")
+    return nvprof_kit.open(file.write(), rules=rules, **opening).layers()
 
 
-def sums(result: Layers, column: str = "gpu_self_ns") -> dict[tuple[str, str], int]:
+def sums(result: nvprof_kit.Layers, column: str = "gpu_self_ns") -> dict[tuple[str, str], int]:
     rows = result.rows
     return {
         key: value

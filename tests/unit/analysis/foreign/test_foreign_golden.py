@@ -14,11 +14,8 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.foreign.rules import preset
-from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
-from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES
+import nvprof_kit
+from nvprof_kit.names import LAYER_CATEGORIES
 
 TESTS = Path(__file__).parents[3]
 CAPTURES = {path.name.partition(".sqlite")[0].partition(".json")[0]: path for path in TESTS.glob("data/foreign/*.xz")}
@@ -28,11 +25,10 @@ LAYER_PHASES = {category.value for category in LAYER_CATEGORIES}
 
 
 @cache
-def table(name: str) -> Layers:
-    named = next((preset(rules) for start, rules in RULES.items() if name.startswith(start)), None)
+def table(name: str) -> nvprof_kit.Layers:
+    rules = next((rules for start, rules in RULES.items() if name.startswith(start)), None)
     domain = next((domain for start, domain in DOMAINS.items() if name.startswith(start)), None)
-    domain = domain or (DOMAIN if named is None or named.domain is None else named.domain)
-    return layers(open_capture(CAPTURES[name], domain=domain), LayersOptions(steps=WHOLE_CAPTURE, rules=named))
+    return nvprof_kit.open(CAPTURES[name], rules=rules, domain=domain).layers(steps="all")
 
 
 def operations(name: str, *phases: str) -> dict[tuple[str, str], tuple[int, int]]:

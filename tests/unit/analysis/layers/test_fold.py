@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvprof_kit._analysis.layers.fold import equal_groups, fold, most_equal, numbers_text
+from nvprof_kit._analysis.layers.fold import equal_groups, fold, numbers_text
 from nvprof_kit.names import NO_LAYER
 
 COLUMNS = ["layer", "phase", "parent", "depth", "calls", "forward_ns", "backward_ns", "recompute_ns", "other_ns"]
@@ -40,8 +40,8 @@ def blocks(count: int, forward: dict[int, int] | None = None) -> pd.DataFrame:
     return made(*rows)
 
 
-def told(tree: pd.DataFrame, *columns: str, least: int = 3) -> list[tuple[object, ...]]:
-    return list(fold(tree, least).tree[["layer", *columns]].itertuples(index=False, name=None))
+def told(tree: pd.DataFrame, *columns: str, folds: bool | None = True) -> list[tuple[object, ...]]:
+    return list(fold(tree, folds).tree[["layer", *columns]].itertuples(index=False, name=None))
 
 
 def test_equal_blocks_and_their_parts_are_one_row_each() -> None:
@@ -86,7 +86,7 @@ def test_waiting_does_not_make_a_block_unlike() -> None:
 def test_noise_is_no_difference() -> None:
     noise = np.random.default_rng(5).normal(1.0, 0.02, 80)
     tree = blocks(80, {number: round(100_000 * one) for number, one in enumerate(noise)})
-    assert most_equal(fold(tree)) == 80
+    assert fold(tree).tree["count"].max() == 80
 
 
 def test_two_kinds_in_turn_are_two_rows() -> None:
@@ -125,14 +125,22 @@ def test_nested_lists_without_a_range_of_the_outer_one() -> None:
 def test_few_equal_blocks_stay() -> None:
     tree = blocks(2)
     assert told(tree) == [(layer,) for layer in tree["layer"]]
-    assert told(tree, "count", least=2)[1] == ("model.layers.0-1", 2)
+
+
+@pytest.mark.parametrize(("count", "folds", "lines"), [(7, None, 15), (8, None, 3), (7, True, 3), (80, False, 161)])
+def test_unasked_many_equal_blocks_fold(count: int, folds: bool | None, lines: int) -> None:
+    tree = blocks(count)
+    found = fold(tree, folds).tree
+    assert len(found) == lines
+    if lines == len(tree):
+        assert found[list(tree.columns)].equals(tree)
 
 
 def test_a_model_by_its_class_name_holds_blocks_by_their_paths() -> None:
     """The root is called by its class, which the paths of its parts do not begin with."""
     tree = made(("Net", "", 4, 0), *((f"blocks.{number}", "Net", 1, 0) for number in range(4)))
     assert told(tree, "count") == [("Net", 1), ("blocks.0-3", 4)]
-    assert told(tree, "count", least=9) == [(layer, 1) for layer in tree["layer"]]
+    assert told(tree, "count", folds=False) == [(layer, 1) for layer in tree["layer"]]
 
 
 def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
@@ -148,7 +156,6 @@ def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
 
 def test_an_empty_tree() -> None:
     assert len(fold(made()).tree) == 0
-    assert most_equal(fold(made())) == 0
 
 
 @pytest.mark.parametrize(
@@ -172,15 +179,18 @@ def test_a_group_of_one_heap_is_not_split() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.booleans()), max_size=20), st.integers(2, 5))
-def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], least: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.booleans()), max_size=20),
+    st.sampled_from([True, False, None]),
+)
+def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], folds: bool | None) -> None:
     rows = []
     for number, (forward, backward, has_part) in enumerate(times):
         rows.append((f"h.{number}", "", forward, backward))
         if has_part:
             rows.append((f"h.{number}.mlp", f"h.{number}", forward, 0))
     tree = made(*rows)
-    folded = fold(tree, least)
+    folded = fold(tree, folds)
     assert folded.tree["count"].sum() == len(tree)
     assert set(folded.folding(tree).unlike) == set(tree["layer"]) - {NO_LAYER}
     for column in ("calls", "forward_ns", "backward_ns", "total_ns"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from nvprof_kit._analysis.layers.fold_ranked import fold_ranked, mark_ranked
+from nvprof_kit._analysis.layers.fold import fold_ranked, mark_ranked
 
 
 def copies(costs: list[int], phase: str = "forward") -> pd.DataFrame:

@@ -14,24 +14,16 @@ from support.captures.nsys_memory import PINNED, STATIC, Allocations, carry
 from support.golden import Golden
 from support.lane import examples
 
-from nvprof_kit._analysis.attribution.attribution import attribute
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._analysis.layers.memory import MEMORY, layer_memory, memory_tree
-from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.schema import MEMORY_TABLES, Trace
+import nvprof_kit
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[3] / "data"
 MAIN, BACKWARD = 7, 8
-
-
-def opened(path: Path) -> Trace:
-    return open_capture(path, optional=MEMORY_TABLES)
+MEMORY = [name for name in nvprof_kit.Layers.columns["layers"] if name.startswith(("memory_", "cuda_"))]
 
 
 def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
-    return layers(opened(path), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step, memory=True)).rows
+    return nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None, memory=True).rows
 
 
 def numbers(rows: pd.DataFrame, *names: str) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -86,8 +78,8 @@ def test_marks_change_nothing_else(tmp_path: Path) -> None:
     with_marks = two_steps(NsysFile(tmp_path / "a.sqlite")).write()
     file = two_steps(NsysFile(tmp_path / "b.sqlite"))
     file.rows["NVTX_EVENTS"] = [row for row in file.rows["NVTX_EVENTS"] if row["eventType"] != 34]
-    plain = layers(open_capture(file.write())).rows
-    pd.testing.assert_frame_equal(layers(open_capture(with_marks)).rows, plain)
+    plain = nvprof_kit.open(file.write()).layers().rows
+    pd.testing.assert_frame_equal(nvprof_kit.open(with_marks).layers().rows, plain)
     pd.testing.assert_frame_equal(table(with_marks)[list(plain.columns)], plain)
 
 
@@ -115,8 +107,8 @@ def test_cuda_s_own_allocations_belong_to_the_layer_that_called(tmp_path: Path) 
     first = numbers(by_step[by_step["step"] == 0], "cuda_alloc_bytes")
     assert first["model.layers.0", "forward"] == (2048,)
     assert numbers(by_step[by_step["step"].isna()], "cuda_alloc_bytes") == {("(none)", "other"): (16,)}
-    trace = opened(path)
-    memory = layer_memory(trace, attribute(trace))
+    memory = nvprof_kit.open(path).layers(memory=True).memory
+    assert memory is not None
     assert memory.before_bytes == 5000
     assert memory.warnings == ()
 
@@ -134,13 +126,13 @@ def test_the_tree_holds_what_is_in_it(tmp_path: Path) -> None:
     events = Allocations()
     events.add(125, 2048, file.call("cudaMalloc_v3020", 122, 126))
     events.add(250, 512, file.call("cudaMalloc_v3020", 248, 251))
-    result = layers(opened(events.into(file.write())), LayersOptions(memory=True))
+    result = nvprof_kit.open(events.into(file.write())).layers(memory=True)
     assert result.memory is not None
-    tree = memory_tree(result.memory, result.tree)
-    assert result.tree["layer"].tolist() == ["model", "model.layers.0", "(none)"]
-    assert tree["cuda_bytes"].tolist() == [2560, 2048, 0]
-    assert tree["kept_bytes"].tolist()[:2] == [400, 200]
-    assert tree["peak_bytes"].tolist()[:2] == [1900, 1900]
+    lines = [line.split() for line in str(result).splitlines()]
+    (heading,) = (line for line in lines if line[:1] == ["layer"])
+    assert heading[-6:] == ["kept", "MiB", "peak", "MiB", "CUDA", "MiB"]
+    cells = {line[0]: " ".join(line[-6:]) for line in lines if line[:1] in (["model"], ["layers.0"])}
+    assert cells == {"model": "400 B 2 KiB 2 KiB", "layers.0": "200 B 2 KiB 2 KiB"}  # CUDA: 2560 and 2048 bytes
 
 
 def test_a_capture_without_memory_says_how_to_get_it(tmp_path: Path) -> None:
@@ -199,7 +191,7 @@ def test_a_real_capture() -> None:
     """An H200 with --cuda-memory-usage=true: 76 calls of cudaMalloc, 3,493,855,232 bytes, by
     ``SELECT sum(bytes) FROM CUDA_GPU_MEMORY_USAGE_EVENTS WHERE start > 0 AND memKind = 2 AND memoryOperationType = 0``.
     """
-    result = layers(opened(DATA / "hooks-graph-2023.4.sqlite.xz"), LayersOptions(memory=True))
+    result = nvprof_kit.open(DATA / "hooks-graph-2023.4.sqlite.xz").layers(memory=True)
     assert result.memory is not None
     assert int(result.rows["cuda_alloc_bytes"].sum()) == 3_493_855_232
     assert int(result.rows["cuda_free_bytes"].sum()) == 3_376_414_720
@@ -219,7 +211,7 @@ def test_golden_tables(capture: str, golden: Golden) -> None:
 
 def test_layers_of_an_h200_carry_the_memory() -> None:
     """Three steps of a Llama of 2 layers, bf16: a layer keeps what its parts keep, less what it lets go of between."""
-    result = layers(opened(DATA / "memory" / "caching-2024.2.sqlite.xz"), LayersOptions(memory=True))
+    result = nvprof_kit.open(DATA / "memory" / "caching-2024.2.sqlite.xz").layers(memory=True)
     rows = result.rows.set_index(["layer", "phase"])
     forward = rows.xs("forward", level="phase")["memory_retained_bytes"]
     for layer in ("model.layers.0", "model.layers.1"):
@@ -239,7 +231,7 @@ def test_layers_of_an_h200_carry_the_memory() -> None:
 
 def test_without_the_cache_every_allocation_is_a_layer_s() -> None:
     """PYTORCH_NO_CUDA_MEMORY_CACHING=1: 1,014 calls of cudaMalloc in place of 35, and no counts of PyTorch's own."""
-    result = layers(opened(DATA / "memory" / "uncached-2024.2.sqlite.xz"), LayersOptions(memory=True))
+    result = nvprof_kit.open(DATA / "memory" / "uncached-2024.2.sqlite.xz").layers(memory=True)
     assert int(result.rows["cuda_alloc_bytes"].sum()) == 2_604_811_366
     assert int(result.rows["cuda_free_bytes"].sum()) == 2_403_169_886
     inside = result.rows[result.rows["layer"] != "(none)"]

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+import nvprof_kit
 from nvprof_kit._analysis.layers.profile import COLUMNS, KIND_COLUMNS, LayerProfile, layer_profile
 from nvprof_kit._trace.open import open_capture
 
@@ -138,7 +137,7 @@ def test_real_captures_lose_nothing(name: str, tmp_path: Path) -> None:
     trace = open_capture(plain, optional=("name",))
     blocks = {f"model.layers.{number}": "Block" for number in range(4)}
     profile = layer_profile(trace, blocks)
-    table = layers(trace, LayersOptions(steps=WHOLE_CAPTURE))
+    table = nvprof_kit.open(plain).layers(steps="all")
     assert profile.rows["gpu_self_ns"].sum() == table.summary.total_ns
     # the blocks' time is that of the tree for reading, phase by phase
     tree = table.tree[table.tree["layer"].isin(blocks)]

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 from support.captures.nsys_file import SCHEMAS, START_END, NsysFile
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import Layers, LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 
-def table(file: NsysFile, *, by_step: bool = False, **opening: Any) -> Layers:
-    return layers(open_capture(file.write(), **opening), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step))
+def table(file: NsysFile, *, by_step: bool = False, **opening: Any) -> nvprof_kit.Layers:
+    return nvprof_kit.open(file.write(), **opening).layers(steps="all", by="step" if by_step else None)
 
 
-def numbers(result: Layers, *columns: str) -> dict[tuple[Any, ...], Any]:
+def numbers(result: nvprof_kit.Layers, *columns: str) -> dict[tuple[Any, ...], Any]:
     """Chosen columns by the row's key."""
     keys = [name for name in ("step", "layer", "phase") if name in result.rows]
     rows = result.rows.astype(object).where(result.rows.notna(), None).to_dict("records")

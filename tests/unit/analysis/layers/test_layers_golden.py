@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 CAPTURES = sorted((Path(__file__).parents[3] / "data").glob("*.sqlite.xz"))
 SHARED = {
@@ -23,14 +21,14 @@ ANNOTATED = [path for path in CAPTURES if not path.name.startswith("hooks-")]
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
 def test_the_table_is_the_golden_one(capture: Path, golden: Golden) -> None:
-    found = layers(open_capture(capture), LayersOptions(steps=WHOLE_CAPTURE)).rows.to_csv(index=False)
+    found = nvprof_kit.open(capture).layers(steps="all").rows.to_csv(index=False)
     golden(f"layers/{capture.name.replace('.sqlite.xz', '.csv')}", found)
 
 
 @pytest.mark.parametrize("capture", ANNOTATED, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
 def test_all_of_forward_and_backward_is_in_a_layer_but_the_first_gradient(capture: Path) -> None:
     """``loss.backward()`` fills the gradient of the loss by one kernel, which belongs to no layer."""
-    result = layers(open_capture(capture), LayersOptions(steps=WHOLE_CAPTURE))
+    result = nvprof_kit.open(capture).layers(steps="all")
     loop = result.rows[result.rows["phase"].isin(["forward", "backward", "recompute"])]
     outside = loop[loop["layer"] == "(none)"]
     least = next((share for name, share in SHARED.items() if capture.name.startswith(name)), None)
@@ -47,7 +45,7 @@ FORMATS = [path for path in CAPTURES if path.name.startswith(("checkpoint", "gra
 @pytest.mark.parametrize("capture", FORMATS, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
 def test_the_totals_of_the_rows_add_up_to_the_printed_ones(capture: Path) -> None:
     """Over the phases of each layer, in the shown steps: also for a model of which only the blocks run again."""
-    result = layers(open_capture(capture), LayersOptions(by_step=True))
+    result = nvprof_kit.open(capture).layers(by="step")
     printed = result.tree[result.tree["layer"] != "(none)"].set_index("layer")["total_ns"]
     rows = result.rows
     totals = rows[rows["layer"] != "(none)"].groupby("layer")["gpu_total_ns"].sum()

@@ -11,9 +11,7 @@ from support.brute_force.layers import BruteForce
 from support.captures.nsys_file import PUSH_POP, START_END, NsysFile
 from support.lane import examples
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 NUMBERS = ("calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns")
 NAMES = st.sampled_from(
@@ -72,7 +70,7 @@ def test_any_capture(
         truth = BruteForce(path)
         for by_step in (False, True):
             keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
-            result = layers(open_capture(path), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step))
+            result = nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None)
             rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
             ours = {
                 tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS}
@@ -104,7 +102,7 @@ def test_ranges_that_cross(
                 20_000 + 10 * number, 20_000 + 10 * number + length, launched=(100 * call + 20, 100 * call + 21)
             )
         path = file.write()
-        result = layers(open_capture(path), LayersOptions(steps=WHOLE_CAPTURE))
+        result = nvprof_kit.open(path).layers(steps="all")
         rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
         ours = {(row["layer"], row["phase"]): {name: row[name] for name in NUMBERS} for row in rows.to_dict("records")}
         expected = {

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import pytest
 from support.brute_force.layers import BruteForce
 
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 DATA = Path(__file__).parents[3] / "data"
 CAPTURES = sorted(DATA.glob("*.sqlite.xz"))
@@ -34,7 +32,7 @@ def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
 def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> None:
-    result = layers(open_capture(capture.path), LayersOptions(steps=WHOLE_CAPTURE, by_step=by_step))
+    result = nvprof_kit.open(capture.path).layers(steps="all", by="step" if by_step else None)
     rows = result.rows
     expected = capture.truth.table(by_step, dict(zip(result.tree["layer"], result.tree["parent"], strict=True)))
     keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
@@ -47,11 +45,11 @@ def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> No
 
 
 def test_it_adds_up(capture: Case) -> None:
-    result = layers(open_capture(capture.path), LayersOptions(steps=WHOLE_CAPTURE))
+    result = nvprof_kit.open(capture.path).layers(steps="all")
     expected = sum(op["ns"] for op in capture.truth.operations())
     assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
     assert sum(result.summary.by_how.values()) == expected
-    shown = layers(open_capture(capture.path))
+    shown = nvprof_kit.open(capture.path).layers()
     for table in (result, shown):
         top = table.tree[table.tree["depth"] == 0]
         summary = table.summary

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
+import nvprof_kit
 from nvprof_kit._analysis.kernels.signatures import NEEDED
-from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters, tensor_bases
 from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers, tidy
 from nvprof_kit._analysis.ncu.owners import own_layers
@@ -65,7 +65,7 @@ def rows(result, *columns: str) -> list[list[object]]:
 def test_times_are_those_of_layers(capture: str, csv: str) -> None:
     """Also of the outermost module, which is named by its class: no path begins with that."""
     trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=NEEDED)
-    table = layers(trace).rows
+    table = nvprof_kit.open(DATA / f"{capture}.sqlite.xz").layers().rows
     known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
     made = ncu_layers(open_ncu(DATA / f"{csv}.csv.xz"), trace).rows
     assert {(row.layer, row.phase): row.gpu_ns for row in made.itertuples()} == known

@@ -14,12 +14,10 @@ from torch import nn
 
 import nvprof_kit
 from nvprof_kit import annotate_model, phase, record
-from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._capture.recorder.record import RecordOptions, _experimental
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import UsageError
 
 
@@ -51,7 +49,7 @@ def test_a_recording_holds_forward_and_backward_of_annotated_layers(
         assert not recording.written
     assert recording.written
     assert list(tmp_path.iterdir()) == [tmp_path / name]
-    rows = layers(open_capture(tmp_path / name)).rows
+    rows = nvprof_kit.open(tmp_path / name).layers().rows
     found = {(row.layer, row.phase) for row in rows.itertuples() if row.gpu_ops}
     assert {(layer, phase) for layer in ("0", "1") for phase in ("forward", "backward")} <= found
 
@@ -212,5 +210,5 @@ def test_training_on_another_thread_is_recorded(tmp_path: Path) -> None:
         thread = threading.Thread(target=train)
         thread.start()
         thread.join()
-    rows = layers(open_capture(tmp_path / "run.json")).rows
+    rows = nvprof_kit.open(tmp_path / "run.json").layers().rows
     assert {"0", "1"} <= set(rows["layer"]) and {"forward", "backward"} <= set(rows["phase"])

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 from support.captures.nsys_file import NsysFile
 
+import nvprof_kit
 from nvprof_kit._analysis.attribution.attribution import attribute
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 from nvprof_kit._report.export.trace_events import trace_events
 from nvprof_kit._trace.open import open_capture
@@ -90,7 +89,7 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
     document = exported(trace)
     check(document)
     db = database(document)
-    rows = layers(trace, LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
+    rows = nvprof_kit.open(DATA / f"{name}.sqlite.xz").layers(steps="all", by="step").rows
     rows = rows[rows["gpu_ops"] > 0]
     expected = {
         (-1 if row.step is None or row.step != row.step else int(row.step), row.layer, row.phase): (
@@ -156,7 +155,7 @@ def test_one_step(tmp_path: Path) -> None:
     document = exported(trace, attribute(trace).ranges.steps.tolist().index(3))
     check(document)
     spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
-    rows = layers(trace, LayersOptions(steps=WHOLE_CAPTURE, by_step=True)).rows
+    rows = nvprof_kit.open(DATA / "hooks-train-2023.4.sqlite.xz").layers(steps="all", by="step").rows
     assert database(document).execute(spent).fetchone()[0] == rows[rows["step"] == 3]["gpu_self_ns"].sum()
 
 

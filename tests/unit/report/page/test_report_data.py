@@ -34,7 +34,7 @@ from nvprof_kit._report.page.data import (
     sheet_of,
     total_change,
 )
-from nvprof_kit._report.page.drawing import drawn
+from nvprof_kit._report.page.drawing import drawn, folds_of
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.page import report_page
 from nvprof_kit._report.page.tables import MAX_TEXT, short_text
@@ -43,6 +43,10 @@ from nvprof_kit._report.plots.timeline import timeline_bands
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import UsageError
+
+
+def drawing(sheet: Sheet) -> dict[str, Any]:
+    return drawn(sheet, folds_of(sheet))
 
 
 @pytest.fixture
@@ -118,7 +122,7 @@ def test_the_comparison_is_one_tree_whatever_each_capture_has(sheet: Sheet) -> N
 
 
 def test_what_the_scripts_draw(sheet: Sheet) -> None:
-    data = drawn(sheet)
+    data = drawing(sheet)
     assert data["tree"]["name"][:2] == ["model", "model.layers.0"] and data["tree"]["parent"][:3] == [-1, 0, 1]
     steps = unpacked(data, data["bySteps"])
     assert steps["number"] == [0, 1] and steps["length"] == [30 * MS, 22 * MS]
@@ -147,7 +151,7 @@ def unpacked(data: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_drawn_timeline(real: Sheet) -> None:
-    data = drawn(real)
+    data = drawing(real)
     timeline, texts = data["timeline"], data["texts"]
     (step,) = timeline["steps"]
     assert (step["title"], step["start"], step["length"]) == ("step 1, a typical one", 0, 1900)
@@ -172,7 +176,7 @@ def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path: Path) -> None
         file.range_(f"step {step}", begin, begin + 500, category="step", payload=step)
         file.range_("a", begin + 10, begin + 90, category="forward")
         file.kernel(begin + 100, begin + 100 + length, launched=(begin + 12, begin + 13))
-    found = drawn(sheet_of(open_capture(file.write(), optional=("name", "stream"))))["timeline"]["steps"]
+    found = drawing(sheet_of(open_capture(file.write(), optional=("name", "stream"))))["timeline"]["steps"]
     # of 500 ns each: 400, 300 and 200 without an operation; step 1 is the median, and all take 500
     assert {step["step"]: step["idle"][0] for step in found} == {
         0: "GPU 0: idle 80.0 % of the time, in 2 gaps",
@@ -311,7 +315,7 @@ def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     sheet = sheet_of(open_capture(path, optional=("name", "stream")))
-    assert [group["label"] for group in drawn(sheet)["timeline"]["groups"]] == [
+    assert [group["label"] for group in drawing(sheet)["timeline"]["groups"]] == [
         "CPU operators",
         "CPU thread 0: when its ranges were open",
     ]

@@ -12,7 +12,7 @@ from support.captures.nsys_file import NsysFile
 from nvprof_kit._analysis.layers.profile import LayerProfile, layer_profile
 from nvprof_kit._profiler.own_cost import OwnCost
 from nvprof_kit._report.text.layer_profile import curve_points, memory_lines, profile_head, profile_report, time_figure
-from nvprof_kit._report.text.table.terminal import print_to
+from nvprof_kit._report.text.table import print_to
 from nvprof_kit._trace.open import open_capture
 
 FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<(int)64>>(Flash_fwd_params)"

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvprof_kit._analysis.foreign.rules import parse_rules
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+import nvprof_kit
 from nvprof_kit._trace.kineto import stream
 from nvprof_kit._trace.kineto.read import _crossing_stretches, _nested_stretches, _own_stretches
 from nvprof_kit._trace.open import open_capture
@@ -46,7 +45,7 @@ GPU_EVENTS = (
 
 
 def sums(path: Path) -> dict[tuple[str, str], int]:
-    rows = layers(open_capture(path)).rows
+    rows = nvprof_kit.open(path).layers().rows
     return {(row.layer, row.phase): row.gpu_self_ns for row in rows.itertuples() if row.gpu_self_ns}
 
 
@@ -73,7 +72,7 @@ def test_without_our_ranges_what_pytorch_annotates_counts(tmp_path: Path) -> Non
         *GPU_EVENTS,
     )
     assert sums(path) == {("(none)", "optimizer"): 1500, ("(none)", "backward"): 2250}
-    assert layers(open_capture(path)).summary.steps == 1
+    assert nvprof_kit.open(path).layers().summary.steps == 1
 
 
 def test_pytorchs_annotation_inside_our_phase_of_that_name_is_no_second_call(tmp_path: Path) -> None:
@@ -190,8 +189,9 @@ def test_a_module_keeps_the_path_of_its_first_call(tmp_path: Path) -> None:
 
 def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", event("user_annotation", "blk 3 fwd", 5, 20), *GPU_EVENTS)
-    rules = parse_rules("[[rule]]\nmatch = 'blk (?P<n>.+) fwd'\nlayer = 'layers.{n}'", "own.toml")
-    rows = layers(open_capture(path), LayersOptions(rules=rules)).rows
+    rules = tmp_path / "own.toml"
+    rules.write_text("[[rule]]\nmatch = 'blk (?P<n>.+) fwd'\nlayer = 'layers.{n}'")
+    rows = nvprof_kit.open(path, rules=rules).layers().rows
     assert rows["layer"].tolist()[0] == "layers.3"
 
 

@@ -13,12 +13,11 @@ import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import NsysFile, thread
 
-from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+import nvprof_kit
 from nvprof_kit._cli import group
 from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit._trace.nsys.health import read_health
 from nvprof_kit._trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
-from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, UsageError
 
 TOLD = [
@@ -105,7 +104,7 @@ def test_nothing_private_is_left_in_any_byte(capture: Path, tmp_path: Path) -> N
 
 def test_the_table_is_the_same(capture: Path, tmp_path: Path) -> None:
     scrub(capture, tmp_path / "clean.sqlite.xz")
-    rows = [layers(open_capture(path), LayersOptions()).rows for path in (capture, tmp_path / "clean.sqlite.xz")]
+    rows = [nvprof_kit.open(path).layers().rows for path in (capture, tmp_path / "clean.sqlite.xz")]
     assert rows[0].equals(rows[1])
 
 

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from nvprof_kit._report.text.table.grid import Column, Grid
-from nvprof_kit._report.text.table.terminal import Bar, capture_line, print_to, table, text_of, warning_lines
+from nvprof_kit._report.text.table import Bar, Column, Grid, capture_line, print_to, table, text_of, warning_lines
 from nvprof_kit._trace.schema import CaptureInfo
 
 

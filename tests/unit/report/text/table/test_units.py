@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvprof_kit._report.text.table.units import (
+from nvprof_kit._report.text.units import (
     Cells,
     Milliseconds,
     count_per_step,

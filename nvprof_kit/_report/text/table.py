@@ -1,26 +1,65 @@
-"""Tables that fit the terminal without truncating numbers: shortens texts, omits columns, or stacks cells.
+"""Tables that fit the terminal without truncating numbers, the lines around them, and how both are printed.
 
-A line below the table lists what is omitted, and how to show it.
+A table shortens texts, omits columns, or stacks cells; a line below it lists what is omitted, and how to show it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from nvprof_kit._report.text.table.bar import BAR_WIDTH, Bar
-from nvprof_kit._report.text.table.shorten import fit
-from nvprof_kit._result.plain import plain
+from nvprof_kit._report.text.shorten import fit
+from nvprof_kit._report.text.units import Milliseconds, counted
+from nvprof_kit._result.formats import plain, title
 from nvprof_kit._result.selection import Selection
+from nvprof_kit._trace.schema import CaptureInfo
+from nvprof_kit.issues import printed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+BAR_WIDTH = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+class Bar:
+    """A fraction of 1 as a bar, in eighths of a character, or as ``#`` if the terminal is ASCII only."""
+
+    def __init__(self, share: float, style: str = "cyan", width: int = BAR_WIDTH) -> None:
+        self._share = min(max(share, 0.0), 1.0)
+        self._style = Style.parse(style)
+        self._width = width
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """The preferred width; the minimum is 0."""
+        return Measurement(0, min(self._width, options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The bar; any positive fraction shows at least a sliver."""
+        width = min(self._width, options.max_width)
+        if options.ascii_only:
+            text = "#" * round(self._share * width)
+        else:
+            eighths = max(round(self._share * width * 8), 1 if self._share > 0 else 0)
+            text = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        yield Segment(text.ljust(width), self._style)
+        yield Segment.line()
+
 
 _GAP = 2
 _SHORT, _SHORT_LABEL = 12, 24
@@ -281,3 +320,170 @@ def _lines(items: Iterable[str], width: int) -> Iterator[str]:
         line += f"{'   ' if line else ''}{item}"
     if line:
         yield line
+
+
+__all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table", "text_of", "warning_lines"]
+
+_ANY = 1_000_000
+"""A width that no table exceeds."""
+
+
+class _PlainConsole(Console):
+    """A console that removes control characters from texts."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render with Rich, keeping only its own control codes."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
+def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
+    """Print the parts of a report.
+
+    On a terminal, output has colors and the terminal's width. Elsewhere it is plain and ``COLUMNS`` wide. If
+    ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and numbers of a table need
+    it.
+    """
+    if file.isatty():
+        console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
+        _print(console, parts, wrap=True)
+        return
+    columns = "" if kept else os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() else WIDE
+    console = _PlainConsole(
+        file=file, width=width, highlight=False, markup=False, color_system=None, force_jupyter=False
+    )
+    with console.capture() as plain:
+        _print(console, parts, grow=not columns.isdecimal())
+    file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
+
+
+def _print(
+    console: Console,
+    parts: Iterable[RenderableType],
+    grow: bool = False,
+    wrap: bool = False,
+) -> None:
+    """Tables keep to the width; a line of text is wrapped on a terminal and written as is to a pipe."""
+    width = console.width
+    for part in parts:
+        for one in part.parts(width, grow=grow) if isinstance(part, Grid) else (part,):
+            if isinstance(one, Table) and grow:
+                console.width = max(width, console.measure(one, options=console.options.update(width=_ANY)).maximum)
+            console.print(one, soft_wrap=isinstance(one, (str, Text)) and not wrap)
+            console.width = width
+
+
+def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = None) -> Grid:
+    """An empty table with a rule below its header.
+
+    Args:
+        columns: Name and kind of each: ``left`` for texts, ``path`` for layer paths, ``right`` for numbers, or ``bar``,
+            which is omitted first if the width is insufficient.
+        ranks: Ranks of columns by name, 1 by default: columns with the largest rank are omitted first, rank 0 is always
+            shown.
+    """
+    return Grid([Column(name, kind, (ranks or {}).get(name, 1)) for name, kind in columns])
+
+
+def capture_line(info: CaptureInfo, steps: int, shown: int | None = None) -> Text:
+    """A line about the capture: file, tool, GPUs, processes and steps."""
+    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps, shown))
+    return Text(title(info.path), "bold").append(facts, style="not bold")
+
+
+def capture_facts(info: CaptureInfo, steps: int, shown: int | None = None) -> list[str]:
+    """Facts about the capture: tool, GPUs, processes and steps, of which `shown` are in the figures."""
+    part = f"{shown} of " if shown is not None and shown != steps else ""
+    facts = [
+        info.tool,
+        counted(info.gpus) if info.on_gpu else "no GPU",
+        f"{info.processes} processes" if info.processes > 1 else "",
+        f"{part}{steps or 'no'} step{'s' * (steps != 1)}",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def warning_lines(issues: Iterable[str]) -> list[Text]:
+    """The issues that are printed, one line each, the most severe first."""
+    return [Text(f"! {issue}", "yellow") for issue in printed(issues)]
+
+
+def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
+    """The parts of a report as plain text, as written to a file by `print_to`."""
+    file = StringIO()
+    print_to(file, parts, kept=kept)
+    return file.getvalue()
+
+
+def html_of(parts: Iterable[RenderableType]) -> str:
+    """The parts of a report as an HTML element with colors; texts are escaped, control characters replaced."""
+    console = Console(
+        file=StringIO(),
+        width=WIDE,
+        highlight=False,
+        markup=False,
+        record=True,
+        force_terminal=True,
+        force_jupyter=False,  # otherwise Rich displays each line in a notebook a second time
+    )
+    _print(console, parts, grow=True)
+    style = "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;overflow-x:auto;line-height:1.3"
+    return plain(console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>'))
+
+
+_FOLDED = r" x\d+$"
+EACH = ("median", "min", "max")
+_EACH_COLUMNS = (*EACH, "unlike")
+RANKS = dict.fromkeys(EACH, 2) | {"unlike": 1}
+KINDS = {"unlike": "words"}
+
+
+def path_label(row: Mapping[Any, Any]) -> str:
+    """A layer's path, and the number of folded blocks."""
+    return f"{row['layer']} x{row['count']}" if row.get("count", 1) > 1 else str(row["layer"])
+
+
+def fold_cells(row: Mapping[Any, Any], ms: Milliseconds) -> dict[str, str]:
+    """The time of one of the equal blocks, or how a block differs from its equals."""
+    each = {name: ms(row[f"{name}_ns"]) for name in EACH} if row.get("count", 1) > 1 else {}
+    return each | ({"unlike": row["unlike"]} if row.get("unlike") else {})
+
+
+def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
+    """The non-empty columns of `fold_cells`."""
+    used = {name for line in lines for name in _EACH_COLUMNS if line.get(name)}
+    return [name for name in _EACH_COLUMNS if name in used]
+
+
+def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[Text]:
+    """A note about folded rows of `nvprof_kit._analysis.layers.fold.fold_ranked`, if there are any."""
+    if not any("unlike" in one and "layer" in one and one["layer"].astype(str).str.contains(_FOLDED).any()
+               for one in tables):  # fmt: skip
+        return []
+    return [
+        Text(
+            "xN: equal blocks in one line with their sums; median, min and max are of one of them. --no-fold prints "
+            "one line per block.",
+            "dim",
+        )
+    ]
+
+
+def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
+    """A note about folded lines, if there are any.
+
+    Args:
+        columns: The table's columns.
+        figures: The meaning of the figures of a folded line.
+        each: The meaning of median, min and max.
+    """
+    if "median" not in columns:
+        return []
+    return [
+        Text(
+            f"xN: equal blocks in one line; figures are {figures}; median, min and max are {each}. --no-fold prints "
+            "one line per block.",
+            "dim",
+        )
+    ]
