@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "nvprof_kit flops"
-VERSION = 1
+VERSIONS = (1, 2)
 
 RANGES: Mapping[str, str] = MappingProxyType(
     {
@@ -37,9 +38,12 @@ OPERATORS: Mapping[str, str] = MappingProxyType(
         "dtype": "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, … (str)",
         "runs": "how often it ran (int64)",
         "flops": "its floating point operations, all runs together (float64; exact to 2**53)",
+        "least_flops": "the same without what a causal mask leaves out (float64)",
+        "bytes": "bytes of its inputs and outputs, each storage once, all runs together (float64)",
+        "dram_bytes": "bytes of these that the L2 cannot hold from one operator to the next (float64)",
     }
 )
-"""Columns of `FlopsFile.operators`."""
+"""Columns of `FlopsFile.operators`; the last three are NaN in a file of version 1, which has no bytes."""
 
 UNKNOWN: Mapping[str, str] = MappingProxyType(
     {
@@ -64,6 +68,7 @@ class FlopsFile:
         steps: Number of counted steps; 0 if the program marks no steps.
         gpu: Name of the GPU that ran the operators; '' without a GPU.
         torch: The PyTorch version that supplied the FLOP formulas.
+        has_bytes: Whether memory traffic was counted too: the format's version is 2.
         ranges, operators, unknown: Tables with the columns of `RANGES`, `OPERATORS`, `UNKNOWN`.
     """
 
@@ -71,6 +76,7 @@ class FlopsFile:
     steps: int
     gpu: str
     torch: str
+    has_bytes: bool
     ranges: pd.DataFrame
     operators: pd.DataFrame
     unknown: pd.DataFrame
@@ -85,9 +91,10 @@ def read_flops(path: str | Path) -> FlopsFile:
     data = _json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
-    if data.get("version") != VERSION:
+    if data.get("version") not in VERSIONS:
         raise CaptureError(
-            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSION}: upgrade the older"
+            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSIONS[0]} and {VERSIONS[1]}: "
+            "upgrade the older"
         )
     try:
         return _tables(str(path), data)
@@ -165,8 +172,13 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
         depth.append(depth[row[2]] + 1 if row[2] >= 0 else 0)
         if depth[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
+    amounts = ("least_flops", "bytes", "dram_bytes")
+    has_bytes = content["version"] > 1
     operators = [
-        (_place(row, rows), _text(row, "name"), _text(row, "dtype"), _whole(row, "runs"), float(_whole(row, "flops")))
+        (
+            *(_place(row, rows), _text(row, "name"), _text(row, "dtype"), _whole(row, "runs")),
+            *(float(_whole(row, "flops")), *(float(_whole(row, name)) if has_bytes else math.nan for name in amounts)),
+        )
         for row in _rows(content, "operators")
     ]
     unknown = [(_place(row, rows), _text(row, "name"), _whole(row, "runs")) for row in _rows(content, "unknown")]
@@ -175,6 +187,7 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
         steps=_whole(content, "steps"),
         gpu=_text(content, "gpu"),
         torch=_text(content, "torch"),
+        has_bytes=has_bytes,
         ranges=pd.DataFrame(rows, columns=list(RANGES)),
         operators=pd.DataFrame(operators, columns=list(OPERATORS)),
         unknown=pd.DataFrame(unknown, columns=list(UNKNOWN)),

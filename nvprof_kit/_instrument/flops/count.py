@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import warnings
+from collections import Counter
 from contextlib import ContextDecorator, ExitStack
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from nvprof_kit._instrument.flops.counter import FlopCounter, Place
 
 FORMAT = "nvprof_kit flops"
-VERSION = 1
+VERSION = 2
+AMOUNTS = ("flops", "least_flops", "bytes", "dram_bytes")
+"""What is counted of an operator."""
 
 _running: count_flops | None = None
 
@@ -189,11 +193,12 @@ def document(counter: FlopCounter) -> dict[str, Any]:
         "gpu": gpu,
         "rank": rank(),
         "steps": counter.steps,
+        "l2_bytes": counter.l2_bytes,
         "ranges": [_range_row(place, number) for place in places],
         "operators": [
-            {"range": index, "name": name, "dtype": dtype, "runs": runs, "flops": flops}
+            {"range": index, **row}
             for place, index in number.items()
-            for (name, dtype), (runs, flops) in place.work.items()
+            for row in _operator_rows(place)
         ],
         "unknown": [
             {"range": index, "name": name, "runs": runs}
@@ -201,6 +206,15 @@ def document(counter: FlopCounter) -> dict[str, Any]:
             for name, runs in place.unknown.items()
         ],
     }
+
+
+def _operator_rows(place: Place) -> list[dict[str, Any]]:
+    """Runs of the same work and traffic together; the amounts are those of all of them."""
+    runs = Counter(map(astuple, place.work))
+    return [
+        {"name": name, "dtype": dtype, "runs": count, **{amount: count * each for amount, each in zip(AMOUNTS, amounts, strict=True)}}
+        for (name, dtype, *amounts), count in runs.items()
+    ]
 
 
 def _range_row(place: Place, number: dict[Place, int]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, work_of
+from nvprof_kit._instrument.flops.traffic import Cache, Run, add_traffic, causal_share, l2_bytes
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
@@ -33,7 +34,7 @@ class Place:
         phase: Phase of the layer; outside layers, the text of the phase range or `NO_PHASE`.
         around: The enclosing place; None at the top.
         calls: Number of times its range was opened.
-        work: Runs and floating point operations by operator and dtype.
+        work: The runs of operators of known work, and their memory traffic.
         unknown: Runs of operators without a known FLOP count.
         inside: The nested places by layer and phase.
     """
@@ -45,7 +46,7 @@ class Place:
         self.phase = phase
         self.around = around
         self.calls = 0
-        self.work: dict[tuple[str, str], list[int]] = {}
+        self.work: list[Run] = []
         self.unknown: dict[str, int] = {}
         self.inside: dict[tuple[str, str], Place] = {}
 
@@ -65,10 +66,13 @@ class FlopCounter:
 
     Attributes:
         steps: Number of completed steps.
+        l2_bytes: Size of the L2 that the memory traffic was counted for.
     """
 
     def __init__(self) -> None:
         self.steps = 0
+        self.l2_bytes = l2_bytes()
+        self._cache = Cache(2 * self.l2_bytes)
         self._top: dict[tuple[str, str], Place] = {}
         self._threads: dict[int, list[_Open]] = {}
         self._lock = threading.RLock()
@@ -92,20 +96,30 @@ class FlopCounter:
             if range_.category is Category.STEP:
                 self.steps += 1
 
-    def add(self, operator: str, dtype: str, flops: int | None) -> None:
-        """Count an operator that ran on the calling thread; with ``flops`` None, its FLOP count is unknown."""
+    def add_unknown(self, operator: str) -> None:
+        """Note an operator of unknown work that ran on the calling thread."""
         with self._lock:
             place = self._here()
-            if flops is None:
-                place.unknown[operator] = place.unknown.get(operator, 0) + 1
-            elif flops:
-                runs = place.work.setdefault((operator, dtype), [0, 0])
-                runs[0] += 1
-                runs[1] += flops
+            place.unknown[operator] = place.unknown.get(operator, 0) + 1
+
+    def add(self, operator: Any, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Count an operator that ran on the calling thread, and its memory traffic."""
+        name, dtype, flops = work_of(operator, args, kwargs, out) if kind is not Kind.NOTHING else ("", "", 0)
+        if flops is None:
+            self.add_unknown(name)
+            return
+        run = Run(name, dtype, flops, int(flops * causal_share(operator, args, kwargs)))
+        with self._lock:
+            if isinstance(operator, torch._ops.OpOverload):
+                run.operator = operator._schema.name
+                add_traffic(run, self._cache, operator, args, kwargs, out)
+            if run.flops or run.bytes:
+                self._here().work.append(run)
 
     def places(self) -> list[Place]:
-        """All places, parents before children."""
+        """All places, parents before children; no operator may be counted any more."""
         with self._lock:
+            self._cache.end()
             counted_places = list(self._top.values())
             for place in counted_places:  # the list grows during the loop
                 counted_places += place.inside.values()
@@ -170,8 +184,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         out = func(*args, **kwargs)
-        if kind is not Kind.NOTHING:
-            self._counter.add(*work_of(func, args, kwargs, out))
+        if kind is not Kind.OTHER:
+            self._counter.add(func, kind, args, kwargs, out)
         return out
 
 
@@ -204,7 +218,7 @@ def _seen_triton(counter: FlopCounter) -> ExitStack:
 
     def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("warmup"):
-            counter.add(f"triton::{getattr(kernel, '__name__', 'kernel')}", "", None)
+            counter.add_unknown(f"triton::{getattr(kernel, '__name__', 'kernel')}")
         return run(kernel, *args, **kwargs)
 
     jit.run = noted

@@ -67,7 +67,8 @@ class Kind(Enum):
 
     FORMULA = "formula"
     INSIDE = "inside"  # it consists of other operators, which are counted
-    NOTHING = "nothing"
+    NOTHING = "nothing"  # it only moves, adds or compares
+    OTHER = "other"  # communication, and what is not of the GPU
     UNKNOWN = "unknown"
 
 
@@ -100,7 +101,9 @@ def _kind_by_name(operator: Any) -> Kind:
     if space == "aten":
         unknown = _MULTIPLIES.search(name) is not None and _ONLY_MOVES.search(name) is None
     else:
-        unknown = space not in _COUNTS_NOTHING
+        if space in _COUNTS_NOTHING:
+            return Kind.OTHER
+        unknown = True
     return Kind.UNKNOWN if unknown else Kind.NOTHING
 
 

@@ -1,0 +1,268 @@
+"""Least memory traffic of operators: what each reads and writes, and how much of it must cross the GPU's memory.
+
+An operator reads its inputs and writes its outputs, each storage once. What it finds in the L2 costs no memory traffic,
+and what is overwritten there is never written back. `Cache` follows this through a step; it keeps twice the size of the
+L2, because the L2 does not evict strictly by age. So the traffic is what the same operators need at least.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+_L2_BYTES = 50 * 2**20
+"""Size of the L2 of an H100, assumed where the counted step runs on a CPU."""
+
+_WRITES_ONLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
+"""In-place operators that do not read what they overwrite."""
+
+_READS_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+"""Endings of operators that read no element of ``self``."""
+
+_SELECTS = {
+    "embedding": "weight",
+    "gather": "self",
+    "index": "self",
+    "index_select": "self",
+    "nll_loss2d_forward": "self",
+    "nll_loss_forward": "self",
+    "take": "self",
+}
+"""Operators that read only the selected elements of this argument."""
+
+_SCATTERS = frozenset(
+    {"_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "index_put_", "scatter_", "scatter_add_", "scatter_reduce_"}
+)
+"""In-place operators that touch only as many elements of ``self`` as they are given."""
+
+_UNREAD = {"nll_loss_backward": "self", "nll_loss2d_backward": "self"}
+"""Arguments that are passed for their shape."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of an operator.
+
+    Attributes:
+        operator: Its name, such as ``aten::mm``.
+        dtype: Type of the multiplied numbers; '' if it multiplies no matrices.
+        flops: Floating point operations.
+        least_flops: The same without what a causal mask leaves out.
+        bytes: Bytes of its inputs and outputs, each storage once.
+        dram_bytes: Bytes of these that the L2 cannot hold from one operator to the next.
+    """
+
+    operator: str
+    dtype: str = ""
+    flops: int = 0
+    least_flops: int = 0
+    bytes: int = 0
+    dram_bytes: int = 0
+
+
+@dataclass
+class _Storage:
+    """Memory that is in the L2: its end, how much of it is there, and how much of that is to be written back."""
+
+    end: int
+    resident: int = 0
+    dirty: int = 0
+    writer: Run | None = None
+
+
+@dataclass
+class Cache:
+    """An L2 that evicts the storage that was used least recently.
+
+    Attributes:
+        size: Bytes that it holds.
+    """
+
+    size: int
+    _storages: OrderedDict[int, _Storage] = field(default_factory=OrderedDict)
+    _starts: list[int] = field(default_factory=list)
+    _resident: int = 0
+    _was_full: bool = False
+    _runs: list[Run] = field(default_factory=list)
+
+    def read(self, run: Run, start: int, length: int, size: int) -> None:
+        """An operator reads `size` bytes of a storage."""
+        storage = self._touch(start, length)
+        missing = max(size - storage.resident, 0)
+        run.dram_bytes += missing
+        storage.resident += missing
+        self._resident += missing
+        self._runs.append(run)
+        self._evict()
+
+    def write(self, run: Run, start: int, length: int, size: int) -> None:
+        """An operator writes `size` bytes of a storage."""
+        storage = self._touch(start, length)
+        missing = max(size - storage.resident, 0)
+        storage.resident += missing
+        self._resident += missing
+        storage.dirty, storage.writer = min(max(storage.dirty, size), storage.resident), run
+        self._runs.append(run)
+        self._evict()
+
+    def end(self) -> None:
+        """The step is over: the next one evicts what is left. A step that fits into the L2 needs no memory traffic."""
+        if self._was_full:
+            self.size = 0
+            self._evict()
+        else:
+            for run in self._runs:
+                run.dram_bytes = 0
+        self._runs.clear()
+
+    def _touch(self, start: int, length: int) -> _Storage:
+        """The entry of a storage, now the most recent; memory that was freed and is now used by it is dropped."""
+        storage = self._storages.get(start)
+        if storage is None or storage.end != start + length:
+            position = bisect_left(self._starts, start)
+            if position and self._storages[self._starts[position - 1]].end > start:
+                position -= 1
+            while position < len(self._starts) and self._starts[position] < start + length:
+                self._resident -= self._storages.pop(self._starts.pop(position)).resident
+            storage = self._storages[start] = _Storage(start + length)
+            insort(self._starts, start)
+        self._storages.move_to_end(start)
+        return storage
+
+    def _evict(self) -> None:
+        while self._resident > self.size and self._storages:
+            start, storage = self._storages.popitem(last=False)
+            del self._starts[bisect_left(self._starts, start)]
+            self._resident -= storage.resident
+            self._was_full = True
+            if storage.writer is not None:
+                storage.writer.dram_bytes += storage.dirty
+
+
+def l2_bytes() -> int:
+    """Size of the L2 of the GPU in use, or of an H100 without a GPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        size = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
+        return int(size) or _L2_BYTES
+    return _L2_BYTES
+
+
+def add_traffic(run: Run, cache: Cache, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """Add what an operator reads and writes to its run, and send it through the L2.
+
+    Args:
+        run: The run.
+        cache: The L2.
+        operator: An ``OpOverload``.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        out: Its result.
+    """
+    schema = operator._schema
+    name = schema.name.partition("::")[2]
+    if name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
+        return
+    arguments = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    reads: list[tuple[torch.Tensor, int]] = []
+    writes: list[tuple[torch.Tensor, int]] = []
+    storages = set()
+    for argument in schema.arguments:
+        tensors = list(_dense(arguments.get(argument.name)))
+        storages.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
+        if _UNREAD.get(name) == argument.name or (argument.name == "self" and name.endswith(_READS_SHAPE_ONLY)):
+            continue
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        sizes = [(tensor, _size(tensor)) for tensor in tensors]
+        if is_written:
+            writes += sizes
+        if not is_written or not (argument.is_out or name in _WRITES_ONLY):
+            reads += sizes
+    results = [(tensor, _size(tensor)) for tensor in _dense(out)]
+    if not writes and all(tensor.untyped_storage().data_ptr() in storages for tensor, _ in results):
+        return  # a view, or a number read back
+    writes += [(tensor, size) for tensor, size in results if tensor.untyped_storage().data_ptr() not in storages]
+    if name in _SELECTS:
+        selecting = _elements(arguments.get("target")) if name.startswith("nll") else sum(size for _, size in writes)
+        table = arguments.get(_SELECTS[name])
+        limit = selecting * table.element_size() if name.startswith("nll") else selecting
+        reads = [(tensor, min(size, limit) if tensor is table else size) for tensor, size in reads]
+    if name in _SCATTERS:
+        given = sum(size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point())
+        reads, writes = (
+            [(tensor, min(size, given) if tensor is arguments["self"] else size) for tensor, size in accesses]
+            for accesses in (reads, writes)
+        )
+    if name in ("_grouped_mm", "_scaled_grouped_mm"):
+        reads = _without_idle_experts(reads, arguments)
+    for access, sizes in ((cache.read, reads), (cache.write, writes)):
+        for (start, length), size in _by_storage(sizes).items():
+            run.bytes += size
+            access(run, start, length, size)
+
+
+def causal_share(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Share of the scores that a causal mask leaves to compute; 1 for an operator without one."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None or not schema.name.endswith(("attention", "attention_backward", "attention_for_cpu")):
+        return 1.0
+    arguments = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    query, key = arguments.get("query"), arguments.get("key")
+    if not arguments.get("is_causal") or not hasattr(query, "shape") or not hasattr(key, "shape"):
+        return 1.0
+    queries, keys = query.shape[-2], key.shape[-2]
+    square = min(queries, keys)
+    scores = square * (square + 1) / 2 + max(queries - keys, 0) * keys
+    return float(scores / max(queries * keys, 1))
+
+
+def _dense(value: Any) -> Iterator[torch.Tensor]:
+    """The strided tensors in an argument or a result, on the GPU where one is in use."""
+    if isinstance(value, torch.Tensor):
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        if value.layout is torch.strided and not value.is_nested and value.device.type == ("cuda" if on_gpu else "cpu"):
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _dense(element)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Bytes of the distinct elements of a tensor, which may be expanded."""
+    elements = 1
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= length if stride else min(length, 1)
+    return elements * tensor.element_size()
+
+
+def _elements(tensor: Any) -> int:
+    return int(tensor.numel()) if isinstance(tensor, torch.Tensor) else 0
+
+
+def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[tuple[int, int], int]:
+    """Bytes by storage (start and length): views of equal place count once, a storage never more than its length."""
+    views = {
+        (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes(), tensor.data_ptr(), size): size
+        for tensor, size in sizes
+        if size
+    }
+    storages: dict[tuple[int, int], int] = {}
+    for (start, length, _, _), size in views.items():
+        storages[start, length] = min(storages.get((start, length), 0) + size, length)
+    return storages
+
+
+def _without_idle_experts(reads: list[tuple[torch.Tensor, int]], arguments: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
+    """The weights of experts without a token are not read."""
+    offsets, weights = arguments.get("offs"), arguments.get("mat2", arguments.get("mat_b"))
+    if not isinstance(offsets, torch.Tensor) or not isinstance(weights, torch.Tensor) or weights.dim() != 3:
+        return reads
+    busy = int((torch.diff(offsets, prepend=offsets.new_zeros(1)) > 0).sum())
+    return [
+        (tensor, size * busy // weights.shape[0] if tensor is weights else size) for tensor, size in reads
+    ]
