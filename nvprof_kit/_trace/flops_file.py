@@ -93,8 +93,8 @@ def read_flops(path: str | Path) -> FlopsFile:
         raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
     if data.get("version") not in VERSIONS:
         raise CaptureError(
-            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSIONS[0]} and {VERSIONS[1]}: "
-            "upgrade the older"
+            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSIONS[0]} to "
+            f"{VERSIONS[1]}: upgrade the older"
         )
     try:
         return _tables(str(path), data)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
 from nvprof_kit._trace.flops_file import FlopsFile
@@ -16,6 +17,22 @@ Key = tuple[str, str]
 
 Work = dict[str, float]
 """Floating point operations by type of number."""
+
+
+class Operator(NamedTuple):
+    """All runs of an operator with the same work in the same ranges.
+
+    Attributes:
+        dtype: Type of the multiplied numbers, '' if it multiplies no matrices.
+        flops: Floating point operations, without what a causal mask leaves out.
+        bytes: Bytes of its inputs and outputs, each storage once.
+        dram_bytes: Bytes of these that the L2 cannot hold.
+    """
+
+    dtype: str
+    flops: float
+    bytes: float
+    dram_bytes: float
 
 
 Chain = tuple[Key, ...]
@@ -33,6 +50,7 @@ class Counted:
         unknown: Names of operators whose work is not known, the same way.
         attention: The ranges that fused attention was counted in.
         chains: All ranges, also those without an operation.
+        traffic: Work and memory traffic of every operator, by the ranges that it ran in; None if not counted.
     """
 
     steps: int
@@ -41,6 +59,7 @@ class Counted:
     unknown: Mapping[Chain, set[str]]
     attention: frozenset[Chain] = frozenset()
     chains: tuple[Chain, ...] = ()
+    traffic: Mapping[Chain, Sequence[Operator]] | None = None
 
     @cached_property
     def _parent(self) -> dict[str, str]:
@@ -67,21 +86,29 @@ class Counted:
         holders = with_ancestors(layer, self._parent)
         return [(holder, phase) for holder in holders if holder == layer or (holder, phase) in self.calls]
 
-    def nested(self, *, model: bool = False, times: Mapping[Key, float] | None = None) -> dict[Key, Work]:
+    def nested(
+        self,
+        work: Mapping[Chain, Work] | None = None,
+        *,
+        model: bool = False,
+        times: Mapping[Key, float] | None = None,
+    ) -> dict[Key, Work]:
         """Operations of each (layer, phase) with those of the layers it holds; see `rows_of`.
 
         Args:
+            work: Other amounts than `work`, by the ranges that they belong to.
             model: Without what ran in a recompute.
             times: How often what each (layer, phase) did happened; once by default.
         """
+        work = self.work if work is None else work
         sums: dict[Key, Work] = {}
-        for chain in dict.fromkeys((*self.work, *self.chains)):
+        for chain in dict.fromkeys((*work, *self.chains)):
             often = 1.0 if times is None else times.get(chain[0], math.nan)
             if math.isnan(often):
                 continue
             left_out = model and computed_again(chain) is not None
             for key in self.rows_of(chain):
-                add(sums.setdefault(key, {}), {} if left_out else self.work.get(chain, {}), often)
+                add(sums.setdefault(key, {}), {} if left_out else work.get(chain, {}), often)
         return sums
 
     def nested_unknown(self) -> dict[Key, set[str]]:
@@ -112,13 +139,19 @@ def read_counted(counts: FlopsFile) -> Counted:
     attention: set[Chain] = set()
     columns = ("range", "name", "dtype", "flops")
     for number, name, dtype, flops in zip(*(counts.operators[column].tolist() for column in columns), strict=True):
-        add(work.setdefault(chains[number], {}), {dtype: flops})
-        if "attention" in name:
+        if flops:
+            add(work.setdefault(chains[number], {}), {dtype: flops})
+        if flops and "attention" in name:
             attention.add(chains[number])
     unknown: dict[Chain, set[str]] = {}
     for number, name in zip(counts.unknown["range"].tolist(), counts.unknown["name"].tolist(), strict=True):
         unknown.setdefault(chains[number], set()).add(name)
-    return Counted(counts.steps, calls, work, unknown, frozenset(attention), tuple(chains))
+    traffic: dict[Chain, list[Operator]] | None = {} if counts.has_bytes else None
+    if traffic is not None:
+        amounts = counts.operators[["dtype", "least_flops", "bytes", "dram_bytes"]]
+        for number, operator in zip(counts.operators["range"].tolist(), amounts.itertuples(index=False), strict=True):
+            traffic.setdefault(chains[number], []).append(Operator(*operator))
+    return Counted(counts.steps, calls, work, unknown, frozenset(attention), tuple(chains), traffic)
 
 
 def computed_again(chain: Chain) -> str | None:

@@ -195,11 +195,7 @@ def document(counter: FlopCounter) -> dict[str, Any]:
         "steps": counter.steps,
         "l2_bytes": counter.l2_bytes,
         "ranges": [_range_row(place, number) for place in places],
-        "operators": [
-            {"range": index, **row}
-            for place, index in number.items()
-            for row in _operator_rows(place)
-        ],
+        "operators": [{"range": index, **row} for place, index in number.items() for row in _operator_rows(place)],
         "unknown": [
             {"range": index, "name": name, "runs": runs}
             for place, index in number.items()
@@ -212,7 +208,12 @@ def _operator_rows(place: Place) -> list[dict[str, Any]]:
     """Runs of the same work and traffic together; the amounts are those of all of them."""
     runs = Counter(map(astuple, place.work))
     return [
-        {"name": name, "dtype": dtype, "runs": count, **{amount: count * each for amount, each in zip(AMOUNTS, amounts, strict=True)}}
+        {
+            "name": name,
+            "dtype": dtype,
+            "runs": count,
+            **{amount: count * each for amount, each in zip(AMOUNTS, amounts, strict=True)},
+        }
         for (name, dtype, *amounts), count in runs.items()
     ]
 

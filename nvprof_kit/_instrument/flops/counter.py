@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, work_of
-from nvprof_kit._instrument.flops.traffic import Cache, Run, add_traffic, causal_share, l2_bytes
+from nvprof_kit._instrument.flops.traffic import Cache, Run, add_traffic, causal_share, l2_bytes, named_arguments
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
@@ -108,11 +108,14 @@ class FlopCounter:
         if flops is None:
             self.add_unknown(name)
             return
-        run = Run(name, dtype, flops, int(flops * causal_share(operator, args, kwargs)))
+        run = Run(name, dtype, flops, flops)
+        is_overload = isinstance(operator, torch._ops.OpOverload)
+        arguments = named_arguments(operator, args, kwargs) if is_overload else {}
         with self._lock:
-            if isinstance(operator, torch._ops.OpOverload):
+            if is_overload:
                 run.operator = operator._schema.name
-                add_traffic(run, self._cache, operator, args, kwargs, out)
+                run.least_flops = int(flops * causal_share(run.operator, arguments))
+                add_traffic(run, self._cache, operator._schema, arguments, out)
             if run.flops or run.bytes:
                 self._here().work.append(run)
 

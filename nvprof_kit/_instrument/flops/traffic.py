@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 
-
 _L2_BYTES = 50 * 2**20
 """Size of the L2 of an H100, assumed where the counted step runs on a CPU."""
 
-_WRITES_ONLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
+_WRITES_ONLY = frozenset(
+    {
+        *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"),
+        *("_foreach_copy_", "_foreach_zero_"),
+    }
+)
 """In-place operators that do not read what they overwrite."""
 
 _READS_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
@@ -37,12 +41,25 @@ _SELECTS = {
 """Operators that read only the selected elements of this argument."""
 
 _SCATTERS = frozenset(
-    {"_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "index_put_", "scatter_", "scatter_add_", "scatter_reduce_"}
+    {
+        "_index_put_impl_",
+        "index_add_",
+        "index_copy_",
+        "index_fill_",
+        "index_put_",
+        "scatter_",
+        "scatter_add_",
+        "scatter_reduce_",
+    }
 )
 """In-place operators that touch only as many elements of ``self`` as they are given."""
 
 _UNREAD = {"nll_loss_backward": "self", "nll_loss2d_backward": "self"}
 """Arguments that are passed for their shape."""
+
+
+Sizes = list[tuple[torch.Tensor, int]]
+"""Tensors, and the bytes of each that an operator reads or writes."""
 
 
 @dataclass(eq=False)
@@ -153,31 +170,35 @@ def l2_bytes() -> int:
     return _L2_BYTES
 
 
-def add_traffic(run: Run, cache: Cache, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def named_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an ``OpOverload`` by name."""
+    return {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)} | kwargs
+
+
+def add_traffic(run: Run, cache: Cache, schema: Any, arguments: dict[str, Any], out: Any) -> None:
     """Add what an operator reads and writes to its run, and send it through the L2.
 
     Args:
         run: The run.
         cache: The L2.
-        operator: An ``OpOverload``.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        schema: The operator's schema.
+        arguments: Its arguments by name.
         out: Its result.
     """
-    schema = operator._schema
     name = schema.name.partition("::")[2]
     if name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
         return
-    arguments = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-    reads: list[tuple[torch.Tensor, int]] = []
-    writes: list[tuple[torch.Tensor, int]] = []
-    storages = set()
+    reads: Sizes = []
+    writes: Sizes = []
+    storages: set[int] = set()
     for argument in schema.arguments:
         tensors = list(_dense(arguments.get(argument.name)))
         storages.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
         if _UNREAD.get(name) == argument.name or (argument.name == "self" and name.endswith(_READS_SHAPE_ONLY)):
             continue
         is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name == "grads" and arguments.get("grad_scale") is None:
+            is_written = False  # a fused optimizer writes gradients only to scale them
         sizes = [(tensor, _size(tensor)) for tensor in tensors]
         if is_written:
             writes += sizes
@@ -187,33 +208,40 @@ def add_traffic(run: Run, cache: Cache, operator: Any, args: tuple[Any, ...], kw
     if not writes and all(tensor.untyped_storage().data_ptr() in storages for tensor, _ in results):
         return  # a view, or a number read back
     writes += [(tensor, size) for tensor, size in results if tensor.untyped_storage().data_ptr() not in storages]
-    if name in _SELECTS:
-        selecting = _elements(arguments.get("target")) if name.startswith("nll") else sum(size for _, size in writes)
-        table = arguments.get(_SELECTS[name])
-        limit = selecting * table.element_size() if name.startswith("nll") else selecting
-        reads = [(tensor, min(size, limit) if tensor is table else size) for tensor, size in reads]
-    if name in _SCATTERS:
-        given = sum(size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point())
-        reads, writes = (
-            [(tensor, min(size, given) if tensor is arguments["self"] else size) for tensor, size in accesses]
-            for accesses in (reads, writes)
-        )
-    if name in ("_grouped_mm", "_scaled_grouped_mm"):
-        reads = _without_idle_experts(reads, arguments)
+    reads, writes = _touched(name, arguments, reads, writes)
     for access, sizes in ((cache.read, reads), (cache.write, writes)):
         for (start, length), size in _by_storage(sizes).items():
             run.bytes += size
             access(run, start, length, size)
 
 
-def causal_share(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) -> tuple[Sizes, Sizes]:
+    """The same with only the rows of a table that the operator selects."""
+    if name in _SELECTS:
+        table = arguments[_SELECTS[name]]
+        if name.startswith("nll"):
+            limit = int(arguments["target"].numel()) * table.element_size()
+        else:
+            limit = sum(size for _, size in writes)
+        reads = [(tensor, min(size, limit) if tensor is table else size) for tensor, size in reads]
+    if name in _SCATTERS:
+        given = sum(size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point())
+        table = arguments["self"]
+        reads, writes = (
+            [(tensor, min(size, given) if tensor is table else size) for tensor, size in sizes]
+            for sizes in (reads, writes)
+        )
+    if name in ("_grouped_mm", "_scaled_grouped_mm"):
+        reads = _without_idle_experts(reads, arguments)
+    return reads, writes
+
+
+def causal_share(name: str, arguments: dict[str, Any]) -> float:
     """Share of the scores that a causal mask leaves to compute; 1 for an operator without one."""
-    schema = getattr(operator, "_schema", None)
-    if schema is None or not schema.name.endswith(("attention", "attention_backward", "attention_for_cpu")):
+    if not name.endswith(("attention", "attention_backward", "attention_for_cpu", "attention_for_cpu_backward")):
         return 1.0
-    arguments = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     query, key = arguments.get("query"), arguments.get("key")
-    if not arguments.get("is_causal") or not hasattr(query, "shape") or not hasattr(key, "shape"):
+    if not arguments.get("is_causal") or not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor):
         return 1.0
     queries, keys = query.shape[-2], key.shape[-2]
     square = min(queries, keys)
@@ -237,11 +265,7 @@ def _size(tensor: torch.Tensor) -> int:
     elements = 1
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= length if stride else min(length, 1)
-    return elements * tensor.element_size()
-
-
-def _elements(tensor: Any) -> int:
-    return int(tensor.numel()) if isinstance(tensor, torch.Tensor) else 0
+    return int(elements * tensor.element_size())
 
 
 def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[tuple[int, int], int]:
@@ -257,12 +281,10 @@ def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[tuple[int, in
     return storages
 
 
-def _without_idle_experts(reads: list[tuple[torch.Tensor, int]], arguments: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
+def _without_idle_experts(reads: Sizes, arguments: dict[str, Any]) -> Sizes:
     """The weights of experts without a token are not read."""
     offsets, weights = arguments.get("offs"), arguments.get("mat2", arguments.get("mat_b"))
     if not isinstance(offsets, torch.Tensor) or not isinstance(weights, torch.Tensor) or weights.dim() != 3:
         return reads
     busy = int((torch.diff(offsets, prepend=offsets.new_zeros(1)) > 0).sum())
-    return [
-        (tensor, size * busy // weights.shape[0] if tensor is weights else size) for tensor, size in reads
-    ]
+    return [(tensor, size * busy // weights.shape[0] if tensor is weights else size) for tensor, size in reads]

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops
 
 _TERA = 1e12
-_RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "type": 2, "": 2, "calls": 3}
+_RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "of limit": 0, "bound": 1, "type": 2, "": 2, "calls": 3}
+
+_LIMITS = (
+    "limit ms: the least time that this GPU needs for these operators, each limited by its operations at the peak or "
+    "by its memory traffic at the bandwidth; of limit: that time over the busy time."
+)
 
 
 def flops_report(result: Flops) -> list[RenderableType]:
@@ -36,8 +41,10 @@ def flops_report(result: Flops) -> list[RenderableType]:
     names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
     notes: dict[str, str] = {}
     lines = flops_lines(result, notes)
+    has_limits = bool(result.rows["limit_ns"].notna().any())
+    names += ["limit ms", "of limit", "bound"] if has_limits else []
     names += ["type", *fold_columns(lines), ""]
-    kinds = {"layer": "path", "phase": "left", "type": "left", **KINDS}
+    kinds = {"layer": "path", "phase": "left", "type": "left", "bound": "left", **KINDS}
     made = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
     made.choose(result.select)
     for cells in lines:
@@ -50,6 +57,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
         "",
         *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
         Text(_what(result, again), "dim"),
+        *([Text(_LIMITS, "dim")] if has_limits else []),
         *fold_notes(names, "their sums and rates", "busy ms of one of them"),
         *warning_lines(result.warnings),
     ]
@@ -78,6 +86,9 @@ def flops_lines(result: Flops, notes: dict[str, str]) -> list[dict[str, str]]:
                 "TFLOP/s": _number(row["tflops_per_s"], 1),
                 "MFU": _share(row["mfu"]),
                 "HFU": _share(row["hfu"]),
+                "limit ms": "" if math.isnan(row["limit_ns"]) else ms(round(row["limit_ns"])),
+                "of limit": _share(row["of_limit"]),
+                "bound": row["bound"],
                 "type": row["dtype"],
                 "cost": str(row["gpu_busy_ns"]),
                 "": " ".join(f"[{mark}]" for mark in marks),

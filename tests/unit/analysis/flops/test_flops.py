@@ -127,6 +127,55 @@ def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
     assert not result.rows["note"].any() and not result.warnings
 
 
+def with_bytes(folder: Path, operators: list[tuple[int, str, int, int]]) -> Path:
+    """A file of counts with memory traffic; operators are range, type of number, operations, bytes."""
+    rows = [
+        {"range": at, "name": "aten::x", "dtype": dtype, "runs": 1}
+        | {"flops": flops, "least_flops": flops, "bytes": 2 * traffic, "dram_bytes": traffic}
+        for at, dtype, flops, traffic in operators
+    ]
+    path = counts(folder / "run.flops.json", TRAINING, [], version=2)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "operators": rows}))
+    return path
+
+
+def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path: Path) -> None:
+    capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")  # 4.8e3 bytes a ns, 989.4e3 operations in bf16
+    operators = [
+        (1, "bf16", 989_400 * 80, 4800),  # m.a forward: 80 ns of operations
+        (1, "", 0, 4800 * 4),  # and 4 ns of traffic: a norm
+        (0, "", 0, 4800 * 15),  # m forward
+        (4, "bf16", 989_400 * 10, 4800 * 150),  # m.a backward: limited by memory
+        (5, "", 0, 4800 * 45),  # the optimizer
+        (3, "int32", 989_400, 4800),  # m.a recompute: of an unknown peak
+    ]
+    rows = table(nvprof_kit.open(capture).flops(with_bytes(tmp_path, operators)))
+    limits = {key: (row["limit_ns"], row["of_limit"], row["bound"]) for key, row in rows.items()}
+    assert limits["m.a", "forward"] == pytest.approx((2 * 84, 0.84, "compute"))
+    assert limits["m", "forward"] == pytest.approx((2 * 99, 99 / 120, "compute"))  # with m.a
+    assert limits["m.a", "backward"] == pytest.approx((2 * 150, 0.75, "memory"))
+    assert limits["(none)", "optimizer"] == pytest.approx((2 * 45, 0.9, "memory"))
+    assert math.isnan(limits["m.a", "recompute"][0]) and limits["m.a", "recompute"][2] == ""
+    assert rows["m.a", "forward"]["bytes"] == 2 * 2 * 5 * 4800
+
+
+def test_of_compiled_layers_only_products_have_a_least_time(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, kernel in enumerate(("triton_poi_fused_add_0", "gemm")):
+        file.range_("m.a" if number == 0 else "m", 1000 * number, 1000 * number + 100, category="forward")
+        file.kernel(1000 * number + 50, 1000 * number + 250, launched=(1000 * number + 10,) * 2, name=kernel)
+    capture = named(file.write(), "NVIDIA H200")
+    operators = [(1, "bf16", 989_400 * 80, 4800), (1, "", 0, 4800 * 40), (0, "", 0, 4800 * 15)]
+    rows = table(nvprof_kit.open(capture).flops(with_bytes(tmp_path, operators)))
+    assert rows["m.a", "forward"]["limit_ns"] == pytest.approx(80)
+    assert rows["m", "forward"]["limit_ns"] == pytest.approx(80 + 15)
+
+
+def test_counts_without_bytes_have_no_limit(tmp_path: Path) -> None:
+    rows = joined(tmp_path, [(1, "bf16", 50)]).rows
+    assert rows[["bytes", "limit_ns", "of_limit"]].isna().all(axis=None) and not rows["bound"].any()
+
+
 def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None:
     ranges = [
         ("m", "forward", None, 1),
@@ -454,7 +503,7 @@ RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
         ("[]", "not a file of nvprof_kit.count_flops"),
         (json.dumps(GOOD)[:-1] + ', "steps": 2}', "the key 'steps' appears twice"),
         ('{"format": "other"}', "not a file of nvprof_kit.count_flops"),
-        (json.dumps(GOOD | {"version": 2}), "version 2"),
+        (json.dumps(GOOD | {"version": 3}), "version 3"),
         (json.dumps({**GOOD, "operators": None}), "damaged"),
         (json.dumps({key: value for key, value in GOOD.items() if key != "ranges"}), "damaged"),
         (json.dumps(GOOD | {"ranges": [RANGE | {"inside": 0}]}), "does not come before it"),

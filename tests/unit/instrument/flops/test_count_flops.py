@@ -7,6 +7,7 @@ import json
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,15 @@ def counted(path: Path, run: Any) -> dict[str, Any]:
     return said
 
 
+def products(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """The operators with floating point operations."""
+    return [row for row in said["operators"] if row["flops"]]
+
+
 def own(said: dict[str, Any]) -> dict[tuple[str, str], int]:
     """Operations of each (layer, phase), without what is nested in it."""
     sums: Counter[tuple[str, str]] = Counter()
-    for row in said["operators"]:
+    for row in products(said):
         place = said["ranges"][row["range"]]
         sums[place["layer"], place["phase"]] += row["flops"]
     return dict(sums)
@@ -95,7 +101,7 @@ def test_forward_and_backward_by_layer(tmp_path: Path) -> None:
         (f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in (("forward", 1), ("backward", 2))
     }
     assert said["steps"] == 1 and said["unknown"] == []
-    assert {row["dtype"] for row in said["operators"]} == {"fp32"}
+    assert {row["dtype"] for row in products(said)} == {"fp32"}
     place = next(row for row in said["ranges"] if row["layer"] == "layers.1.mlp" and row["phase"] == "backward")
     around = said["ranges"][place["inside"]]
     assert (around["layer"], around["phase"], around["calls"]) == ("layers.1", "backward", 1)
@@ -181,10 +187,10 @@ def test_a_llama_costs_six_operations_a_weight_and_token_and_its_attention(
 def test_the_type_of_number_is_that_of_the_matrices(tmp_path: Path, dtype: torch.dtype) -> None:
     x = torch.ones(2, 3, dtype=dtype)
     said = counted(tmp_path, lambda: x @ x.T)
-    assert [row["dtype"] for row in said["operators"]] == [{torch.bfloat16: "bf16", torch.float64: "fp64"}[dtype]]
+    assert [row["dtype"] for row in products(said)] == [{torch.bfloat16: "bf16", torch.float64: "fp64"}[dtype]]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         said = counted(tmp_path, lambda: torch.ones(2, 3) @ torch.ones(3, 2))
-    assert [row["dtype"] for row in said["operators"]] == ["bf16"]
+    assert [row["dtype"] for row in products(said)] == ["bf16"]
 
 
 def test_in_inference_mode_composite_operators_are_looked_into(tmp_path: Path) -> None:
@@ -226,7 +232,7 @@ def test_custom_operators_are_unknown_until_they_have_a_formula(tmp_path: Path) 
             product(torch.ones(2, 3), torch.ones(3, 4))
 
     said = counted(tmp_path, run)
-    assert unknown(said) == {("block", "flops_test::product")} and said["operators"] == []
+    assert unknown(said) == {("block", "flops_test::product")} and products(said) == []
     packet = torch.ops.flops_test.product
     flop_registry[packet] = lambda a, b, **_: 2 * a.shape[0] * a.shape[1] * b.shape[1]
     try:
@@ -417,3 +423,65 @@ def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(tmp_path: 
     finally:
         torch.distributed.destroy_process_group()
     assert sum(own(said).values()) == 2 * 4 * 8 * 2
+
+
+def traffic(said: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Bytes, and those of them that the L2 cannot hold, by operator."""
+    sums: Counter[str] = Counter()
+    beyond: Counter[str] = Counter()
+    for row in said["operators"]:
+        sums[row["name"]] += row["bytes"]
+        beyond[row["name"]] += row["dram_bytes"]
+    return {name: (sums[name], beyond[name]) for name in sums}
+
+
+MIB = 2**20
+LARGE = 64 * MIB  # elements of 4 bytes: more than twice the L2 that is assumed without a GPU
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        pytest.param(lambda x: x + 1, {"aten::add": (8 * LARGE, 8 * LARGE)}, id="reads and writes once"),
+        pytest.param(lambda x: x.add_(1), {"aten::add_": (8 * LARGE, 8 * LARGE)}, id="in place"),
+        pytest.param(lambda x: x.zero_(), {"aten::zero_": (4 * LARGE, 4 * LARGE)}, id="overwritten without being read"),
+        pytest.param(torch.zeros_like, {"aten::zeros_like": (4 * LARGE, 4 * LARGE)}, id="read for its shape"),
+        pytest.param(lambda x: x.view(-1, 2).t()[1:], {}, id="views"),
+        pytest.param(lambda x: x.sum(), {"aten::sum": (4 * LARGE + 4, 4 * LARGE + 4)}, id="a sum"),
+        pytest.param(
+            lambda x: x[:1].expand(MIB) * 1.0, {"aten::mul": (4 * MIB + 4, 0)}, id="expanded, and held by the L2"
+        ),
+        pytest.param(
+            lambda x: nn.functional.embedding(torch.tensor([1, 5]), x.view(-1, 256)),
+            {"aten::embedding": (2 * 2 * 1024 + 2 * 8, 0)},
+            id="rows of an embedding",
+        ),
+        pytest.param(
+            lambda x: x.view(-1, 256).index_copy_(0, torch.tensor([1, 5]), torch.ones(2, 256)),
+            {"aten::ones": (2048, 0), "aten::index_copy_": (3 * 2048 + 2 * 8, 0)},
+            id="rows written into a table",
+        ),
+        pytest.param(
+            lambda x: x[:MIB].exp_().neg_(),
+            {"aten::exp_": (8 * MIB, 0), "aten::neg_": (8 * MIB, 0)},
+            id="a step that fits into the L2",
+        ),
+        pytest.param(
+            lambda x: (x[:MIB].exp(), x.exp())[0].neg(),
+            {"aten::exp": (8 * MIB + 8 * LARGE, 4 * MIB + 8 * LARGE), "aten::neg": (8 * MIB, 8 * MIB)},
+            id="evicted in between",
+        ),
+    ],
+)
+def test_traffic_is_each_storage_once_an_operator(
+    run: Callable[[torch.Tensor], object], expected: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    x = torch.ones(LARGE)
+    assert {name: sums for name, sums in traffic(counted(tmp_path, lambda: run(x))).items() if sums[0] > 8} == expected
+
+
+def test_a_causal_mask_leaves_half_of_the_scores(tmp_path: Path) -> None:
+    query = torch.ones(1, 2, 64, 16)
+    said = counted(tmp_path, lambda: nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True))
+    (row,) = products(said)
+    assert row["flops"] == 4 * 2 * 64 * 64 * 16 and row["least_flops"] == row["flops"] * 65 // 128
