@@ -6,6 +6,7 @@ import builtins
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from sys import is_finalizing
 from typing import Any, Protocol, TypeVar
 
 from nvprof_kit._instrument import session
@@ -48,7 +49,12 @@ class Annotation(ABC):
             raise UsageError(
                 f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
             )
-        self._owner = weakref.ref(owner, _disabling(self))
+
+        def gone(_owner: object, exits: Callable[[], bool] = is_finalizing) -> None:
+            if not exits():  # a global name may be cleared then, a default argument is not
+                self.owner_gone()
+
+        self._owner = weakref.ref(owner, gone)
         self._hooks: list[Removable] = []
         self._held: list[Removable] = []
         session.annotated[owner] = self
@@ -120,15 +126,3 @@ class Annotation(ABC):
 
     def __exit__(self, *_exception: object) -> None:
         self.remove()
-
-
-def _disabling(annotation: Annotation) -> Callable[[object], None]:
-    """A callback that removes everything when the owner is garbage-collected, even if the handle is kept."""
-    itself = weakref.ref(annotation)
-
-    def disable(_owner: object) -> None:
-        live = itself()
-        if live is not None:
-            live.owner_gone()
-
-    return disable

@@ -150,4 +150,4 @@ def begin_task() -> None:
 @uncompiled
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    now.begin_task, now.grad_nodes = begin_task, grad_nodes
+    now.begin_task, now.nodes = begin_task, grad_nodes

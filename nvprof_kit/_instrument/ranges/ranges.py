@@ -39,7 +39,7 @@ class Now:
         grad: Returns whether gradients are enabled.
         sequence: Returns the sequence number of the next autograd node.
         begin_task: Enters a backward pass that begins on the calling thread in the thread's `Position`.
-        grad_nodes: `backward.grad_nodes`; None until torch is loaded, and no call is followed.
+        nodes: Returns the nodes that created the tensors in a list: `backward.grad_nodes`, once torch is loaded.
     """
 
     def __init__(self) -> None:
@@ -48,46 +48,42 @@ class Now:
         self.grad: Callable[[], bool] = lambda: False
         self.sequence: Callable[[], int] = lambda: 0
         self.begin_task: Callable[[], None]
-        self.grad_nodes: Callable[[list[Any]], list[Any]] | None = None
-
-    def nodes(self, values: list[Any]) -> list[Any]:
-        """The autograd nodes that created the tensors in values."""
-        return self.grad_nodes(values) if values and self.grad_nodes is not None else []
+        self.nodes: Callable[[list[Any]], list[Any]] = lambda _values: []
 
 
 now = Now()
 
 
 class Frame:
-    """One call of a layer, for the backward pass.
+    """One call of a layer, while it runs and then for the backward pass.
 
     Attributes:
         layer: The layer, or another owner of the call's range.
         backward: The range of the layer's backward pass.
-        parent: The enclosing call; the root frame is its own parent.
-        depth: The number of enclosing calls.
+        index: The index of the call's range in `Position.owners`, while the call runs.
+        parent: The enclosing call; None until a node has to be marked in the call, and for the root frame.
+        depth: The number of enclosing calls, if there is a parent.
         edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
             numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        given: The nodes that created the arguments of the thread's outermost call, by identity, while the call runs.
-            They do not belong to the call, whatever their numbers: each thread numbers its nodes from 0, and these may
-            be from another thread, for example when an autograd thread recomputes a checkpoint.
-        seen: Numbers of the call's own nodes already searched, while the call runs.
-        marked: Numbers of the marked nodes.
+        arguments: The nodes that created the arguments of the thread's outermost call, by identity, while the call
+            runs. They do not belong to the call, whatever their numbers: each thread numbers its nodes from 0, and
+            these may be from another thread, for example when an autograd thread recomputes a checkpoint.
+        seen: Numbers of the call's own nodes already searched, while the call runs; None before a search.
+        marked: Numbers of the marked nodes, likewise.
     """
 
-    __slots__ = ("backward", "depth", "edges", "given", "layer", "marked", "parent", "seen")
+    __slots__ = ("arguments", "backward", "depth", "edges", "index", "layer", "marked", "parent", "seen")
 
-    def __init__(
-        self, layer: object, backward: Any, parent: Frame | None, begin: int, given: Mapping[int, Any] = NONE
-    ) -> None:
+    def __init__(self, layer: object, backward: Any, index: int, begin: int, arguments: Mapping[int, Any]) -> None:
         self.layer = layer
         self.backward = backward
-        self.parent: Frame = parent or self
-        self.depth: int = parent.depth + 1 if parent else 0
+        self.index = index
+        self.parent: Any = None
+        self.depth = 0
         self.edges = [begin]
-        self.given = given
-        self.seen: set[int] = set()
-        self.marked: set[int] = set()
+        self.arguments = arguments
+        self.seen: set[int] | None = None
+        self.marked: set[int] | None = None
 
     def mark(self, nodes: list[Any], *, ends: bool) -> None:
         """Mark where the backward pass, arriving at these nodes, enters the call's own nodes.
@@ -96,36 +92,42 @@ class Frame:
         sections between them, and the backward pass may enter a section at other nodes; these are found by a search
         from the call's own nodes.
         """
+        edges, arguments = self.edges, self.arguments
         for node in nodes:
-            if not bisect_right(self.edges, node._sequence_nr()) & 1 or id(node) in self.given:
+            if not bisect_right(edges, node._sequence_nr()) & 1 or id(node) in arguments:
                 continue
             if self is OUTSIDE and _LEFT in node.metadata:
                 continue
-            if self is OUTSIDE or (ends and len(self.edges) == 1):
+            if self is OUTSIDE or (ends and len(edges) == 1):
                 node.register_prehook(self.reach)
             else:
                 self._search(node)
 
     def _search(self, node: Any) -> None:
+        edges, arguments = self.edges, self.arguments
+        if self.seen is None or self.marked is None:
+            self.seen, self.marked = set(), set()
+        seen, marked = self.seen, self.marked
         pending = [(node, 0)]
         while pending:
             node, origin = pending.pop()
             number = node._sequence_nr()
-            section = bisect_right(self.edges, number)
-            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in self.given:
+            section = bisect_right(edges, number)
+            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in arguments:
                 continue
-            if section != origin and number not in self.marked:
-                self.marked.add(number)
+            if section != origin and number not in marked:
+                marked.add(number)
                 node.register_prehook(self.reach)
-            if section > 1 and number not in self.seen:  # no section follows the first one
-                self.seen.add(number)
+            if section > 1 and number not in seen:  # no section follows the first one
+                seen.add(number)
                 pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     def end(self, nodes: list[Any]) -> None:
         """End the call; these nodes created its outputs."""
         self.mark(nodes, ends=True)
-        self.seen, self.marked, self.given = set(), set(), NONE
-        if self.parent is not OUTSIDE:
+        self.seen = self.marked = None
+        self.arguments = NONE
+        if self.depth > 1:
             self.parent.edges.append(now.sequence())
         else:
             for node in nodes:
@@ -140,21 +142,31 @@ class Frame:
         position = backend.thread.position
         if position.number != now.task():
             now.begin_task()
-        _go(backend, position, self)
+        if position.at is not self:
+            _go(backend, position, self)
 
 
 def _go(backend: Any, position: Any, target: Frame) -> None:
-    at = position.at
+    at, owners = position.at, position.owners
     while at is not target and at.depth >= target.depth:
-        position.close(at, backend.pop)
+        if owners and owners[-1] is at:
+            owners.pop()
+            backend.pop()
+        else:
+            position.close(at, backend.pop)
         position.at = at = at.parent
     if at is not target:
-        _go(backend, position, target.parent)
-        backend.open(target.backward, target)
+        if target.parent is not at:
+            _go(backend, position, target.parent)
+        range_ = target.backward
+        if range_.backend is not backend:
+            backend.prepare(range_)
+        range_.push()
+        owners.append(target)
         position.at = target
 
 
-OUTSIDE = Frame(None, None, None, 0)
+OUTSIDE = Frame(None, None, -1, 0, NONE)
 """The root frame, outside all calls."""
 
 
@@ -193,16 +205,17 @@ class Position:
         task: The running backward pass on the thread, if any (`backward.Task`).
         number: The engine's number of that pass; less than -1 if none.
         at: The call whose nodes are running.
+        calls: The running calls that are followed into the backward pass, innermost last.
     """
 
-    __slots__ = ("_calls", "at", "number", "owners", "task")
+    __slots__ = ("at", "calls", "number", "owners", "task")
 
     def __init__(self) -> None:
         self.owners: list[object] = []
         self.task: Any = None
         self.number = -2
         self.at = OUTSIDE
-        self._calls: list[_Call] = []
+        self.calls: list[Frame] = []
 
     def add(self, owner: object) -> None:
         """Add an open range; its owner, any object, identifies it for `close`."""
@@ -226,74 +239,60 @@ class Position:
         return index
 
     def _close_from(self, index: int, pop: Callable[[], None]) -> None:
-        while self._calls and self._calls[-1].index >= index:
-            self._calls.pop()
+        while self.calls and self.calls[-1].index >= index:
+            self.calls.pop()
         while len(self.owners) > index:
             self.owners.pop()
             pop()
 
     def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
         """Follow a call with these arguments, after the block's range was opened."""
-        argument_nodes = NONE
-        if nodes := now.nodes(values):
-            outer = self._frame(len(self._calls) - 1)
-            if not (recomputes and outer is OUTSIDE):  # else they belong to the graph that is run backward
-                outer.mark(nodes, ends=False)
-            if outer is OUTSIDE:
-                argument_nodes = {id(node): node for node in nodes}
-        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), argument_nodes))
+        calls, arguments = self.calls, NONE
+        nodes = now.nodes(values)
+        if nodes and calls:
+            outer = calls[-1]
+            if outer.parent is None:
+                self._link()
+            outer.mark(nodes, ends=False)
+        elif nodes:
+            if not recomputes:  # else they belong to the graph that is run backward
+                OUTSIDE.mark(nodes, ends=False)
+            arguments = {id(node): node for node in nodes}
+        calls.append(Frame(block.owner, block.backward, len(self.owners) - 1, now.sequence(), arguments))
 
     def end(self, block: Block, outputs: Any) -> None:
         """End the block's call, if it is followed, and calls left open in it."""
-        calls, index = self._calls, self._find(block.owner)
+        calls, index = self.calls, self._find(block.owner)
         while calls and calls[-1].index > index >= 0:
             calls.pop()
         if not calls or calls[-1].index != index:
             return
-        alone = len(calls) == 1 and calls[0].frame is None
-        nodes = [] if outputs is None or not alone else now.nodes([outputs])
-        if not (calls[-1].has_made_any(nodes) if alone else calls[-1].may_have_made()):
-            calls.pop()
-            return
-        frame = self._frame(len(calls) - 1)
+        call = calls[-1]
+        nodes = None
+        if call.parent is None:
+            begin = call.edges[0]
+            if len(calls) == 1:  # then looking at the outputs is quicker than asking for the next node's number
+                nodes = now.nodes([outputs])
+                created = any(node._sequence_nr() >= begin and id(node) not in call.arguments for node in nodes)
+            else:
+                created = begin != now.sequence()
+            if not created:
+                calls.pop()
+                return
+            self._link()
         calls.pop()
-        frame.end(nodes if alone or outputs is None else now.nodes([outputs]))
+        call.end(now.nodes([outputs]) if nodes is None else nodes)
 
-    def _frame(self, index: int) -> Frame:
-        """The frame of a followed call, by index; creates missing frames of the call and the enclosing calls."""
-        ancestor = index
-        while ancestor >= 0 and self._calls[ancestor].frame is None:
-            ancestor -= 1
-        frame = (self._calls[ancestor].frame if ancestor >= 0 else None) or OUTSIDE
-        for call in self._calls[ancestor + 1 : index + 1]:
-            argument_nodes = call.given
-            if frame is not OUTSIDE:
-                frame.edges.append(call.begin)
-                argument_nodes = frame.given
-            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin, argument_nodes)
-        return frame
-
-
-class _Call:
-    """A running, followed call: the index of its range in `Position.owners`, and its frame, created when needed."""
-
-    __slots__ = ("backward", "begin", "frame", "given", "index", "layer")
-
-    def __init__(self, index: int, layer: object, backward: Range | None, begin: int, given: Mapping[int, Any]) -> None:
-        self.index = index
-        self.layer = layer
-        self.backward = backward
-        self.begin = begin
-        self.given = given
-        self.frame: Frame | None = None
-
-    def may_have_made(self) -> bool:
-        """Whether autograd nodes were created in the call, which ends now."""
-        return self.frame is not None or self.begin != now.sequence()
-
-    def has_made_any(self, nodes: list[Any]) -> bool:
-        """Whether the call created any of these nodes. Asking for the number of the next node takes longer."""
-        return any(node._sequence_nr() >= self.begin and id(node) not in self.given for node in nodes)
+    def _link(self) -> None:
+        """Give each running call its parent."""
+        parent = OUTSIDE
+        for call in self.calls:
+            if call.parent is None:
+                call.parent, call.depth = parent, parent.depth + 1
+                if parent is not OUTSIDE:
+                    parent.edges.append(call.edges[0])
+                    call.arguments = parent.arguments
+            parent = call
 
 
 class Block:
@@ -350,17 +349,22 @@ class Block:
         backend = now.backend
         if backend is None:
             return False
-        Block.__enter__(self)
-        if self.backward is not None and now.grad_nodes is not None and now.grad():
+        range_ = self.range
+        recomputes = self.recompute is not range_ and now.task() != -1
+        if recomputes:
+            range_ = self.recompute
+        if range_.backend is not backend:
+            backend.prepare(range_)
+        range_.push()
+        position = backend.thread.position
+        position.owners.append(self.owner)
+        if self.backward is not None and now.grad():
             try:
-                backend.thread.position.begin(self, [*args, *kwargs.values()], self._recomputes())
+                position.begin(self, [*args, *kwargs.values()], recomputes)
             except BaseException:
                 self.end(None)
                 raise
         return True
-
-    def _recomputes(self) -> bool:
-        return self.recompute is not self.range and now.task() != -1
 
     @uncompiled
     def end(self, outputs: Any) -> None:
@@ -368,11 +372,17 @@ class Block:
         backend = now.backend
         if backend is None:
             return
+        position = backend.thread.position
         try:
-            if self.backward is not None:
-                backend.thread.position.end(self, outputs)
+            if self.backward is not None and position.calls:
+                position.end(self, outputs)
         finally:
-            Block.__exit__(self, None, None, None)
+            owners = position.owners
+            if owners and owners[-1] is self.owner:
+                owners.pop()
+                backend.pop()
+            else:
+                position.close(self.owner, backend.pop)
 
 
 def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
