@@ -14,6 +14,9 @@ _LOOP = {
 
 
 _ENGINE_STEP = re.compile(r"execute_(?:\d+_)?(?:context|new)_.+|step\[\w+ bs=.*\]|execute_diffusion_.+")
+_REQUESTS = re.compile(r"execute_(?:\d+_)?(?:context|new)_(\d+)(?:\(.*\))?_(?:generation|cached)_(\d+).*")
+_FORWARD_MODE = re.compile(r"step\[(\w+) .*")
+_PHASE_OF_MODE = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed"}
 _GRAPH_CAPTURE = re.compile(r"capture_\d+_\w+")
 _MARKED = re.compile(r"## (forward|backward|optimizer|data_load|zero_grad) ##", re.IGNORECASE)
 
@@ -34,3 +37,14 @@ def loop_annotation(name: str) -> tuple[str, str] | None:
         return marked[1].lower(), Category.PHASE.value
     plain = parse_range(name)
     return (name, plain.category.value) if plain.category in (Category.STEP, Category.PHASE) else None
+
+
+def engine_phase(name: str) -> str | None:
+    """``prefill``, ``decode`` or ``mixed`` for a step of vLLM or SGLang, by the requests that its annotation counts;
+    None for other texts.
+    """
+    if requests := _REQUESTS.fullmatch(name):
+        prefills, decodes = int(requests[1]) > 0, int(requests[2]) > 0
+        return "mixed" if prefills and decodes else "prefill" if prefills else "decode"
+    mode = _FORWARD_MODE.fullmatch(name)
+    return _PHASE_OF_MODE.get(mode[1]) if mode else None

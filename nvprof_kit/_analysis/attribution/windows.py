@@ -3,8 +3,9 @@
 A step on a device lasts from the end of the previous step, but not before its own range began on the CPU, to the end of
 its last operation or of its range, whichever is later. Waiting for a step's first kernel is therefore part of that
 step. Kernels that no step launched (an evaluation, for example) can still run after the step's range began, because the
-CPU runs ahead; the step then starts when they end. The time between two steps, before the first and after the last is
-a window outside steps.
+CPU runs ahead; the step then starts when they end. The first step of a pipelined engine starts with its first operation
+if its range had already ended: the device was busy with work from before the capture. The time between two steps,
+before the first and after the last is a window outside steps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.annotations import engine_phase
 from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
@@ -157,6 +159,8 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
     run_starts = runs.start[process_runs]
     start = np.maximum(run_starts, np.concatenate((run_starts[:1], finish[:-1])))
     start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
+    if len(process_runs) and _is_in_flight(ranges, runs, int(process_runs[0]), ops):
+        start[0] = first
     # windows outside steps: before the first, between, after the last
     gap_start = np.concatenate(([min(first, int(start[0]))] if len(process_runs) else [first], finish))
     gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(process_runs) else [last]))
@@ -171,4 +175,15 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
         window_instance[order],
         window_start[order],
         end[order],
+    )
+
+
+def _is_in_flight(ranges: Ranges, runs: _Runs, run: int, ops: _Ops) -> bool:
+    """Whether a step is an engine's, runs before all else on the device, and had ended on the CPU before that."""
+    row = int(np.flatnonzero(ranges.step == runs.instance[run])[0])
+    first = int(np.argmin(ops.start))
+    return bool(
+        engine_phase(ranges.names[ranges.name[row]].text)
+        and ops.instance[first] == runs.instance[run]
+        and runs.end[run] < ops.start[first]
     )

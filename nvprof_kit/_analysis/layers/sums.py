@@ -24,6 +24,7 @@ from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.annotations import engine_phase
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 
@@ -370,12 +371,19 @@ def parts_by_class(classes: KernelClasses) -> Parts:
 
 
 def parts_by_phase(attribution: Attribution) -> Parts:
-    """Operations by the phase range that encloses their layer's range, in the order in which the phases first ran."""
+    """Operations by the phase range that encloses their layer's range, else by what an engine's step computes, in the
+    order in which the phases first ran.
+    """
     ranges = attribution.ranges
     phase_range = np.append(ranges.phase_range, NONE)[attribution.layer_range]
     of_loop = np.append(np.asarray(ranges.phase, dtype=object), NO_PHASE)[phase_range]
     outside = np.asarray(attribution.phases, dtype=object)[attribution.phase]
     text = np.where(attribution.layer_range >= 0, of_loop, outside)
+    phase_of_step = np.full(len(ranges.steps) + 1, "", dtype=object)
+    for row in np.flatnonzero(ranges.step >= 0).tolist():
+        phase_of_step[ranges.step[row]] = engine_phase(ranges.names[ranges.name[row]].text) or ""
+    of_step = phase_of_step[attribution.step]
+    text = np.where((text == NO_PHASE) & (of_step != ""), of_step, text)
     names, first, code = np.unique(text.astype(str), return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.argsort(order, kind="stable")

@@ -120,6 +120,19 @@ def test_prefill_and_decode_are_columns(capture: str) -> None:
         assert int(row["during_prefill_ns"]) + int(row["during_decode_ns"]) == int(row["gpu_self_ns"])
 
 
+def test_an_engines_steps_are_phases(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "engine.sqlite")
+    steps = {"execute_context_2(9)_generation_0(0)": "prefill", "step[DECODE bs=2]": "decode"}
+    steps |= {"execute_88_context_1(sq8sk8)_generation_3(sq3)": "mixed", "execute_diffusion_1_256x256": "other"}
+    for number, text in enumerate(steps):
+        start = 1000 * number
+        file.range_(text, start, start + 900, category="step", payload=number)
+        file.range_("layers.0", start + 10, start + 800, category="forward")
+        file.kernel(start + 100, start + 110 + number, launched=(start + 20, start + 30))
+    (layer, *_) = rows("layers", str(file.write()), "--columns", "phase", "--steps", "all")
+    assert [layer[f"during_{phase}_ns"] for phase in steps.values()] == ["10", "11", "12", "13"]
+
+
 def test_by_step_folds_too(capture: str) -> None:
     assert labels(table("layers", capture, "--by", "step")) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
 

@@ -103,3 +103,17 @@ def test_a_thousand_steps_of_two_numbers(tmp_path: Path) -> None:
     capture = nvprof_kit.open(file.write())
     assert capture.layers().summary.steps == 1000
     assert capture.steps["wall_ns"].median() == 9
+
+
+@pytest.mark.parametrize(("range_end", "before", "wall_ns"), [(400, False, 150), (900, False, 1000), (400, True, 860)])
+def test_the_first_step_of_a_pipelined_engine_starts_on_the_gpu(
+    tmp_path: Path, range_end: int, before: bool, wall_ns: int
+) -> None:
+    """Its range had ended before the GPU came to it, so the GPU was busy with work from before the capture."""
+    file = NsysFile(tmp_path / "engine.sqlite")
+    file.range_("execute_context_0(0)_generation_16(16)", 0, range_end, category="step")
+    if before:  # and where the capture has that work, the step starts when it ends
+        file.kernel(130, 140)
+    file.kernel(850, 900, launched=(200, 210))
+    file.kernel(950, 1000, launched=(220, 230))
+    assert nvprof_kit.open(file.write()).steps["wall_ns"].tolist() == [wall_ns]
