@@ -1,21 +1,30 @@
 """How often `nvprof-kit diff` finds what is there, and how often a gate fails on identical programs: a simulation.
 
     python tests/bench/bench_diff.py [--trials 2000] [--layers 24] [--steps 5] [--step-noise 1]
+    python tests/bench/bench_diff.py --runs FOLDER
 
 A program of equal layers, forward and backward, is drawn: each run has a level of its own, and its steps vary about it.
 The first step of each run is left out, as the verb does. Errors are on the logarithm: normal, or by another law of
 `LAWS` with the same standard deviation.
+
+With ``--runs``, on a folder with runs of a program, ``noise-N.sqlite.xz``, and of one with a wider MLP in its layer 3,
+``noise-more-N.sqlite.xz``: pairs and halves of the same program, and subsets of five runs of each, drawn by chance.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable, Sequence
+from itertools import combinations, permutations
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
+import nvprof_kit
 from nvprof_kit._analysis.diff.effects import effects
 from nvprof_kit._analysis.diff.gates import corrected
 
@@ -145,13 +154,42 @@ def rates(
     return Rates(*(float(part) for part in seen.mean(axis=0)))
 
 
+def resampled(folder: Path, draws: int = 100) -> None:
+    """Print how often runs of one program are called different, and how often the wider layer is found."""
+    draw = random.Random(3)
+    base, wider = (
+        [nvprof_kit.open(path) for path in sorted(folder.glob(pattern))]
+        for pattern in ("noise-[0-9]*.sqlite.xz", "noise-more-*.sqlite.xz")
+    )
+
+    def changed(side: Sequence[nvprof_kit.Capture], other: Sequence[nvprof_kit.Capture]) -> pd.DataFrame:
+        rows = side[0].diff(other, base=side[1:]).to_frame()
+        return rows[rows["verdict"].isin(["slower", "faster"]) & (rows["level"] != "layer class")]
+
+    pairs = [pair for runs in (base, wider) for pair in permutations(runs, 2)]
+    alarms = [len(changed([first], [second])) for first, second in draw.sample(pairs, min(draws, len(pairs)))]
+    print(f"pairs of one program: {sum(map(bool, alarms))} of {len(alarms)} with something changed")
+    halves = [half for half in combinations(base, len(base) // 2) if base[0] in half]
+    alarms = [len(changed(half, [run for run in base if run not in half])) for half in halves]
+    print(f"halves of one program: {sum(map(bool, alarms))} of {len(alarms)} with something changed")
+    found = []
+    for _ in range(draws):
+        rows = changed(draw.sample(base, 5), draw.sample(wider, 5))
+        found.append(rows["layer"].astype(str).str.contains("layers.3.mlp", regex=False).any())
+    print(f"five runs a side: the wider layer is found in {sum(found)} of {len(found)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--step-noise", type=float, default=1.0, help="in %%")
+    parser.add_argument("--runs", type=Path)
     options = parser.parse_args()
+    if options.runs:
+        resampled(options.runs)
+        return
     program = Program(options.layers, options.steps - 1, options.step_noise / 100)
     one = program._replace(layers=1)
     cases = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 import sqlite3
 from pathlib import Path
 
@@ -80,6 +81,36 @@ def test_calls(capture: Capture, scope: str) -> None:
     in_layers = rows[rows["layer"] != "(none)"]
     loop = in_layers[in_layers["phase"].isin(["forward", "backward", "recompute"])]
     assert loop["gpu_ops"].sum() + outside["gpu_ops"].sum() == rows["gpu_ops"].sum()
+
+
+PAGES = ("eager-2024.2", "hooks-ddp-2024.2", "graph-2024.2", "checkpoint-2023.4", "generate-2024.2", "slow-2024.2")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page(name: str) -> None:
+    """Each layer's time and CPU time, the operations, the steps and the median step, as the tables have them."""
+    capture = nvprof_kit.open(DATA / f"{name}.sqlite.xz")
+    page = capture.page().data.decode()
+    layers, breakdown = capture.layers(), capture.breakdown()
+    assert f"{layers.summary.ops:,} operations" in page
+    tree = layers.tree.set_index("layer")
+    rows = re.findall(r'<tr [^>]*data-path="([^"]*)"(?![^>]*data-fold)[^>]*>(.*?)</tr>', page, re.S)
+    assert {path for path, _ in rows} <= set(tree.index) and rows
+    for path, cells in rows:
+        values = [int(float(value)) for value in re.findall(r'<td class="number" data-value="([^"]*)"', cells)]
+        assert tree["total_ns"][path] in values and tree["cpu_ns"][path] in values, path
+    if layers.steps.count > 1 and breakdown.steps["device"].nunique() == 1:
+        shown = breakdown.steps[np.append(layers.steps.shown, False)[breakdown.instances]]["wall_ns"]
+        usual_ms = shown.sort_values().iloc[(len(shown) - 1) // 2] / 1e6
+        told = re.search(r"Median step</dt><dd><b>([\d.,]+) ms", page)
+        assert told and float(told[1].replace(",", "")) == pytest.approx(usual_ms, rel=0.01)
+
+
+def test_the_median_step() -> None:
+    """The line about warm-up has the median of the table."""
+    text = str(nvprof_kit.open(DATA / "eager-2024.2.sqlite.xz").breakdown())
+    (told,) = {*re.findall(r"median of the others is ([\d.,]+) ms", text)}
+    assert re.search(rf"median of \d+\s+{re.escape(told)} ", text)
 
 
 @pytest.mark.parametrize("path", [path for path in CAPTURES if ".json" in path.name], ids=lambda path: path.name)

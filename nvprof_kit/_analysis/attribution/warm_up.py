@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import Cover
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.step_times import step_times
+from nvprof_kit._analysis.attribution.step_times import median_place, step_times
 from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
@@ -86,7 +86,8 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     warm = loads | slow
     if warm.all():
         return StepChoice(chosen)
-    left_out = [_reason(int(number[index]), int(wall[index]), int(loading[index] if loads[index] else 0), median)
+    median_ns = int(wall[~warm][median_place(wall[~warm])])  # a step's, as in breakdown and on the page
+    left_out = [_reason(int(number[index]), int(wall[index]), int(loading[index] if loads[index] else 0), median_ns)
                 for index in np.flatnonzero(warm).tolist()]  # fmt: skip
     return StepChoice(~warm, left_out=tuple(left_out))
 
@@ -114,6 +115,6 @@ def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
     return Cover(lane, starts, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
 
 
-def _reason(number: int, wall: int, loading: int, median: float) -> str:
-    sentence = f"step {number} took {wall / 1e6:,.3f} ms where the median of the others is {median / 1e6:,.3f} ms"
+def _reason(number: int, wall: int, loading: int, median_ns: int) -> str:
+    sentence = f"step {number} took {wall / 1e6:,.3f} ms where the median of the others is {median_ns / 1e6:,.3f} ms"
     return f"{sentence}, {loading / 1e6:,.3f} ms of it loading or compiling code" if loading else sentence
