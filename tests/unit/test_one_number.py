@@ -93,7 +93,8 @@ def test_the_page(name: str) -> None:
     page = capture.page().data.decode()
     layers, breakdown = capture.layers(), capture.breakdown()
     assert f"{layers.summary.ops:,} operations" in page
-    tree = layers.tree.set_index("layer")
+    tree = layers.tree.copy()
+    tree.index = tree["layer"].where(tree["layer"] != "(none)", "(none) " + tree["phase"])
     rows = re.findall(r'<tr [^>]*data-path="([^"]*)"(?![^>]*data-fold)[^>]*>(.*?)</tr>', page, re.S)
     assert {path for path, _ in rows} <= set(tree.index) and rows
     for path, cells in rows:
