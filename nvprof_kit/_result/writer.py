@@ -21,7 +21,7 @@ from nvprof_kit.issues import Issue
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PACKED = ".xz"
-_REPORT, _EXPORT = ".nsys-rep", ".sqlite"
+_REPORT, _EXPORT, _FOLDER = ".nsys-rep", ".sqlite", "_pqtdir"
 
 
 class WriteError(UsageError, OSError):
@@ -104,6 +104,7 @@ def belongings(source: Path) -> list[Path]:
         if plain.suffix == path:
             beside = plain.with_suffix(other)
             paths += [beside, beside.with_name(beside.name + _PACKED)]
+            paths += [plain.with_name(plain.stem + _FOLDER)]
     paths += [path.with_name(path.name + end) for path in tuple(paths) for end in ("-wal", "-shm", "-journal")]
     paths += source.iterdir() if source.is_dir() else ()
     return paths

@@ -1,104 +1,182 @@
-"""Export an ``.nsys-rep`` to SQLite once with the installed nsys, and keep the export next to the report."""
+"""Export an ``.nsys-rep`` once with the installed nsys, and keep the export next to the report."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
-import sqlite3
+import signal
 import subprocess
+import sys
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from threading import current_thread, main_thread
 
+from nvprof_kit._trace.files.database import Database, Where
+from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
 from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit.errors import CaptureError, ToolError
 
 _TRACED = ("CUPTI_", "CUDNN_", "CUBLAS_", "OSRT_", "MPI_", "OPENMP", "NCCL")
 _SAMPLED = frozenset({"GPU_METRICS", "COMPOSITE_EVENTS", "SCHED_EVENTS", "GENERIC_EVENTS"})
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REPLACED = (errno.ENOTEMPTY, errno.EEXIST)
+_MESSAGE_BYTES = 4096
 
 
 def exported(report: Path, *, beside: Path) -> Path:
-    """The SQLite export next to a report; created again if it is missing or older than the report.
+    """The export of a report: a folder of Parquet files where the installed nsys can write one, which takes half the
+    time, else an SQLite file. It is made again if it is missing or older than the report.
 
     Args:
         report: The decompressed ``.nsys-rep``.
-        beside: The path given by the user; the export is stored next to it as ``NAME.sqlite``.
+        beside: The path given by the user; the export is stored next to it as ``NAME_pqtdir`` or ``NAME.sqlite``, or in
+            the user's cache if that folder is read-only.
 
     Raises:
         ToolError: nsys is not installed, or is older than the report.
-        CaptureError: nsys cannot read the report, or the folder cannot be written to.
+        CaptureError: nsys cannot read the report, or nothing can be written.
     """
-    target = beside.with_name(beside.name.removesuffix(".xz")).with_suffix(".sqlite")
-    if target.exists():
-        _check_is_its_export(target, report.name, beside)
-        if target.stat().st_mtime >= beside.stat().st_mtime:
-            return target
+    stem = beside.with_name(beside.name.removesuffix(".xz")).with_suffix("")
+    cached = _cache() / f"{hashlib.sha1(os.fsencode(beside.resolve())).hexdigest()[:16]}-{stem.name}"
+    for base in (stem, cached):
+        for target in (base.with_name(base.name + PARQUET_FOLDER), base.with_name(f"{base.name}.sqlite")):
+            if target.exists() and _is_its_export(target, report.name, beside) and _age(target) >= _age(beside):
+                return target
     nsys = shutil.which("nsys")
     if nsys is None:
         raise ToolError(
-            f"{beside}: reading a report needs nsys, and there is none on PATH; "
-            f"run `nsys export --type sqlite {beside.name}` where nsys is installed and give the .sqlite"
+            f"{beside}: reading a report needs nsys, and there is none on PATH; run `nsys export --type parquetdir "
+            f"{beside.name}` where nsys is installed and give the folder (--type sqlite before nsys 2023)"
         )
-    try:
-        with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
-            new_file = Path(folder) / target.name
-            _export(nsys, report, new_file, beside)
-            os.replace(new_file, target)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        raise CaptureError(
-            f"{beside}: its export is kept beside it, and {target.parent} is not writable; "
-            f"run `nsys export --type sqlite --output FOLDER/{target.name} {beside}` and give that file"
-        ) from None
-    return target
+    described = subprocess.run(
+        [nsys, "export", "--help"], capture_output=True, text=True, errors="replace", check=False
+    )
+    kind, ending = ("parquetdir", PARQUET_FOLDER) if "parquetdir" in described.stdout else ("sqlite", ".sqlite")
+    for base in (stem, cached):
+        target = base.with_name(f"{base.name}{ending}")
+        try:
+            if base is cached:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            with _partial(target) as new:
+                _export(nsys, kind, report, new, beside)
+                if target.is_dir():
+                    os.rename(target, new.with_name("replaced"))
+                os.replace(new, target)
+            return target
+        except OSError as error:
+            if error.errno in _REPLACED:  # by another process, with the same
+                return target
+            if error.errno not in _READ_ONLY:
+                raise
+    raise CaptureError(
+        f"{beside}: its export is kept beside it, and neither {stem.parent} nor {cached.parent} is writable; run "
+        f"`nsys export --type {kind} --output FOLDER/{stem.name}{ending} {beside}` and give that"
+    ) from None
 
 
-def _check_is_its_export(target: Path, report: str, named: Path) -> None:
-    """Reject an existing file at the export's path that belongs to another report.
+def _cache() -> Path:
+    """Folder for exports of reports in read-only folders."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "nvprof_kit"
+
+
+def _age(path: Path) -> float:
+    """When a file, or the tables of a folder, were written."""
+    return (
+        min((file.stat().st_mtime for file in path.iterdir()), default=0.0) if path.is_dir() else path.stat().st_mtime
+    )
+
+
+def _is_its_export(target: Path, report: str, named: Path) -> bool:
+    """Whether what is at the export's path is a readable export.
 
     Raises:
-        CaptureError: The file was exported from a report with another name.
+        CaptureError: It was exported from a report with another name, or is a folder of something else.
     """
+    if target.is_dir() and not has_tables(target) and any(target.iterdir()):
+        raise CaptureError(f"{named}: {target.name} beside it is a folder of something else; move it away")
     try:
-        with closing(SqliteFile(target)) as db:
-            meta = next(
-                (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value")), None
-            )
-            entries = db.rows(meta, ("name", "value")) if meta else []
-            made_from = [str(value) for name, value in entries if name == "EXPORT_PARAM_INPUT_FILE"]
+        db = _opened(target)
     except CaptureError:
-        return  # not an export: create it again
-    if made_from and made_from[0] not in ("", report, "(scrubbed)"):
+        return False
+    try:
+        meta = next(
+            (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value")), None
+        )
+        entries = db.rows(meta, ("name", "value")) if meta else []
+        is_whole = all(db.tables[table] is not None for table in db.tables)  # opens each file of a folder
+        if target.is_dir() and not (entries and is_whole):
+            return False
+    except CaptureError:
+        return False
+    finally:
+        db.close()
+    origins = [str(value) for name, value in entries if name == "EXPORT_PARAM_INPUT_FILE"]
+    if origins and origins[0] not in ("", report, "(scrubbed)"):
         raise CaptureError(
-            f"{named}: {target.name} beside it is the export of {made_from[0]}, not of this report; "
+            f"{named}: {target.name} beside it is the export of {origins[0]}, not of this report; "
             "move it away, or name it if it is what you want to read"
         )
+    return True
 
 
-def _export(nsys: str, report: Path, new_file: Path, named: Path) -> None:
-    process = subprocess.run(
-        [nsys, "export", "--type", "sqlite", "--output", str(new_file), str(report)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if process.returncode == 0 and new_file.exists():
+def _opened(export: Path) -> Database:
+    if not export.is_dir():
+        return SqliteFile(export)
+    from nvprof_kit._trace.files.parquet import TableFolder
+
+    return TableFolder(export)
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """A path in a temporary folder next to the target, which is removed afterwards, also when the process is ended."""
+
+    def end(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    is_main = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
+        if is_main:
+            signal.signal(signal.SIGTERM, end)
+        try:
+            yield Path(folder) / target.name
+        finally:
+            if is_main:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _export(nsys: str, kind: str, report: Path, target: Path, named: Path) -> None:
+    """Export a report; nsys's progress is shown where stderr is a terminal."""
+    command = [nsys, "export", "--type", kind, "--output", str(target), str(report)]
+    shown, output = sys.stderr is not None and sys.stderr.isatty(), b""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while part := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
+                output = (output + part)[-_MESSAGE_BYTES:]
+                if shown:
+                    sys.stderr.write(part.decode("utf-8", "replace"))
+                    sys.stderr.flush()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode == 0 and target.exists():
         return
     written_by, installed = _report_version(report), _version(nsys)
     if written_by > installed:
         raise ToolError(
             f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the "
-            f"{_dotted(installed)} on PATH; "
-            "export it to SQLite with the nsys that recorded it, or put a newer nsys on PATH"
+            f"{_dotted(installed)} on PATH; export it with the nsys that recorded it, or put a newer nsys on PATH"
         )
-    message = next((line for line in reversed(process.stdout.split("\n")) if "error" in line.lower()), "").strip()
+    lines = output.decode("utf-8", "replace").splitlines()
+    message = next((line for line in reversed(lines) if "error" in line.lower()), "").strip()
     raise CaptureError(
         f"{named}: nsys could not export the report ({message[-200:] or 'it gave no reason'}); record or copy it again"
     )
@@ -122,17 +200,22 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def is_empty(path: Path) -> bool:
-    """Whether an export of nsys has none of what nsys can trace; False for a file that cannot be read."""
+    """Whether an export of nsys has none of what nsys can trace; False for one that cannot be read."""
     try:
-        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(uri, uri=True)) as database:
-            rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            tables = {str(name) for (name,) in rows}
-            traced = {name for name in tables if name.startswith(_TRACED)} | (tables & _SAMPLED)
-            traced = {name for name in traced if not name.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")}
-            queries = [f'SELECT 1 FROM "{name}" LIMIT 1' for name in traced]
-            if "NVTX_EVENTS" in tables:
-                queries.append("SELECT 1 FROM NVTX_EVENTS WHERE eventType IN (34, 59, 60, 70, 71) LIMIT 1")
-            return "StringIds" in tables and not any(database.execute(query).fetchone() for query in queries)
-    except sqlite3.Error:
+        db = _opened(path)
+    except CaptureError:
         return False
+    try:
+        traced = {table for table in db.tables if table.startswith(_TRACED)} | (_SAMPLED & {*db.tables})
+        traced = {table for table in traced if not table.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")}
+        events = [Where("eventType", (34, 59, 60, 70, 71))]
+        has_ranges = db.has("NVTX_EVENTS", "eventType") and db.rows("NVTX_EVENTS", ("eventType",), events, limit=1)
+        return (
+            "StringIds" in db.tables
+            and not has_ranges
+            and not any(db.rows(table, sorted(db.tables[table])[:1], limit=1) for table in traced)
+        )
+    except CaptureError:
+        return False
+    finally:
+        db.close()

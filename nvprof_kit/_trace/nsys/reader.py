@@ -107,7 +107,8 @@ class ReportReader(_NsysReader):
 
         # the export is next to the user's report, even if that is compressed
         export = Source(exported(source.path, beside=source.named), source.named)
-        with SqliteReader().opened(export) as db:
+        reader = FolderReader() if export.path.is_dir() else SqliteReader()
+        with reader.opened(export) as db:
             yield db
 
 

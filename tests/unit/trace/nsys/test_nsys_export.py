@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import sqlite3
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
+from support.captures.as_folder import as_folder
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._trace.files.sqlite import SqliteFile
@@ -18,10 +24,11 @@ from nvprof_kit.errors import CaptureError, ToolError
 REPORT = b"NVIDIA Tegra Profiler Report 2023@4@4@54-1v0.\n" + b"\x00" * 100
 NSYS = """#!/bin/bash
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version {version}-233437838938v0"; exit; fi
+if [ "$2" = --help ]; then echo "sqlite {kinds}"; exit; fi
 echo "$@" >> "{folder}/calls"
 {export}
 """
-WORKS = 'cp "{folder}/export" "$5"'
+WORKS = 'if [ "$3" = parquetdir ]; then cp -r "{folder}/export_pqtdir" "$5"; else cp "{folder}/export" "$5"; fi'
 FAILS = "echo 'Importing'; echo 'Error: the report is cut off'; exit 1"
 
 
@@ -31,32 +38,96 @@ def report(tmp_path: Path) -> Path:
     file.range_("layers.0", 100, 200)
     file.kernel(300, 310, launched=(110, 115))
     file.write()
+    as_folder(tmp_path / "export", tmp_path / "export_pqtdir")
     (path := tmp_path / "run.nsys-rep").write_bytes(REPORT)
     return path
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, export: str = WORKS, version: str = "2023.4.4.54") -> None:
+def install(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    export: str = WORKS,
+    version: str = "2023.4.4.54",
+    kinds: str = "arrowdir, and parquetdir",
+) -> None:
     (folder / "bin").mkdir(exist_ok=True)
     script = folder / "bin" / "nsys"
-    script.write_text(NSYS.format(folder=folder, export=export.format(folder=folder), version=version))
+    script.write_text(NSYS.format(folder=folder, export=export.format(folder=folder), version=version, kinds=kinds))
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
 
 def calls(folder: Path) -> int:
     return len((folder / "calls").read_text().splitlines())
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith((".", "run")))
+
+
+@pytest.mark.parametrize(("kinds", "export"), [("parquetdir", "run_pqtdir"), ("hdf", "run.sqlite")])
 def test_a_report_is_exported_once_and_anew_when_it_is_newer(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, kinds: str, export: str
+) -> None:
+    install(tmp_path, monkeypatch, kinds=kinds)
+    assert len(open_capture(report).ops) == len(open_capture(report).ops) == 1
+    assert calls(tmp_path) == 1
+    later = report.stat().st_mtime + 100
+    os.utime(report, (later, later))
+    open_capture(report)
+    assert calls(tmp_path) == 2
+    assert names(tmp_path) == sorted(["run.nsys-rep", export])
+
+
+def test_an_sqlite_export_beside_is_read(tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, kinds="hdf")
+    open_capture(report)
+    install(tmp_path, monkeypatch)
+    open_capture(report)
+    assert calls(tmp_path) == 1 and names(tmp_path) == ["run.nsys-rep", "run.sqlite"]
+
+
+def test_what_is_not_the_export_of_the_report_is_left_alone(
     tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch)
-    assert len(open_capture(report).ops) == len(open_capture(report).ops) == 1
-    assert calls(tmp_path) == 1
-    os.utime(tmp_path / "run.sqlite", (1, 1))
+    (tmp_path / "run_pqtdir").mkdir()
+    (tmp_path / "run_pqtdir" / "notes.txt").write_text("mine")
+    with pytest.raises(CaptureError, match="run_pqtdir beside it is a folder of something else"):
+        open_capture(report)
+    assert names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
+    with sqlite3.connect(tmp_path / "export") as db:
+        db.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PARAM_INPUT_FILE', 'other.nsys-rep')")
+    db.close()
+    shutil.rmtree(tmp_path / "run_pqtdir")
+    as_folder(tmp_path / "export", tmp_path / "run_pqtdir")
+    with pytest.raises(CaptureError, match=r"run_pqtdir beside it is the export of other\.nsys-rep"):
+        open_capture(report)
+
+
+@pytest.mark.parametrize("damage", ["StringIds.parquet", "META_DATA_EXPORT.parquet"])
+def test_a_damaged_export_is_made_again(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    install(tmp_path, monkeypatch)
     open_capture(report)
-    assert calls(tmp_path) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "calls", "export", "run.nsys-rep", "run.sqlite"]
+    (tmp_path / "run_pqtdir" / damage).write_bytes(b"PAR1")
+    assert len(open_capture(report).ops) == 1
+    assert calls(tmp_path) == 2 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
+
+
+def test_nothing_stays_of_an_export_that_is_ended(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, 'mkdir "$5"; touch "{folder}/began"; exec sleep 60')
+    program = f"from nvprof_kit._trace.open import open_capture; open_capture({str(report)!r})"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        while not (tmp_path / "began").exists():
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 143
+    assert names(tmp_path) == ["run.nsys-rep"]
 
 
 def test_a_report_of_a_newer_nsys_needs_that(tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,22 +143,29 @@ def test_a_report_that_nsys_cannot_export(tmp_path: Path, report: Path, monkeypa
     install(tmp_path, monkeypatch, "exit 1")
     with pytest.raises(CaptureError, match=r"could not export the report \(it gave no reason\)"):
         open_capture(report)
-    assert not (tmp_path / "run.sqlite").exists()
+    assert names(tmp_path) == ["run.nsys-rep"]
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
-def test_a_report_in_a_folder_that_is_not_writable(
+def test_a_report_in_a_read_only_folder_is_exported_to_the_cache(
     tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
     install(tmp_path, monkeypatch)
+    real, read_only = tempfile.TemporaryDirectory, [tmp_path]
 
-    def refuse(**_: object) -> NoReturn:
-        raise OSError(reason, os.strerror(reason))
+    def folder(*, dir: Path, **options: Any) -> Any:  # root, as which tests often run, may write everywhere
+        if dir in read_only:
+            raise OSError(reason, os.strerror(reason))
+        return real(dir=dir, **options)
 
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
-    with pytest.raises(
-        CaptureError, match=r"is not writable; run `nsys export --type sqlite --output FOLDER/run\.sqlite"
-    ):
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", folder)
+    assert len(open_capture(report).ops) == len(open_capture(report).ops) == 1
+    assert calls(tmp_path) == 1 and names(tmp_path) == ["run.nsys-rep"]
+    (cached,) = (tmp_path / "cache" / "nvprof_kit").iterdir()
+    assert cached.name.endswith("-run_pqtdir")
+    shutil.rmtree(cached)
+    read_only.append(cached.parent)
+    with pytest.raises(CaptureError, match=r"writable; run `nsys export --type parquetdir --output FOLDER/run_pqtdir"):
         open_capture(report)
 
 
