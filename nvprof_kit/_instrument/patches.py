@@ -30,16 +30,16 @@ class Patch:
         make: Makes the replacement from the original, as looked up on the holder.
     """
 
-    def __init__(self, holder: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        self._holder = holder
+    def __init__(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+        self._holder = target
         self._name = name
         self._make = make
-        self._own = vars(holder).get(name, _MISSING)
-        original = getattr(holder, name)
+        self._own = vars(target).get(name, _MISSING)
+        original = getattr(target, name)
         self._new = make(original)
-        if isinstance(original, MethodType) and original.__self__ is holder and not isinstance(holder, type):
-            self._new = MethodType(_of_this_alone(holder, original, self._new), holder)
-        setattr(holder, name, self._new)
+        if isinstance(original, MethodType) and original.__self__ is target and not isinstance(target, type):
+            self._new = MethodType(_of_this_alone(target, original, self._new), target)
+        setattr(target, name, self._new)
 
     def again(self) -> Patch:
         """A new patch with the same arguments, after `remove`."""
@@ -55,11 +55,11 @@ class Patch:
             setattr(self._holder, self._name, self._own)
 
 
-def _of_this_alone(holder: Any, original: MethodType, new: Callable[..., Any]) -> Callable[..., Any]:
+def _of_this_alone(target: Any, original: MethodType, new: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a method on one object. On a copy of the object, the replacement calls the original; a pickle loads with
     the method of the class.
     """
-    itself = weakref.ref(holder)
+    itself = weakref.ref(target)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -106,7 +106,7 @@ def run_id() -> str | None:
 
 
 @uncompiled
-def mark_rank(*, again: bool = False) -> None:
+def mark_rank(*, repeat: bool = False) -> None:
     """Emit a mark with the rank, once per tool or recording, if the rank is known; and one with the process groups,
     again if there are others.
 
@@ -114,12 +114,12 @@ def mark_rank(*, again: bool = False) -> None:
     the marks are then emitted in every step.
 
     Args:
-        again: Emit the marks again, at the start of a window of the program.
+        repeat: Emit the marks again, at the start of a window of the program.
     """
     backend = session.backend
     if backend is None:
         return
-    first_time = again or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"
+    first_time = repeat or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"
     name = who() if first_time else None
     if name is not None:
         _marked.add(backend.thread)

@@ -48,8 +48,8 @@ def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         The two variables; existing entries of ``PYTHONPATH`` are kept at the end.
     """
     environ = os.environ if environ is None else environ
-    there = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE)]
-    return {VARIABLE: "1", "PYTHONPATH": os.pathsep.join([str(SITE), *there])}
+    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != str(SITE)]
+    return {VARIABLE: "1", "PYTHONPATH": os.pathsep.join([str(SITE), *folders])}
 
 
 def install() -> None:
@@ -137,9 +137,9 @@ class Watch(Guarded):
         for patch in self._patches:
             patch.remove()
         self._patches = self._paused = []
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.remove()
+        handle, self._kept = self._kept, None
+        if handle is not None:
+            handle.remove()
 
     def _is_over(self) -> bool:
         return self.broken or len(self.found) >= MOST or (bool(self.found) and self._quiet >= PATIENCE)
@@ -226,8 +226,8 @@ class Watch(Guarded):
         """Take back the annotation of models that turn out to be parts of this one, which is annotated as a whole."""
         inside = set(map(id, model.modules()))
         for name, handle in list(self.found):
-            part = handle._owner()
-            if part is not None and part is not model and id(part) in inside:
+            model_inside = handle._owner()
+            if model_inside is not None and model_inside is not model and id(model_inside) in inside:
                 handle.remove()
                 self.found.remove((name, handle))
 
@@ -250,8 +250,8 @@ class Watch(Guarded):
             return
         nothing = not (self.found or self.failed or self._loop is not None or _annotated_otherwise())
         if nothing and self._should_have_called():
-            what = f"no module of {SMALL} parameters or with repeated blocks was called in this process"
-            say(f"{what}; nothing is annotated in it")
+            reason = f"no module of {SMALL} parameters or with repeated blocks was called in this process"
+            say(f"{reason}; nothing is annotated in it")
         for name, handle in self.found:
             inside, never = handle.inside_compiled, handle.never_entered()
             if inside:
@@ -272,11 +272,11 @@ def _annotated_otherwise() -> bool:
 
 
 def _is_model(module: Any) -> bool:
-    from nvprof_kit._instrument.modules.blocks import Part, find_blocks
+    from nvprof_kit._instrument.modules.blocks import Submodule, find_blocks
 
     if sum(parameter.numel() for parameter in module.parameters()) >= SMALL:
         return True
-    return len(find_blocks(Part("", module))) > 1
+    return len(find_blocks(Submodule("", module))) > 1
 
 
 def _described(name: str, handle: Any) -> str:

@@ -15,7 +15,7 @@ from composer import Callback
 
 from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.modules.blocks import Part, children
+from nvprof_kit._instrument.modules.blocks import Submodule, children
 from nvprof_kit.integrations._host.loop import HostLoop
 
 
@@ -69,7 +69,7 @@ class _TrainerLoop(HostLoop):
     @never_fails
     def begin_training(self, state: Any) -> None:
         """Begin training; Composer calls ``ComposerModel.forward`` directly, so its parts are watched too."""
-        parts = [part.module for part in children(Part("", state.model))]
+        parts = [child.module for child in children(Submodule("", state.model))]
         size, micro = state.device_train_microbatch_size, getattr(state.train_dataloader, "batch_size", None)
         self.accumulation = -(-micro // size) if isinstance(size, int) and isinstance(micro, int) else 1
         self.train_dataset = getattr(state.train_dataloader, "dataset", None)

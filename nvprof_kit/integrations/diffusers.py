@@ -49,7 +49,9 @@ class annotate_pipeline:
         self.loop = _PipelineLoop(schedule, path=path, annotation={})
         self._points: _Points | None = None
         try:
-            models = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+            models = {
+                name: component for name, component in pipe.components.items() if isinstance(component, nn.Module)
+            }
             self.loop.begin(models, watch=False)
             self._points = _Points(self.loop, pipe, models)
             vars(pipe)["_nvprof_kit_layers"] = self  # keeps it alive as long as the pipeline
@@ -79,10 +81,10 @@ class _PipelineLoop(HostLoop):
     """The denoising steps of a pipeline's calls.
 
     Attributes:
-        done: Number of completed steps of the current pipeline call.
+        index: Number of completed steps of the current pipeline call.
     """
 
-    done = 0
+    index = 0
 
     def denoiser_called(self) -> None:
         """The denoiser is called, in the current step or a new one."""
@@ -96,11 +98,11 @@ class _PipelineLoop(HostLoop):
             steps_of_call: Number of steps of the pipeline call; 0 if unknown.
         """
         self.step_end()
-        self.done += 1
-        if self.done < steps_of_call:
+        self.index += 1
+        if self.index < steps_of_call:
             self.denoiser_called()
         else:
-            self.done = 0
+            self.index = 0
 
 
 class _Points(LoopHooks):
@@ -122,19 +124,19 @@ class _Points(LoopHooks):
                     Patch(model, method, functools.partial(_in_phase, owner, f"{name} {method}")) for method in methods
                 ]
             else:
-                begin = functools.partial(_set_phase, owner, name)
-                hooks += self._hooked(model, begin, functools.partial(_set_phase, owner, None))
+                before = functools.partial(_set_phase, owner, name)
+                hooks += self._hooked(model, before, functools.partial(_set_phase, owner, None))
         if hasattr(self._pipe, "scheduler") and hasattr(self._pipe.scheduler, "step"):
             hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, owner, self._pipe)))
         return hooks
 
-    def _hooked(self, model: nn.Module, begin: Callable[..., None], end: Callable[..., None] | None) -> list[Any]:
-        places = Compiled(model).places(model)
-        hooks = [place.register_forward_pre_hook(Hook(begin).call, prepend=True) for place in places]
-        skip_compiling(begin)
-        if end is not None:
-            skip_compiling(end)
-            hooks += [place.register_forward_hook(Hook(end).call, always_call=True) for place in places]
+    def _hooked(self, model: nn.Module, before: Callable[..., None], after: Callable[..., None] | None) -> list[Any]:
+        hookables = Compiled(model).places(model)
+        hooks = [hookable.register_forward_pre_hook(Hook(before).call, prepend=True) for hookable in hookables]
+        skip_compiling(before)
+        if after is not None:
+            skip_compiling(after)
+            hooks += [hookable.register_forward_hook(Hook(after).call, always_call=True) for hookable in hookables]
         return hooks
 
 

@@ -25,7 +25,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.guard import Guarded, never_fails
 from nvprof_kit._instrument.loop.loop import phase
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.modules.blocks import Part, children
+from nvprof_kit._instrument.modules.blocks import Submodule, children
 from nvprof_kit.integrations._host.loop import HostLoop
 from nvprof_kit.integrations.fabric import FabricCallback
 
@@ -86,8 +86,8 @@ class _TrainerLoop(HostLoop):
     @never_fails
     def begin_with(self, pl_module: Any, first: int = 0) -> None:
         """Begin the loop; ``training_step`` may call the parts of the module directly, so they are watched too."""
-        parts = [part.module for part in children(Part("", pl_module))]
-        self.begin(pl_module, first=first, entered=[part for part in parts if any(True for _ in part.parameters())])
+        parts = [child.module for child in children(Submodule("", pl_module))]
+        self.begin(pl_module, first=first, entered=[child for child in parts if any(True for _ in child.parameters())])
 
     @never_fails
     def batch_ends(self, global_step: int) -> None:

@@ -92,8 +92,8 @@ def write_layers(trace_path: str) -> None:
         command = [sys.executable, "-m", "nvprof_kit", "layers", str(path), "-o", str(table)]
         # started where the package is, for Python imports modules from the current folder first
         here = Path(__file__).resolve().parents[2]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
-        if done.returncode:
-            warn(f"no table of {trace_path}: {done.stderr.strip() or done.returncode}")
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+        if completed.returncode:
+            warn(f"no table of {trace_path}: {completed.stderr.strip() or completed.returncode}")
     except Exception as error:  # the training must continue
         warn(f"no table of {trace_path} ({type(error).__name__}: {error})")

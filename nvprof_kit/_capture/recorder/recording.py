@@ -154,10 +154,10 @@ class Recording:
     # steps
 
     def _watch_steps(self) -> None:
-        loop.began = self._step_began
+        loop.on_step = self._step_began
 
         def forget() -> None:
-            loop.began = None
+            loop.on_step = None
 
         self._undo += [forget, after_optimizer_steps(self._optimizer_stepped)]
 

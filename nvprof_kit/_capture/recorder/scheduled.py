@@ -101,7 +101,7 @@ class Tool(Nothing):
             cuda.cudart().cudaProfilerStart()
         if session.backend is not None:
             self._started = session.backend.start(self._range)
-            mark_rank(again=True)
+            mark_rank(repeat=True)
 
     def stop(self, _window: Window) -> None:
         """End a window after the GPU has completed its work."""

@@ -188,7 +188,7 @@ def _common(paths: list[list[str]]) -> list[str]:
     if not paths:
         return []
     first, last = min(paths), max(paths)
-    parting = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
+    parting = (index for index, (name, other) in enumerate(zip(first, last, strict=False)) if name != other)
     return first[: next(parting, len(first))]
 
 

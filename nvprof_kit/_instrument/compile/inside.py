@@ -12,14 +12,14 @@ from nvprof_kit._instrument.ranges.layer import Layer
 from nvprof_kit._instrument.ranges.ranges import Frame
 
 
-def enter(path: str, again: bool = False) -> None:
+def enter(path: str, recomputes: bool = False) -> None:
     """Move to the module at a path below the compiled module: close ranges outside the path, open missing ones.
 
     Each range is its own owner.
 
     Args:
         path: The path; '' for the compiled module itself.
-        again: Whether the backward pass recomputes the module's forward.
+        recomputes: Whether the backward pass recomputes the module's forward.
     """
     backend = session.backend
     if backend is None:
@@ -28,7 +28,7 @@ def enter(path: str, again: bool = False) -> None:
     outer_count = len(owners)
     while outer_count and type(owners[outer_count - 1]) is Range:
         outer_count -= 1
-    ranges = _ranges_below(owners[outer_count - 1], path, again) if outer_count and path else ()
+    ranges = _ranges_below(owners[outer_count - 1], path, recomputes) if outer_count and path else ()
     stay = outer_count
     for range_ in ranges:
         if stay == len(owners) or owners[stay] is not range_:
@@ -45,14 +45,14 @@ def leave() -> None:
     enter("")
 
 
-def _ranges_below(holder: object, path: str, again: bool) -> tuple[Range, ...]:
+def _ranges_below(owner: object, path: str, recomputes: bool) -> tuple[Range, ...]:
     """The ranges of the layers from the open layer (exclusive) down to a path below it."""
-    layer = holder.layer if isinstance(holder, Frame) else holder
+    layer = owner.layer if isinstance(owner, Frame) else owner
     if not isinstance(layer, Layer) or layer.family is None:
         return ()
     layers = layer.family.below(layer, path)
-    if again or (session.graph_task() != -1 and not isinstance(holder, Frame)):
+    if recomputes or (session.graph_task() != -1 and not isinstance(owner, Frame)):
         return tuple(layer_below.recompute for layer_below in layers)
-    if isinstance(holder, Frame):
+    if isinstance(owner, Frame):
         return tuple(layer_below.backward for layer_below in layers if layer_below.backward is not None)
     return tuple(layer_below.forward for layer_below in layers)

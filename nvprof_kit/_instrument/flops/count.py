@@ -24,7 +24,7 @@ from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
-    from nvprof_kit._instrument.flops.counter import FlopCounter, Place
+    from nvprof_kit._instrument.flops.counter import FlopCounter, Region
 
 FORMAT = "nvprof_kit flops"
 VERSION = 2
@@ -157,8 +157,8 @@ def _write(counter: FlopCounter, path: Path) -> Path:
     """Write to a temporary name, then rename, so that no reader sees a partial file."""
     if world_size() > 1:
         path = _of_rank(path, rank())
-    found = document(counter)
-    if not found["operators"] and not found["unknown"]:
+    counted_work = document(counter)
+    if not counted_work["operators"] and not counted_work["unknown"]:
         warnings.warn(
             f"{path.name}: no operator was counted; count a step that runs its operators, not one that replays a CUDA "
             "graph, on the thread that counts",
@@ -166,7 +166,7 @@ def _write(counter: FlopCounter, path: Path) -> Path:
         )
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(counted_work, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -183,8 +183,8 @@ def document(counter: FlopCounter) -> dict[str, Any]:
     """The counts in the format of the file: see docs/flops.md."""
     import torch
 
-    places = counter.places()
-    number = {place: index for index, place in enumerate(places)}
+    regions = counter.regions()
+    number = {region: index for index, region in enumerate(regions)}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else ""
     return {
         "format": FORMAT,
@@ -194,19 +194,19 @@ def document(counter: FlopCounter) -> dict[str, Any]:
         "rank": rank(),
         "steps": counter.steps,
         "l2_bytes": counter.l2_bytes,
-        "ranges": [_range_row(place, number) for place in places],
-        "operators": [{"range": index, **row} for place, index in number.items() for row in _operator_rows(place)],
+        "ranges": [_range_row(region, number) for region in regions],
+        "operators": [{"range": index, **row} for region, index in number.items() for row in _operator_rows(region)],
         "unknown": [
             {"range": index, "name": name, "runs": runs}
-            for place, index in number.items()
-            for name, runs in place.unknown.items()
+            for region, index in number.items()
+            for name, runs in region.unknown.items()
         ],
     }
 
 
-def _operator_rows(place: Place) -> list[dict[str, Any]]:
+def _operator_rows(region: Region) -> list[dict[str, Any]]:
     """Runs of the same work and traffic together; the amounts are those of all of them."""
-    runs = Counter(map(astuple, place.work))
+    runs = Counter(map(astuple, region.work))
     return [
         {
             "name": name,
@@ -218,6 +218,6 @@ def _operator_rows(place: Place) -> list[dict[str, Any]]:
     ]
 
 
-def _range_row(place: Place, number: dict[Place, int]) -> dict[str, Any]:
-    inside = None if place.around is None else number[place.around]
-    return {"layer": place.layer, "phase": place.phase, "inside": inside, "calls": place.calls}
+def _range_row(region: Region, number: dict[Region, int]) -> dict[str, Any]:
+    inside = None if region.outer is None else number[region.outer]
+    return {"layer": region.layer, "phase": region.phase, "inside": inside, "calls": region.calls}

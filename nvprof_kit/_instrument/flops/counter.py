@@ -26,43 +26,43 @@ OUT_OF_REACH = "(out of the counter's reach)"
 started, or inside an operator."""
 
 
-class Place:
+class Region:
     """A layer or phase in the tree of ranges, with the operators that ran directly in it.
 
     Attributes:
         layer: Path of the layer, or `NO_LAYER`.
         phase: Phase of the layer; outside layers, the text of the phase range or `NO_PHASE`.
-        around: The enclosing place; None at the top.
+        outer: The enclosing region; None at the top.
         calls: Number of times its range was opened.
         work: The runs of operators of known work, and their memory traffic.
         unknown: Runs of operators without a known FLOP count.
-        inside: The nested places by layer and phase.
+        inside: The nested regions by layer and phase.
     """
 
-    __slots__ = ("around", "calls", "inside", "layer", "phase", "unknown", "work")
+    __slots__ = ("calls", "inside", "layer", "outer", "phase", "unknown", "work")
 
-    def __init__(self, layer: str, phase: str, around: Place | None = None) -> None:
+    def __init__(self, layer: str, phase: str, outer: Region | None = None) -> None:
         self.layer = layer
         self.phase = phase
-        self.around = around
+        self.outer = outer
         self.calls = 0
         self.work: list[Run] = []
         self.unknown: dict[str, int] = {}
-        self.inside: dict[tuple[str, str], Place] = {}
+        self.inside: dict[tuple[str, str], Region] = {}
 
 
 class _Open(NamedTuple):
     """An open range: the thread's innermost layer, and the innermost phase outside layers."""
 
-    layer: Place | None
-    phase: Place | None
+    layer: Region | None
+    phase: Region | None
 
 
 _NOWHERE = _Open(None, None)
 
 
 class FlopCounter:
-    """A tree of places with operator counts; follows the ranges as the listener of a `Watch`.
+    """A tree of regions with operator counts; follows the ranges as the listener of a `Watch`.
 
     Attributes:
         steps: Number of completed steps.
@@ -73,7 +73,7 @@ class FlopCounter:
         self.steps = 0
         self.l2_bytes = l2_bytes()
         self._cache = Cache(2 * self.l2_bytes)
-        self._top: dict[tuple[str, str], Place] = {}
+        self._top: dict[tuple[str, str], Region] = {}
         self._threads: dict[int, list[_Open]] = {}
         self._lock = threading.RLock()
 
@@ -99,8 +99,8 @@ class FlopCounter:
     def add_unknown(self, operator: str) -> None:
         """Note an operator of unknown work that ran on the calling thread."""
         with self._lock:
-            place = self._here()
-            place.unknown[operator] = place.unknown.get(operator, 0) + 1
+            region = self._here()
+            region.unknown[operator] = region.unknown.get(operator, 0) + 1
 
     def add(self, operator: Any, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Count an operator that ran on the calling thread, and its memory traffic."""
@@ -119,31 +119,31 @@ class FlopCounter:
             if run.flops or run.bytes:
                 self._here().work.append(run)
 
-    def places(self) -> list[Place]:
-        """All places, parents before children; no operator may be counted any more."""
+    def regions(self) -> list[Region]:
+        """All regions, parents before children; no operator may be counted any more."""
         with self._lock:
             self._cache.end()
-            counted_places = list(self._top.values())
-            for place in counted_places:  # the list grows during the loop
-                counted_places += place.inside.values()
-            return counted_places
+            regions = list(self._top.values())
+            for region in regions:  # the list grows during the loop
+                regions += region.inside.values()
+            return regions
 
     def _into(self, at: _Open, range_: Range) -> _Open:
         if range_.category in LAYER_CATEGORIES:
             path = parse_range(range_.text, range_.category.value).text
             inside = self._top if at.layer is None else at.layer.inside
-            place = _found(inside, path, range_.category.value, at.layer)
-            place.calls += 1
+            region = _region(inside, path, range_.category.value, at.layer)
+            region.calls += 1
             if not torch._C._len_torch_dispatch_stack():
-                place.unknown[OUT_OF_REACH] = place.unknown.get(OUT_OF_REACH, 0) + 1
-            return _Open(place, at.phase)
+                region.unknown[OUT_OF_REACH] = region.unknown.get(OUT_OF_REACH, 0) + 1
+            return _Open(region, at.phase)
         if range_.category in PHASE_CATEGORIES:
-            place = _found(self._top, NO_LAYER, range_.text)
-            place.calls += 1
-            return _Open(at.layer, place)
+            region = _region(self._top, NO_LAYER, range_.text)
+            region.calls += 1
+            return _Open(at.layer, region)
         return at
 
-    def _here(self) -> Place:
+    def _here(self) -> Region:
         """The thread's innermost layer, else its phase, else the phase of the only other thread that has one."""
         stack = self._threads.get(threading.get_ident())
         at = stack[-1] if stack else _NOWHERE
@@ -152,14 +152,14 @@ class FlopCounter:
         if at.phase is not None:
             return at.phase
         elsewhere = [open_[-1].phase for open_ in self._threads.values() if open_ and open_[-1].phase is not None]
-        return elsewhere[0] if len(elsewhere) == 1 else _found(self._top, NO_LAYER, NO_PHASE)
+        return elsewhere[0] if len(elsewhere) == 1 else _region(self._top, NO_LAYER, NO_PHASE)
 
 
-def _found(places: dict[tuple[str, str], Place], layer: str, phase: str, around: Place | None = None) -> Place:
-    place = places.get((layer, phase))
-    if place is None:
-        place = places[layer, phase] = Place(layer, phase, around)
-    return place
+def _region(regions: dict[tuple[str, str], Region], layer: str, phase: str, outer: Region | None = None) -> Region:
+    region = regions.get((layer, phase))
+    if region is None:
+        region = regions[layer, phase] = Region(layer, phase, outer)
+    return region
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[misc]

@@ -147,7 +147,7 @@ def _grouped_mm_flop(a: Any, b: Any, *_args: Any, out_val: Any = None, **_kwargs
 
 
 def _own_formulas() -> dict[Any, Any]:
-    own = {
+    cpu_formulas = {
         "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
         "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
         "_addmm_activation": addmm_flop,
@@ -157,7 +157,11 @@ def _own_formulas() -> dict[Any, Any]:
         "_grouped_mm": _grouped_mm_flop,
         "_scaled_grouped_mm": _grouped_mm_flop,
     }
-    return {getattr(torch.ops.aten, name): formula for name, formula in own.items() if hasattr(torch.ops.aten, name)}
+    return {
+        getattr(torch.ops.aten, name): formula
+        for name, formula in cpu_formulas.items()
+        if hasattr(torch.ops.aten, name)
+    }
 
 
 _OWN = _own_formulas()

@@ -225,10 +225,12 @@ def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) 
             limit = sum(size for _, size in writes)
         reads = [(tensor, min(size, limit) if tensor is table else size) for tensor, size in reads]
     if name in _SCATTERS:
-        given = sum(size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point())
+        read_bytes = sum(
+            size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point()
+        )
         table = arguments["self"]
         reads, writes = (
-            [(tensor, min(size, given) if tensor is table else size) for tensor, size in sizes]
+            [(tensor, min(size, read_bytes) if tensor is table else size) for tensor, size in sizes]
             for sizes in (reads, writes)
         )
     if name in ("_grouped_mm", "_scaled_grouped_mm"):

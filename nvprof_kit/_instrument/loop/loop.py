@@ -121,8 +121,8 @@ class step(Scope):
     def __enter__(self) -> step:
         if takes_over is not None:
             takes_over()
-        if began is not None:
-            began()
+        if on_step is not None:
+            on_step()
         if self._number is None:
             self.range = _step_range(next(self._counter))
         super().__enter__()
@@ -134,7 +134,7 @@ class step(Scope):
         return wrap(function, lambda *_args, **_kwargs: self)
 
 
-began: Callable[[], None] | None = None
+on_step: Callable[[], None] | None = None
 """Called at the beginning of each step, before its range opens."""
 
 takes_over: Callable[[], None] | None = None

@@ -28,9 +28,9 @@ class StepClock:
 
     def end(self) -> None:
         """End the step. The program's first step includes initialization, so it counts only if it is recorded."""
-        begin, self._begin = self._begin, None
-        if begin is not None and (self._recorded or not self._first):
-            self._steps[self._recorded].append((begin, _now()))
+        start, self._begin = self._begin, None
+        if start is not None and (self._recorded or not self._first):
+            self._steps[self._recorded].append((start, _now()))
         self._first = False
 
     def skip(self) -> None:
@@ -39,7 +39,7 @@ class StepClock:
 
     def take(self, *, recorded: bool) -> list[int]:
         """Take the durations in ns of the recorded or the other steps; drops steps that the GPU has not completed."""
-        lengths = [_length(begin, end) for begin, end in self._steps[recorded]]
+        lengths = [_length(start, end) for start, end in self._steps[recorded]]
         self._steps[recorded].clear()
         return [length for length in lengths if length is not None]
 
@@ -53,10 +53,10 @@ def _now() -> Any:
     return event
 
 
-def _length(begin: Any, end: Any) -> int | None:
-    if isinstance(begin, int) or isinstance(end, int):
-        return end - begin if isinstance(begin, int) and isinstance(end, int) else None
+def _length(start: Any, end: Any) -> int | None:
+    if isinstance(start, int) or isinstance(end, int):
+        return end - start if isinstance(start, int) and isinstance(end, int) else None
     try:
-        return round(begin.elapsed_time(end) * 1e6) if end.query() else None
+        return round(start.elapsed_time(end) * 1e6) if end.query() else None
     except (RuntimeError, ValueError):  # events on two devices, or a CUDA error
         return None

@@ -49,9 +49,9 @@ def cuda_blocks(device: int) -> list[Block]:
     ]
 
 
-def unknown_blocks(blocks: Iterable[Block], known: Iterable[int]) -> list[Block]:
+def unknown_blocks(blocks: Iterable[Block], addresses: Iterable[int]) -> list[Block]:
     """The blocks that contain none of the known addresses."""
-    places = sorted(known)
+    places = sorted(addresses)
     places.append(1 << 64)
     return [block for block in blocks if places[bisect_left(places, block.address)] >= block.address + block.size]
 
@@ -98,25 +98,25 @@ class Unknown:
         number = device.index if device.index is not None else torch.cuda.current_device()
         return cls(device, lambda: cuda_blocks(number), workspace_bytes(torch.cuda.get_device_capability(number)))
 
-    def rows(self, known: Iterable[int], casts: Iterable[tuple[str, int]], unexplained: int) -> Iterator[Held]:
+    def rows(self, addresses: Iterable[int], casts: Iterable[tuple[str, int]], unexplained: int) -> Iterator[Held]:
         """Rows that add up to the unexplained bytes.
 
         Args:
-            known: Addresses of the storages already counted.
+            addresses: Addresses of the storages already counted.
             casts: Weights that autocast may have cached, with the bytes of the copy.
             unexplained: Number of unexplained bytes.
         """
         here = str(self._device)
-        sizes = Counter(block.requested for block in unknown_blocks(self._blocks(), known))
-        found: list[Held] = []
+        sizes = Counter(block.requested for block in unknown_blocks(self._blocks(), addresses))
+        rows: list[Held] = []
         if self._workspace and (count := sizes.pop(self._workspace, 0)):
-            found.append(Held(WORKSPACE, "cublas", count * self._workspace, here))
+            rows.append(Held(WORKSPACE, "cublas", count * self._workspace, here))
         for path, size in casts:
             if sizes[size] > 0:
                 sizes[size] -= 1
-                found.append(Held(AUTOCAST, path, size, here))
+                rows.append(Held(AUTOCAST, path, size, here))
         largest = sorted(((size * count, size, count) for size, count in sizes.items() if count), reverse=True)
         for total, size, count in largest[:_LISTED]:
-            found.append(Held(UNEXPLAINED, f"{count} of {size} bytes", total, here))
-        yield from found
-        yield Held(UNEXPLAINED, "", unexplained - sum(row.bytes for row in found), here)
+            rows.append(Held(UNEXPLAINED, f"{count} of {size} bytes", total, here))
+        yield from rows
+        yield Held(UNEXPLAINED, "", unexplained - sum(row.bytes for row in rows), here)

@@ -65,7 +65,7 @@ class Boundary:
         layer: Path of the layer.
         phase: ``forward``, ``backward`` or ``recompute``.
         seconds: End of the call, in seconds since the profiler was created.
-        begin: Bytes allocated at the begin.
+        start: Bytes allocated at the begin.
         end: Bytes allocated at the end.
         peak: Maximum of the allocated bytes during the call.
         reserved: Bytes reserved from CUDA at the end.
@@ -76,7 +76,7 @@ class Boundary:
     layer: str
     phase: str
     seconds: float
-    begin: int
+    start: int
     end: int
     peak: int
     reserved: int
@@ -85,12 +85,12 @@ class Boundary:
     @property
     def retained(self) -> int:
         """Bytes that the call left allocated; negative if it freed more."""
-        return self.end - self.begin
+        return self.end - self.start
 
     @property
     def transient(self) -> int:
         """Bytes that the call needed temporarily, above the larger of `begin` and `end`."""
-        return self.peak - max(self.begin, self.end)
+        return self.peak - max(self.start, self.end)
 
 
 class Largest(Protocol):
@@ -104,12 +104,12 @@ class Largest(Protocol):
 
 
 class _Open:
-    __slots__ = ("begin", "number", "peak")
+    __slots__ = ("number", "peak", "start")
 
-    def __init__(self, number: int, begin: int) -> None:
+    def __init__(self, number: int, allocated: int) -> None:
         self.number = number
-        self.begin = begin
-        self.peak = begin
+        self.start = allocated
+        self.peak = allocated
 
 
 class Boundaries:
@@ -154,14 +154,14 @@ class Boundaries:
             return
         counts = self._read()
         call = calls.pop()
-        around = calls[-1].number if calls else None
-        self._label(around)
-        self._ended.append((call.number, around))
+        outer = calls[-1].number if calls else None
+        self._label(outer)
+        self._ended.append((call.number, outer))
         phase = range_.category.value
         layer = range_.text if range_.category is Category.FORWARD else range_.text.removesuffix(f" {phase}")
         seconds = time.perf_counter() - self._began
         self.seen.append(
-            Boundary(self.step, layer, phase, seconds, call.begin, counts.allocated, call.peak, counts.reserved)
+            Boundary(self.step, layer, phase, seconds, call.start, counts.allocated, call.peak, counts.reserved)
         )
 
     def settle(self) -> None:
@@ -171,12 +171,12 @@ class Boundaries:
             return
         for number, size in taken.items():
             self._largest[number] = max(self._largest.get(number, 0), size)
-        for place in range(self._settled, len(self.seen)):
-            number, around = self._ended[place]
+        for index in range(self._settled, len(self.seen)):
+            number, outer = self._ended[index]
             largest = self._largest.pop(number, 0)
-            if around is not None:  # the caller ends later, or has not ended
-                self._largest[around] = max(self._largest.get(around, 0), largest)
-            self.seen[place] = replace(self.seen[place], largest=largest)
+            if outer is not None:  # the caller ends later, or has not ended
+                self._largest[outer] = max(self._largest.get(outer, 0), largest)
+            self.seen[index] = replace(self.seen[index], largest=largest)
         self._settled = len(self.seen)
 
     def counts(self) -> Counts:

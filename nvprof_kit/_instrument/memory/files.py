@@ -97,7 +97,7 @@ class MemoryFiles:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(BOUNDARY_COLUMNS)
             for b in boundaries:
-                sizes = (b.begin, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
+                sizes = (b.start, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
                 rows.writerow((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
 
 
@@ -114,16 +114,21 @@ def log_text(point: TimePoint, *, layouts: bool) -> str:
     ]
     other_devices = {kind: point.sum_of(kind) for kind in _OTHERS}
     if point.allocator is not None:
-        own = point.allocator
-        other_devices = {"allocated": own.allocated, "reserved": own.reserved, "peak": own.peak, **other_devices}
+        counters = point.allocator
+        other_devices = {
+            "allocated": counters.allocated,
+            "reserved": counters.reserved,
+            "peak": counters.peak,
+            **other_devices,
+        }
     other_devices["offloaded"] = point.offloaded
     lines.append(
         ", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(n)}" for name, n in other_devices.items() if n)])
     )
     if layouts:
         lines.append("---Layout---")
-        for kind, (head, root) in LAYOUTS.items():
-            lines += [f"{head}:", *_layout(root, [row for row in point.rows if row.kind == kind])]
+        for kind, (title, root) in LAYOUTS.items():
+            lines += [f"{title}:", *_layout(root, [row for row in point.rows if row.kind == kind])]
     return "\n".join(lines) + "\n\n"
 
 
@@ -133,25 +138,25 @@ def _mb(count: int) -> str:
 
 def _layout(root: str, rows: Sequence[Held]) -> list[str]:
     """One line per module, parents first: its own bytes, and the bytes including its submodules."""
-    own: dict[tuple[str, ...], int] = {(): 0}
+    bytes_at: dict[tuple[str, ...], int] = {(): 0}
     total: dict[tuple[str, ...], int] = {(): 0}
     children: dict[tuple[str, ...], list[tuple[str, ...]]] = {(): []}
     for row in rows:
         path = tuple((row.path or NONE).split("."))
         for length in range(len(path) + 1):
-            head = path[:length]
-            if head not in own:
-                own[head] = total[head] = 0
-                children[head] = []
-                children[head[:-1]].append(head)
-            total[head] += row.bytes
-        own[path] += row.bytes
+            ancestor = path[:length]
+            if ancestor not in bytes_at:
+                bytes_at[ancestor] = total[ancestor] = 0
+                children[ancestor] = []
+                children[ancestor[:-1]].append(ancestor)
+            total[ancestor] += row.bytes
+        bytes_at[path] += row.bytes
     lines = []
     pending: list[tuple[str, ...]] = [()]
     while pending:
         path = pending.pop()
         name = ".".join((root, *path))
-        lines.append(f"layer: {name}, layer_mem: {_mb(own[path])}, total_mem: {_mb(total[path])}")
+        lines.append(f"layer: {name}, layer_mem: {_mb(bytes_at[path])}, total_mem: {_mb(total[path])}")
         pending += reversed(children[path])
     return lines
 

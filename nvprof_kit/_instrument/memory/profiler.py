@@ -163,9 +163,9 @@ class MemoryProfiler:
     def _take_back(self) -> None:
         """Undo whatever `__enter__` did."""
         undo, self._undo = self._undo, []
-        for one in reversed(undo):
+        for change in reversed(undo):
             with suppress(Exception):  # one failure must not prevent the others from being undone
-                one()
+                change()
 
     def _warn_of_what_was_not_seen(self) -> None:
         if self._files is None or self._saved is None:
@@ -235,7 +235,7 @@ class MemoryProfiler:
             yield from self._saved.rows(ledger)
 
     def _known_optimizers(self) -> list[Any]:
-        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+        return [optimizer for optimizer in (reference() for reference in self._optimizers) if optimizer is not None]
 
     def _follow_loop(self, model: nn.Module) -> None:
         for called in _called(model):

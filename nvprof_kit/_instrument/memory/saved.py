@@ -81,11 +81,11 @@ class _Storage:
 
     __slots__ = ("address", "bytes", "count", "device", "path")
 
-    def __init__(self, path: str, part: torch.Tensor) -> None:
+    def __init__(self, path: str, tensor: torch.Tensor) -> None:
         self.path = path
-        self.address = part.untyped_storage().data_ptr()
-        self.bytes = part.untyped_storage().nbytes()
-        self.device = str(part.device)
+        self.address = tensor.untyped_storage().data_ptr()
+        self.bytes = tensor.untyped_storage().nbytes()
+        self.device = str(tensor.device)
         self.count = 0
 
 
@@ -167,8 +167,8 @@ class SavedTensors:
             storages = list(self._storages.items())
         for key, storage in storages:
             if ledger.add_storage(key, storage.bytes, storage.address):
-                place = storage.path, storage.device
-                sums[place] = sums.get(place, 0) + storage.bytes
+                owner = storage.path, storage.device
+                sums[owner] = sums.get(owner, 0) + storage.bytes
         for (path, device), count in sums.items():
             yield Held(ACTIVATION, path, count, device)
 
@@ -225,8 +225,8 @@ class SavedTensors:
 
     def _note_weights(self, module: nn.Module) -> None:
         for weight in (*module._parameters.values(), *module._buffers.values()):
-            for part in parts(weight) if weight is not None else ():
-                storage = part.untyped_storage()
+            for tensor in parts(weight) if weight is not None else ():
+                storage = tensor.untyped_storage()
                 if storage._cdata not in self._weights:
                     self._weights[storage._cdata] = StorageWeakRef(storage)
 
@@ -241,10 +241,10 @@ class SavedTensors:
         return paths[-1] if paths else NONE
 
 
-def _has_no_memory(part: torch.Tensor) -> bool:
+def _has_no_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor only stands for another one while the compiler traces, which PyTorch 2.4 does in these hooks."""
-    stands_for = isinstance(part, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(part)
-    return bool(stands_for or part.untyped_storage().device.type == "meta")
+    stands_for = isinstance(tensor, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor)
+    return bool(stands_for or tensor.untyped_storage().device.type == "meta")
 
 
 def _unpack(saved: Any) -> torch.Tensor:

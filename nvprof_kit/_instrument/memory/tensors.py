@@ -46,15 +46,15 @@ class Ledger:
 
     def add(self, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
         """Device and bytes not counted before, for each plain tensor in the tensor."""
-        for part in parts(tensor):
-            storage = part.untyped_storage()
+        for inner in parts(tensor):
+            storage = inner.untyped_storage()
             self.addresses.add(storage.data_ptr())
-            begin, end = extent(part)
+            start, end = extent(inner)
             taken = self._covered.setdefault(storage._cdata, [])
-            new = end - begin - sum(max(min(end, e) - max(begin, b), 0) for b, e in taken)
+            new = end - start - sum(max(min(end, e) - max(start, b), 0) for b, e in taken)
             if new > 0:
-                self._cover(taken, begin, end)
-                yield new, str(part.device)
+                self._cover(taken, start, end)
+                yield new, str(inner.device)
 
     def add_storage(self, key: int, size: int, address: int) -> bool:
         """Count a whole storage by its key; returns False if part of it was counted before."""
@@ -65,10 +65,10 @@ class Ledger:
         return new
 
     @staticmethod
-    def _cover(taken: list[tuple[int, int]], begin: int, end: int) -> None:
-        uncovered = [span for span in taken if span[1] < begin or span[0] > end]
-        touching = [span for span in taken if not (span[1] < begin or span[0] > end)]
-        lowest = min([begin, *(b for b, _ in touching)])
+    def _cover(taken: list[tuple[int, int]], start: int, end: int) -> None:
+        uncovered = [span for span in taken if span[1] < start or span[0] > end]
+        touching = [span for span in taken if not (span[1] < start or span[0] > end)]
+        lowest = min([start, *(b for b, _ in touching)])
         taken[:] = [*uncovered, (lowest, max([end, *(e for _, e in touching)]))]
 
 
@@ -94,8 +94,8 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
     spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.storage_offset() * tensor.itemsize
-    return begin, min(begin + (spread + 1) * tensor.itemsize, tensor.untyped_storage().nbytes())
+    start = tensor.storage_offset() * tensor.itemsize
+    return start, min(start + (spread + 1) * tensor.itemsize, tensor.untyped_storage().nbytes())
 
 
 def model_rows(model: nn.Module, ledger: Ledger) -> Iterator[Held]:
@@ -112,8 +112,8 @@ def model_rows(model: nn.Module, ledger: Ledger) -> Iterator[Held]:
 
 def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
     """A row for each master copy, its gradient, and each state tensor of an optimizer or of its inner optimizers."""
-    for one in innermost(optimizer):
-        yield from _of_optimizer(model, one, ledger)
+    for inner_optimizer in innermost(optimizer):
+        yield from _of_optimizer(model, inner_optimizer, ledger)
 
 
 def _of_optimizer(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
@@ -137,15 +137,15 @@ def _rows(kind: str, path: str, tensor: torch.Tensor, ledger: Ledger) -> Iterato
         yield Held(kind, path, count, device)
 
 
-def _paths(model: nn.Module, own: list[Any]) -> dict[int, str]:
+def _paths(model: nn.Module, parameters: list[Any]) -> dict[int, str]:
     """Path of each parameter of an optimizer: the model's parameters, or master copies of them in the same order."""
     named = [(strip_wrappers(path), parameter) for path, parameter in model.named_parameters()]
     paths = {id(parameter): path for path, parameter in named}
-    if any(id(parameter) not in paths for parameter in own):
+    if any(id(parameter) not in paths for parameter in parameters):
         trained = [(path, parameter) for path, parameter in named if parameter.requires_grad]
-        if [p.shape for p in own] == [p.shape for _, p in trained]:
-            paths |= {id(copy): path for copy, (path, _) in zip(own, trained, strict=True)}
-    return {id(parameter): paths.get(id(parameter), NONE) for parameter in own} | paths
+        if [p.shape for p in parameters] == [p.shape for _, p in trained]:
+            paths |= {id(copy): path for copy, (path, _) in zip(parameters, trained, strict=True)}
+    return {id(parameter): paths.get(id(parameter), NONE) for parameter in parameters} | paths
 
 
 def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -210,9 +210,9 @@ def _costs(values: Sequence[float]) -> Statistic:
     return _statistic(values, sum(values) / len(values) if values else 0.0)
 
 
-def _rates(done: Sequence[int], seconds: Sequence[float]) -> Statistic:
-    rates = [count / length if length else 0.0 for count, length in zip(done, seconds, strict=True)]
-    return _statistic(rates, sum(done) / sum(seconds) if sum(seconds) else 0.0)
+def _rates(amounts: Sequence[int], seconds: Sequence[float]) -> Statistic:
+    rates = [count / length if length else 0.0 for count, length in zip(amounts, seconds, strict=True)]
+    return _statistic(rates, sum(amounts) / sum(seconds) if sum(seconds) else 0.0)
 
 
 def _statistic(values: Sequence[float], avg: float) -> Statistic:

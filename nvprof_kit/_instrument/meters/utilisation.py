@@ -124,14 +124,16 @@ class Utilisation:
         with path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.DictWriter(file, COLUMNS, lineterminator="\n", restval="")
             rows.writeheader()
-            for one in self.samples:
-                device = "" if one.device is None else one.device
-                rows.writerow({"seconds": f"{one.seconds:.3f}", "device": device, **one.values})
+            for sample in self.samples:
+                device = "" if sample.device is None else sample.device
+                rows.writerow({"seconds": f"{sample.seconds:.3f}", "device": device, **sample.values})
 
     def lines(self) -> list[str]:
         """The means as text: one line for the CPU and one per GPU."""
-        devices = dict.fromkeys(one.device for one in self.samples)
-        return [_line(device, [one.values for one in self.samples if one.device == device]) for device in devices]
+        devices = dict.fromkeys(sample.device for sample in self.samples)
+        return [
+            _line(device, [sample.values for sample in self.samples if sample.device == device]) for device in devices
+        ]
 
     def _run(self) -> None:
         process = self._psutil.Process(os.getpid())
@@ -177,11 +179,11 @@ def _gpus(nvml: Any) -> dict[int, Any]:
         return {}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        own = torch.cuda.current_device()
+        current = torch.cuda.current_device()
         uuid = getattr(
-            torch.cuda.get_device_properties(own), "uuid", None
+            torch.cuda.get_device_properties(current), "uuid", None
         )  # CUDA's device order may differ from NVML's
-        names = {own: f"GPU-{uuid}" if uuid else names.get(own, own)}
+        names = {current: f"GPU-{uuid}" if uuid else names.get(current, current)}
     handles = {}
     for device, name in names.items():
         with suppress(Exception):
@@ -221,15 +223,15 @@ def _line(device: int | None, rows: list[dict[str, float]]) -> str:
         return fmean(values) if values else None
 
     if device is None:
-        shown = [("process", "cpu_process_percent", "{:.1f} %"), ("system", "cpu_system_percent", "{:.1f} %")]
-        head = "CPU"
+        figures = [("process", "cpu_process_percent", "{:.1f} %"), ("system", "cpu_system_percent", "{:.1f} %")]
+        title = "CPU"
     else:
-        head = f"GPU {device}"
-        shown = [
+        title = f"GPU {device}"
+        figures = [
             ("utilisation", "gpu_percent", "{:.1f} %"),
             ("power", "power_watts", "{:.0f} W"),
             ("temperature", "temperature_celsius", "{:.0f} °C"),
             ("SM clock", "sm_clock_mhz", "{:.0f} MHz"),
         ]
-    parts = [f"{name} {form.format(mean(key))}" for name, key, form in shown if mean(key) is not None]
-    return f"{head}: {', '.join(parts)} (mean of {len(rows)} samples)"
+    parts = [f"{name} {template.format(mean(key))}" for name, key, template in figures if mean(key) is not None]
+    return f"{title}: {', '.join(parts)} (mean of {len(rows)} samples)"

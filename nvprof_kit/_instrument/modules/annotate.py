@@ -15,7 +15,7 @@ from nvprof_kit._instrument.compile.hidden import pause_while_tracing
 from nvprof_kit._instrument.compile.inductor import range_kernels
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable, replace_in_notebook
 from nvprof_kit._instrument.modules.blocks import (
-    Part,
+    Submodule,
     children,
     class_name,
     descendants,
@@ -58,14 +58,14 @@ class ModelAnnotation(Annotation):
     def __init__(
         self,
         model: Any,
-        parts: list[Part],
+        submodules: list[Submodule],
         *,
         backward: bool,
         root: str,
         compiled_parts: bool = False,
-        holder: nn.Module | None = None,
+        components: nn.Module | None = None,
     ) -> None:
-        self._holder = holder
+        self._holder = components
         self.dataloader: Any = None
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
@@ -73,7 +73,7 @@ class ModelAnnotation(Annotation):
         self._warned = False
         self._parts_ranged = False
         self._lasting: list[Removable] = []
-        self._choose(parts, backward, root)
+        self._choose(submodules, backward, root)
         if model not in session.annotated:  # otherwise the base class raises
             self._refuse_ranged_twice()
         self.paths = tuple(self._ranged)
@@ -88,9 +88,9 @@ class ModelAnnotation(Annotation):
             raise
         self._register()
 
-    def _choose(self, parts: list[Part], backward: bool, root: str) -> None:
+    def _choose(self, submodules: list[Submodule], backward: bool, root: str) -> None:
         chosen: dict[int, str] = {}
-        for path, module in parts:
+        for path, module in submodules:
             name = strip_wrappers(path) or root
             if id(module) in chosen:
                 self.aliases[name] = chosen[id(module)]
@@ -223,19 +223,25 @@ def range_model(
         raise UsageError("annotate_model takes select= or depth=, not both")
     if memory:
         session.add_memory_marks(read_cuda if memory is True else memory)
-    holder = None if isinstance(model, nn.Module) else _components(model)
+    components = None if isinstance(model, nn.Module) else _components(model)
     top = cast(nn.Module, model)
-    tops = [Part("", top)] if holder is None else [Part(name, part) for name, part in holder.items()]
+    tops = (
+        [Submodule("", top)]
+        if components is None
+        else [Submodule(name, submodule) for name, submodule in components.items()]
+    )
     if select is not None:
-        parts = _selected(holder or top, select)
+        submodules = _selected(components or top, select)
     elif depth is not None:
         levels = _levels(depth)
-        parts = [part for top in tops for part in (top, *descendants(top, levels))]
+        submodules = [submodule for top in tops for submodule in (top, *descendants(top, levels))]
     else:
-        parts = [part for top in tops for part in _by_structure(top)]
-    root = root or (class_name(unwrapped(top)) if holder is None else type(model).__name__)
+        submodules = [submodule for top in tops for submodule in _by_structure(top)]
+    root = root or (class_name(unwrapped(top)) if components is None else type(model).__name__)
     replace_in_notebook(model)
-    return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts, holder=holder)
+    return ModelAnnotation(
+        model, submodules, backward=backward, root=root, compiled_parts=compiled_parts, components=components
+    )
 
 
 def _components(pipeline: Any) -> nn.ModuleDict:
@@ -259,29 +265,29 @@ def _levels(depth: int | str) -> int:
     raise UsageError(f"depth={depth!r} is neither a number of levels nor 'leaf'")
 
 
-def _by_structure(top: Part) -> list[Part]:
-    blocks = {part.path for part in find_blocks(top)}
+def _by_structure(top: Submodule) -> list[Submodule]:
+    blocks = {submodule.path for submodule in find_blocks(top)}
     ancestors = {".".join(path.split(".")[:end]) for path in blocks for end in range(path.count(".") + 1)}
 
-    def below(part: Part) -> Iterator[Part]:
-        for child in children(part):
+    def below(submodule: Submodule) -> Iterator[Submodule]:
+        for child in children(submodule):
             yield child
             if child.path in blocks:
                 yield from children(child)
             elif child.path in ancestors:
                 yield from below(child)
 
-    return [top, *(part for part in below(top) if not isinstance(part.module, nn.Identity))]
+    return [top, *(submodule for submodule in below(top) if not isinstance(submodule.module, nn.Identity))]
 
 
-def _selected(model: nn.Module, select: Select) -> list[Part]:
+def _selected(model: nn.Module, select: Select) -> list[Submodule]:
     matches = _predicate(select)
     named = model.named_modules(remove_duplicate=False)
     called = ((path, module) for path, module in named if not is_list(module))
-    parts = [Part(path, module) for path, module in called if matches(strip_wrappers(path), module)]
-    if not parts:
+    submodules = [Submodule(path, module) for path, module in called if matches(strip_wrappers(path), module)]
+    if not submodules:
         raise UsageError(f"select={select!r} matches no module of {type(model).__name__}; see named_modules()")
-    return parts
+    return submodules
 
 
 def _predicate(select: Select) -> Callable[[str, nn.Module], bool]:

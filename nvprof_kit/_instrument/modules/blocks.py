@@ -21,33 +21,33 @@ _STAGE_SHARE = 0.5
 """Minimum share of an element's weights in its own list for the element to be a stage instead of a block."""
 
 
-class Part(NamedTuple):
+class Submodule(NamedTuple):
     """A module and its path in the model."""
 
     path: str
     module: nn.Module
 
 
-def children(part: Part) -> Iterator[Part]:
+def children(submodule: Submodule) -> Iterator[Submodule]:
     """The called children of a module: lists are replaced by their elements, wrappers by the wrapped module."""
-    for name, inner in named_children(part):
+    for name, inner in named_children(submodule):
         if name in WRAPPER_PARTS or is_list(inner.module):
             yield from children(inner)
         else:
             yield inner
 
 
-def named_children(part: Part) -> Iterator[tuple[str, Part]]:
+def named_children(submodule: Submodule) -> Iterator[tuple[str, Submodule]]:
     """The children of a module by name; a child with two names occurs twice."""
-    for name, child in part.module._modules.items():
+    for name, child in submodule.module._modules.items():
         if child is not None:
-            yield name, Part(f"{part.path}.{name}" if part.path else name, child)
+            yield name, Submodule(f"{submodule.path}.{name}" if submodule.path else name, child)
 
 
-def descendants(part: Part, depth: int) -> Iterator[Part]:
+def descendants(submodule: Submodule, depth: int) -> Iterator[Submodule]:
     """The called modules below a module, up to a depth."""
     if depth > 0:
-        for child in children(part):
+        for child in children(submodule):
             yield child
             yield from descendants(child, depth - 1)
 
@@ -57,7 +57,7 @@ def is_list(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward
 
 
-def find_blocks(root: Part) -> list[Part]:
+def find_blocks(root: Submodule) -> list[Submodule]:
     """The repeated blocks of a model in model order; empty if there are none."""
     return _blocks_below(root, at_least=2) or _blocks_below(root, at_least=1)
 
@@ -65,14 +65,14 @@ def find_blocks(root: Part) -> list[Part]:
 class _Group(NamedTuple):
     """Children of a module that may repeat: the elements of a list, or all children that are plain attributes."""
 
-    elements: list[Part]
-    holder: nn.Module | None
+    elements: list[Submodule]
+    container: nn.Module | None
 
 
-def _groups(part: Part) -> list[_Group]:
+def _groups(submodule: Submodule) -> list[_Group]:
     groups = []
-    attributes: list[Part] = []
-    for name, inner in named_children(part):
+    attributes: list[Submodule] = []
+    for name, inner in named_children(submodule):
         if isinstance(inner.module, nn.Sequential) or is_list(inner.module):
             groups.append(_Group(list(children(inner)), inner.module))
         elif name in WRAPPER_PARTS:
@@ -82,29 +82,29 @@ def _groups(part: Part) -> list[_Group]:
     return [*groups, _Group(attributes, None)]
 
 
-def _blocks_below(part: Part, at_least: int) -> list[Part]:
+def _blocks_below(submodule: Submodule, at_least: int) -> list[Submodule]:
     """Blocks below a module; a list needs at least this many modules of one class."""
-    groups = _groups(part)
+    groups = _groups(submodule)
     enough = at_least
-    if any(group.holder is not None and _repeated(group, at_least) for group in groups):
+    if any(group.container is not None and _repeated(group, at_least) for group in groups):
         enough = 1  # next to a list of blocks, a list with one element also counts
-    blocks: list[Part] = []
+    blocks: list[Submodule] = []
     for group in groups:
         repeated = _repeated(group, enough)
         for element in group.elements:
             inner = _blocks_below(element, at_least)
-            if element not in repeated or (inner and (group.holder is None or _is_stage(element, inner))):
+            if element not in repeated or (inner and (group.container is None or _is_stage(element, inner))):
                 blocks += inner
             else:
                 blocks.append(element)
     return blocks
 
 
-def _repeated(group: _Group, at_least: int) -> list[Part]:
+def _repeated(group: _Group, at_least: int) -> list[Submodule]:
     """The blocks in a group: all composite elements, if enough of them have the same class."""
     composite = [element for element in group.elements if _is_composite(element.module)]
     counts = Counter(type(element.module) for element in composite)
-    enough = at_least if group.holder is not None and is_list(group.holder) else 2
+    enough = at_least if group.container is not None and is_list(group.container) else 2
     return composite if counts and max(counts.values()) >= enough else []
 
 
@@ -114,15 +114,23 @@ def _is_composite(module: nn.Module) -> bool:
     It has weights in modules of more than one class, such as a projection and a norm. Norms may have no weights, so
     several children of different classes with weights in submodules, such as attention and feed-forward, also count.
     """
-    kinds = {type(part) for part in module.modules() if next(part.parameters(recurse=False), None) is not None}
-    parts = {type(part) for part in module.children() if any(_weights(inner) for inner in part.children())}
+    kinds = {
+        type(inner_module)
+        for inner_module in module.modules()
+        if next(inner_module.parameters(recurse=False), None) is not None
+    }
+    parts = {
+        type(inner_module)
+        for inner_module in module.children()
+        if any(_weights(inner) for inner in inner_module.children())
+    }
     return len(kinds) > 1 or len(parts) > 1
 
 
-def _is_stage(element: Part, blocks: list[Part]) -> bool:
+def _is_stage(element: Submodule, blocks: list[Submodule]) -> bool:
     """Whether most weights of an element are in its own list of blocks."""
     lists = [child for child in element.module.children() if isinstance(child, (nn.ModuleList, nn.Sequential))]
-    list_ids = {id(module) for holder in lists for module in holder.children()}
+    list_ids = {id(module) for container in lists for module in container.children()}
     block_weights = sum(_weights(block.module) for block in blocks if id(block.module) in list_ids)
     return block_weights >= _STAGE_SHARE * _weights(element.module) > 0
 
@@ -144,11 +152,13 @@ def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dic
             pattern that matches a module does not match modules inside it: ``transformer_blocks.*`` matches the
             blocks, not their parts. Lists of modules match nothing.
     """
-    blocks = {strip_wrappers(part.path): class_name(part.module) for part in find_blocks(Part("", model))}
-    holders: dict[str, set[str]] = {}
+    blocks = {strip_wrappers(block.path): class_name(block.module) for block in find_blocks(Submodule("", model))}
+    containers: dict[str, set[str]] = {}
     for path, name in blocks.items():
-        holders.setdefault(name, set()).add(_holder(path))
-    kinds = {path: f"{name} in {_holder(path)}" if len(holders[name]) > 1 else name for path, name in blocks.items()}
+        containers.setdefault(name, set()).add(_list_of(path))
+    kinds = {
+        path: f"{name} in {_list_of(path)}" if len(containers[name]) > 1 else name for path, name in blocks.items()
+    }
     matched: dict[str, set[str]] = {pattern: set() for pattern in rules or {}}
     for path, module in model.named_modules(remove_duplicate=False):  # parents before children
         bare = strip_wrappers(path)
@@ -188,7 +198,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _holder(path: str) -> str:
+def _list_of(path: str) -> str:
     """A block's path with a star for every number, without a final number."""
-    parts = ["*" if part.isdecimal() else part for part in path.split(".")]
+    parts = ["*" if name.isdecimal() else name for name in path.split(".")]
     return ".".join(parts[:-1] if parts[-1] == "*" else parts)

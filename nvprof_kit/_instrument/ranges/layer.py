@@ -48,11 +48,11 @@ class Family:
         self._root = root
         self._found: dict[tuple[str, str], tuple[Layer, ...]] = {}
 
-    def below(self, holder: Layer, path: str) -> tuple[Layer, ...]:
+    def below(self, layer: Layer, path: str) -> tuple[Layer, ...]:
         """The layers from a layer (exclusive) down to a path below it, outermost first."""
-        requested = holder.path, path
+        requested = layer.path, path
         if requested not in self._found:
-            above = [] if holder.path == self._root else holder.path.split(".")
+            above = [] if layer.path == self._root else layer.path.split(".")
             parts = path.split(".")
             candidates = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
             self._found[requested] = tuple(self._layers[way] for way in candidates if way in self._layers)

@@ -193,7 +193,7 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
     try:
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
-        category_names = ", ".join(known.value for known in Category)
+        category_names = ", ".join(member.value for member in Category)
         raise UsageError(f"{category!r} is not a category; use one of {category_names}") from None
 
 

@@ -74,13 +74,13 @@ class Frame:
 
     __slots__ = ("arguments", "backward", "depth", "edges", "index", "layer", "marked", "parent", "seen")
 
-    def __init__(self, layer: object, backward: Any, index: int, begin: int, arguments: Mapping[int, Any]) -> None:
+    def __init__(self, layer: object, backward: Any, index: int, sequence: int, arguments: Mapping[int, Any]) -> None:
         self.layer = layer
         self.backward = backward
         self.index = index
         self.parent: Any = None
         self.depth = 0
-        self.edges = [begin]
+        self.edges = [sequence]
         self.arguments = arguments
         self.seen: set[int] | None = None
         self.marked: set[int] | None = None
@@ -270,12 +270,12 @@ class Position:
         call = calls[-1]
         nodes = None
         if call.parent is None:
-            begin = call.edges[0]
+            sequence = call.edges[0]
             if len(calls) == 1:  # then looking at the outputs is quicker than asking for the next node's number
                 nodes = now.nodes([outputs])
-                created = any(node._sequence_nr() >= begin and id(node) not in call.arguments for node in nodes)
+                created = any(node._sequence_nr() >= sequence and id(node) not in call.arguments for node in nodes)
             else:
-                created = begin != now.sequence()
+                created = sequence != now.sequence()
             if not created:
                 calls.pop()
                 return

@@ -15,7 +15,7 @@ from nvprof_kit._instrument.loop.guard import never_fails, warn
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure
-from nvprof_kit._instrument.modules.blocks import Part, class_name, unwrapped
+from nvprof_kit._instrument.modules.blocks import Submodule, class_name, unwrapped
 from nvprof_kit._instrument.modules.hooks import annotated
 from nvprof_kit.errors import UsageError
 
@@ -128,10 +128,10 @@ def listens() -> bool:
     if session.mode == "off":
         return False
     try:
-        wanted = Schedule.of(None) is not None
+        enabled = Schedule.of(None) is not None
     except UsageError:
-        wanted = False
-    return session.backend is not None or wanted
+        enabled = False
+    return session.backend is not None or enabled
 
 
 def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -162,13 +162,13 @@ def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
     Raises:
         UsageError: The model is already annotated.
     """
-    return ModelAnnotation(model, _by_structure(Part(prefix, model)), backward=True, root=prefix)
+    return ModelAnnotation(model, _by_structure(Submodule(prefix, model)), backward=True, root=prefix)
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
     """A name, with a number behind it if others have it: ``Critic``, ``Critic2``."""
     numbered = (name if number == 1 else f"{name}{number}" for number in range(1, len(taken) + 2))
-    return next(one for one in numbered if one not in taken)
+    return next(candidate for candidate in numbered if candidate not in taken)
 
 
 def is_ranged(model: nn.Module) -> bool:

@@ -20,9 +20,9 @@ def calling_object(attribute: str) -> Any:
     for _ in range(_FRAMES):
         if frame is None:
             return None
-        found = frame.f_locals.get("self")
-        if found is not None and hasattr(found, attribute):
-            return found
+        candidate = frame.f_locals.get("self")
+        if candidate is not None and hasattr(candidate, attribute):
+            return candidate
         frame = frame.f_back
     return None
 

@@ -11,8 +11,8 @@ import sys
 
 def _run_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    folders = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", folders)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module

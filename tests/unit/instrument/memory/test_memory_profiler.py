@@ -403,7 +403,7 @@ def test_what_a_layer_retains_and_needs_for_a_while() -> None:
     boundaries.left(model)
     boundaries.entered(back)
     boundaries.left(back)
-    found = [(b.layer, b.phase, b.begin, b.end, b.peak, b.retained, b.transient) for b in boundaries.seen]
+    found = [(b.layer, b.phase, b.start, b.end, b.peak, b.retained, b.transient) for b in boundaries.seen]
     assert found == [
         ("model.a", "forward", 110, 160, 400, 50, 240),
         ("model", "forward", 100, 200, 400, 100, 200),

@@ -7,11 +7,11 @@ import torch
 from model_zoo import make
 from torch import nn
 
-from nvprof_kit._instrument.modules.blocks import Part, children, find_blocks
+from nvprof_kit._instrument.modules.blocks import Submodule, children, find_blocks
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    return [part.path for part in find_blocks(Part("", model))]
+    return [part.path for part in find_blocks(Submodule("", model))]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_wrappers_are_looked_through() -> None:
     inner = Holder(layers=nn.ModuleList(Block() for _ in range(2)))
     wrapped = Holder(module=inner)
     assert blocks_of(wrapped) == ["module.layers.0", "module.layers.1"]
-    assert [part.path for part in children(Part("", wrapped))] == ["module.layers.0", "module.layers.1"]
+    assert [part.path for part in children(Submodule("", wrapped))] == ["module.layers.0", "module.layers.1"]
     compiled = Holder(layers=nn.ModuleList(torch.compile(Block()) for _ in range(2)))
     assert blocks_of(compiled) == ["layers.0", "layers.1"]
 
