@@ -69,31 +69,31 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
     sort = op_sorts(trace, classes)
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     line = Line.over((windows.start, start), (windows.end, end))
-    moment, change = _changes(windows, sort, (start, end), line)
+    change_time, change = _changes(windows, sort, (start, end), line)
     opens, closes = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
     count = len(windows.start)
-    spent, comm, copy = (np.zeros(many, dtype=np.int64) for many in (4 * count, count, count))
+    state_ns, comm, copy = (np.zeros(length_of_sums, dtype=np.int64) for length_of_sums in (4 * count, count, count))
     gaps, running, mask = [], np.int64(0), (1 << _BITS) - 1
-    for low in range(0, len(moment) - 1, _BLOCK):
-        begin, length = moment[low : low + _BLOCK], np.diff(moment[low : low + _BLOCK + 1])
+    for low in range(0, len(change_time) - 1, _BLOCK):
+        block_start, length = change_time[low : low + _BLOCK], np.diff(change_time[low : low + _BLOCK + 1])
         depth = running + np.cumsum(change[low : low + _BLOCK])
         running = depth[-1]
-        begin, depth = begin[: len(length)], depth[: len(length)]
-        window = np.searchsorted(opens, begin, side="right") - 1
+        block_start, depth = block_start[: len(length)], depth[: len(length)]
+        window = np.searchsorted(opens, block_start, side="right") - 1
         real = (length > 0) & (window >= 0)
-        real[real] = begin[real] < closes[window[real]]
-        begin, length, depth, window = begin[real], length[real], depth[real], window[real]
-        busy = [(depth >> (_BITS * place)) & mask > 0 for place in range(3)]
+        real[real] = block_start[real] < closes[window[real]]
+        block_start, length, depth, window = block_start[real], length[real], depth[real], window[real]
+        busy = [(depth >> (_BITS * bit)) & mask > 0 for bit in range(3)]
         state = np.select(busy, [COMPUTE, COMM, COPY], IDLE)
-        spent += exact_sums(window * 4 + state, length, 4 * count)
+        state_ns += exact_sums(window * 4 + state, length, 4 * count)
         comm += exact_sums(window[busy[1]], length[busy[1]], count)
         copy += exact_sums(window[busy[2]], length[busy[2]], count)
         idle = state == IDLE
-        began = line.moment(begin[idle])
-        gaps.append((window[idle], began, began + length[idle]))
+        gap_begin = line.moment(block_start[idle])
+        gaps.append((window[idle], gap_begin, gap_begin + length[idle]))
     none = [np.zeros(0, dtype=np.int64)] * 3
     gap_window, gap_start, gap_end = (np.concatenate(column) for column in zip(none, *gaps, strict=True))
-    return Activity(spent.reshape(count, 4), comm, copy, sort, gap_window, gap_start, gap_end)
+    return Activity(state_ns.reshape(count, 4), comm, copy, sort, gap_window, gap_start, gap_end)
 
 
 _BLOCK = 1 << 18
@@ -108,10 +108,10 @@ def _changes(
     """
     unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
     edges = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
-    moment = np.concatenate((*(line.at(windows.of_op, one) for one in times), *edges))
+    change_time = np.concatenate((*(line.at(windows.of_op, one) for one in times), *edges))
     change = np.concatenate((unit, -unit, np.zeros(2 * len(windows.start), dtype=np.int64)))
-    order = np.argsort(moment, kind="stable")
-    return moment[order], change[order]
+    order = np.argsort(change_time, kind="stable")
+    return change_time[order], change[order]
 
 
 def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:

@@ -103,10 +103,10 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 def with_cost(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     """A table with the column of `COSTS`, which the critical path does not have."""
-    made: pd.DataFrame = (
+    table: pd.DataFrame = (
         rows.assign(**{_PATH: rows[list(ALIKE[name])].sum(axis=1)}) if name == "critical-path" else rows
     )
-    return made
+    return table
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -193,7 +193,7 @@ def breakdown(
     trace: Trace,
     own_rules: Sequence[Rule] = (),
     options: StepOptions = ALL_STEPS,
-    known: Operations | None = None,
+    known_operations: Operations | None = None,
 ) -> Breakdown:
     """Compute the time breakdown of each step.
 
@@ -202,22 +202,22 @@ def breakdown(
         own_rules: The user's rules for kernel classes, tried before the built-in ones.
         options: The steps to analyze, by default all but warm-up. By default `steps` also lists the other steps and
             the time outside steps. Tables of a single step show the step of median duration.
-        known: The same operations, to reuse their attribution and classes.
+        known_operations: The same operations, to reuse their attribution and classes.
 
     Raises:
         UsageError: None of the selected steps is in the capture.
         AssertionError: The parts do not add up to the whole: a bug in this package.
     """
-    operations = Operations(trace, own_rules, known)
+    operations = Operations(trace, own_rules, known_operations)
     choice = choose_steps(trace, operations.attribution, options)
-    made = breakdown_of(trace, operations.attribution, operations.classes, choice)
-    if made.communication["bytes"].notna().all():
-        return made
+    result = breakdown_of(trace, operations.attribution, operations.classes, choice)
+    if result.communication["bytes"].notna().all():
+        return result
     text = (
         "the bytes of collectives are not all in this capture: a PyTorch trace tells them of NCCL's kernels (record "
         "the steps with nvprof_kit.record), an nsys export newer than 2024.2 of those outside CUDA graphs"
     )
-    return replace(made, warnings=(*made.warnings, Issue("collective-bytes", "note", 1.0, text)))
+    return replace(result, warnings=(*result.warnings, Issue("collective-bytes", "note", 1.0, text)))
 
 
 def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> Breakdown:
@@ -238,28 +238,28 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     bare = exposed(trace, windows, active)
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)
-    instances, listed = windows.instance, np.ones(len(steps), dtype=bool)
+    instances, is_listed = windows.instance, np.ones(len(steps), dtype=bool)
     if choice.asked and not choice.everything:
-        listed = np.append(choice.shown, False)[instances]
-        steps, instances = steps[listed].reset_index(drop=True), instances[listed]
-    counted, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
+        is_listed = np.append(choice.shown, False)[instances]
+        steps, instances = steps[is_listed].reset_index(drop=True), instances[is_listed]
+    all_ops, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
     if windows.in_step.any():
-        counted, of_parts = choice.of_ops(attribution), _in_steps(idling, windows, choice)
+        all_ops, of_parts = choice.of_ops(attribution), _in_steps(idling, windows, choice)
         of_wait = windows.instance[idling.gaps["window"].to_numpy()[idling.waits["gap"].to_numpy()]]
         idling = replace(idling, waits=idling.waits[np.append(choice.shown, choice.everything)[of_wait]])
-    middle = median_window(windows, choice.shown)
-    shown_as = int(np.count_nonzero(listed[:middle]))
+    median_index = median_window(windows, choice.shown)
+    shown_as = int(np.count_nonzero(is_listed[:median_index]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return Breakdown(
         steps=steps,
         instances=instances,
         choice=choice,
         idle=_idle_table(idling.parts, of_parts),
-        communication=comm_table(trace, attribution, active, bare, counted=counted),
-        copies=copy_table(trace, attribution, active, bare, host, counted=counted),
-        launches=launch_table(trace, attribution, host, idling.parts, counted=counted, of_parts=of_parts),
-        queue=queue_over_time(trace, windows, host, middle),
-        critical_path=critical_path(trace, attribution, windows, host, middle),
+        communication=comm_table(trace, attribution, active, bare, is_counted=all_ops),
+        copies=copy_table(trace, attribution, active, bare, host, is_counted=all_ops),
+        launches=launch_table(trace, attribution, host, idling.parts, is_counted=all_ops, of_parts=of_parts),
+        queue=queue_over_time(trace, windows, host, median_index),
+        critical_path=critical_path(trace, attribution, windows, host, median_index),
         critical_window=shown_as,
         gaps=idling.gaps,
         waits=idling.waits,
@@ -268,7 +268,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
             *classes.warnings(total),
             *join_warnings(trace, attribution.ranges, attribution.unjoined),
             *_warnings(trace, steps),
-            *first_collective(trace, classes, counted),
+            *first_collective(trace, classes, all_ops),
         ),
         info=trace.info,
     )
@@ -278,14 +278,14 @@ def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host:
     import pandas as pd
 
     count = len(windows.start)
-    device = [windows.devices[one] for one in windows.device.tolist()]
+    device = [windows.devices[lane] for lane in windows.device.tolist()]
     causes = {f"idle_{cause}_ns": idling.by_window(cause, count) for cause in CAUSES}
     columns = {
         "step": pd.arrays.IntegerArray(windows.step, ~windows.in_step),
-        "process": np.array([one.process for one in device], dtype=np.int64),
-        "device": np.array([one.device for one in device], dtype=np.int64),
+        "process": np.array([lane.process for lane in device], dtype=np.int64),
+        "device": np.array([lane.device for lane in device], dtype=np.int64),
         "wall_ns": windows.end - windows.start,
-        **{f"{state}_ns": active.spent[:, place] for place, state in enumerate(STATES)},
+        **{f"{state}_ns": active.spent[:, column] for column, state in enumerate(STATES)},
         "comm_ns": active.comm,
         "copy_ns": active.copy,
         **causes,
@@ -309,41 +309,41 @@ def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> npt.NDArray
     if choice.everything:
         return np.ones(len(parts), dtype=bool)
     gap = parts["gap"].to_numpy()
-    kept: npt.NDArray[np.bool_] = np.append(choice.shown, False)[windows.instance][window][gap]
+    is_shown: npt.NDArray[np.bool_] = np.append(choice.shown, False)[windows.instance][window][gap]
     if not choice.asked:
-        kept |= (windows.instance < 0)[window][gap] & (parts["cause"] == "dataloader").to_numpy()
-    return kept
+        is_shown |= (windows.instance < 0)[window][gap] & (parts["cause"] == "dataloader").to_numpy()
+    return is_shown
 
 
-def _idle_table(parts: pd.DataFrame, counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
+def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call."""
     import pandas as pd
 
-    names, spent = ("cause", *PLACE), parts["idle_ns"].to_numpy()[counted]
+    names, idle_of_part = ("cause", *PLACE), parts["idle_ns"].to_numpy()[is_counted]
     columns = [parts[name].cat for name in names]
-    spans = tuple(len(one.categories) + 1 for one in columns)  # + 1 for missing values
-    key = np.zeros(len(spent), dtype=np.int64)
-    for one, span in zip(columns, spans, strict=True):
+    spans = tuple(len(categorical.categories) + 1 for categorical in columns)  # + 1 for missing values
+    key = np.zeros(len(idle_of_part), dtype=np.int64)
+    for categorical, span in zip(columns, spans, strict=True):
         key *= span
-        key += one.codes.to_numpy()[counted]
+        key += categorical.codes.to_numpy()[is_counted]
         key += 1
-    group, found = pd.factorize(key, sort=True)
+    group, groups = pd.factorize(key, sort=True)
     del key
-    most = np.zeros(len(found), dtype=np.int64)
-    np.maximum.at(most, group, spent)
-    rows = np.flatnonzero(spent == most[group])
+    longest_ns = np.zeros(len(groups), dtype=np.int64)
+    np.maximum.at(longest_ns, group, idle_of_part)
+    rows = np.flatnonzero(idle_of_part == longest_ns[group])
     longest = rows[np.unique(group[rows], return_index=True)[1]]
-    idle_ns = exact_sums(group, spent, len(found))
-    order = np.lexsort((longest, -spent[longest], -idle_ns))
-    places = zip(names, columns, np.unravel_index(found[order], spans), strict=True)
-    made = {name: np.array(["", *one.categories], dtype=object)[code] for name, one, code in places}
+    idle_ns = exact_sums(group, idle_of_part, len(groups))
+    order = np.lexsort((longest, -idle_of_part[longest], -idle_ns))
+    places = zip(names, columns, np.unravel_index(groups[order], spans), strict=True)
+    labels = {name: np.array(["", *categorical.categories], dtype=object)[code] for name, categorical, code in places}
     figures = {
-        "gaps": np.bincount(group, minlength=len(found))[order],
+        "gaps": np.bincount(group, minlength=len(groups))[order],
         "idle_ns": idle_ns[order],
-        "longest_ns": spent[longest][order],
-        "longest_at_ns": parts["start_ns"].to_numpy()[counted][longest][order],
+        "longest_ns": idle_of_part[longest][order],
+        "longest_at_ns": parts["start_ns"].to_numpy()[is_counted][longest][order],
     }
-    table: pd.DataFrame = pd.DataFrame({**made, **figures})[list(IDLE_COLUMNS)]
+    table: pd.DataFrame = pd.DataFrame({**labels, **figures})[list(IDLE_COLUMNS)]
     return table
 
 

@@ -26,7 +26,7 @@ _DIRECT = ("broadcast", "reduce", "sendrecv", "send", "recv")
 _MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
 
 
-def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[np.bool_]) -> list[Issue]:
+def first_collective(trace: Trace, classes: KernelClasses, is_counted: npt.NDArray[np.bool_]) -> list[Issue]:
     """Warn that a capture's first collective may include waiting for other ranks whose profilers started later: the
     first one of a name took a multiple of the median of the others. A single rank's capture cannot show which rank it
     waited for.
@@ -34,23 +34,23 @@ def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[
     Args:
         trace: The capture.
         classes: The class of each operation.
-        counted: The operations included in the figures; collectives outside them need no warning.
+        is_counted: The operations included in the figures; collectives outside them need no warning.
     """
     rows = np.flatnonzero(classes.is_a("comm"))
     if not len(rows) or "name" not in trace.ops:
         return []
     start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-    name, took, found = trace.ops["name"].cat.codes.to_numpy()[rows], end - start, []
-    for one in np.unique(name).tolist():
-        mine = np.flatnonzero(name == one)
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        usual = float(np.median(took[mine[1:]])) if len(mine) > 1 else np.inf
-        first = int(took[mine[0]])
-        if counted[rows[mine[0]]] and first - usual >= _NOTABLE_NS and first >= _MUCH_LONGER * usual:
-            found.append((first, usual))
-    if not found:
+    name, duration_ns, slow_firsts = trace.ops["name"].cat.codes.to_numpy()[rows], end - start, []
+    for kernel_name in np.unique(name).tolist():
+        runs = np.flatnonzero(name == kernel_name)
+        runs = runs[np.argsort(start[runs], kind="stable")]
+        usual = float(np.median(duration_ns[runs[1:]])) if len(runs) > 1 else np.inf
+        first = int(duration_ns[runs[0]])
+        if is_counted[rows[runs[0]]] and first - usual >= _NOTABLE_NS and first >= _MUCH_LONGER * usual:
+            slow_firsts.append((first, usual))
+    if not slow_firsts:
         return []
-    first, usual = max(found)
+    first, usual = max(slow_firsts)
     text = (
         f"the first collective of the window took {first / 1e6:,.3f} ms, the median of its like {usual / 1e6:,.3f} ms: "
         "it may be waiting only since the ranks' profilers began at different moments, and is no cost of the program; "
@@ -88,12 +88,14 @@ def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) ->
     if trace.collectives is not None and len(trace.collectives) and len(rows):
         owner = kernels_of_calls(trace, rows) if owner is None else owner
         calls = {name: trace.collectives[name].to_numpy() for name in ("bytes", "ranks")}
-        given = np.flatnonzero(owner >= 0)
-        has_size = np.bincount(owner[given], minlength=len(rows)) > 0
-        unknown = np.bincount(owner[given], weights=calls["bytes"][given] < 0, minlength=len(rows)) > 0
-        summed = np.bincount(owner[given], weights=calls["bytes"][given], minlength=len(rows)).astype(np.int64)
+        with_kernel = np.flatnonzero(owner >= 0)
+        has_size = np.bincount(owner[with_kernel], minlength=len(rows)) > 0
+        unknown = np.bincount(owner[with_kernel], weights=calls["bytes"][with_kernel] < 0, minlength=len(rows)) > 0
+        summed = np.bincount(owner[with_kernel], weights=calls["bytes"][with_kernel], minlength=len(rows)).astype(
+            np.int64
+        )
         size = np.where(has_size & ~unknown, summed, -1)
-        np.maximum.at(ranks, owner[given], calls["ranks"][given])
+        np.maximum.at(ranks, owner[with_kernel], calls["ranks"][with_kernel])
     return Messages(size, ranks)
 
 
@@ -119,9 +121,9 @@ def _by_correlation(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]
 
     ops = trace.ops.iloc[rows][["pid", "correlation"]].assign(kernel=np.arange(len(rows)))
     first = ops.drop_duplicates(["pid", "correlation"])
-    wanted = pd.DataFrame({"pid": calls["pid"], "correlation": calls["correlation"]})
-    found = wanted.merge(first, how="left", on=["pid", "correlation"])["kernel"].fillna(NONE)
-    owner: Int64Array = found.to_numpy().astype(np.int64)
+    keys = pd.DataFrame({"pid": calls["pid"], "correlation": calls["correlation"]})
+    matches = keys.merge(first, how="left", on=["pid", "correlation"])["kernel"].fillna(NONE)
+    owner: Int64Array = matches.to_numpy().astype(np.int64)
     return owner
 
 
@@ -134,17 +136,17 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
     selected = np.isin(trace.api["correlation"].to_numpy(), correlation)  # keeps the search over few calls
     launches = Launches(replace(trace, api=trace.api[selected]))
     call = launches.that_launched(pid, correlation, start)
-    tid, moment = launches.tid[call], launches.time[call]
-    inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, moment)
+    tid, launch_time = launches.tid[call], launches.time[call]
+    inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, launch_time)
     alone = np.bincount(inside[inside >= 0], minlength=len(owner))[inside] == 1
     kernels = np.flatnonzero((inside >= 0) & alone)  # a graph launch is not inside an NCCL call
-    kernels = kernels[np.lexsort((moment[kernels], tid[kernels]))]
+    kernels = kernels[np.lexsort((launch_time[kernels], tid[kernels]))]
     for thread in np.unique(tid[kernels]).tolist():
-        mine = kernels[tid[kernels] == thread]
+        of_thread = kernels[tid[kernels] == thread]
         its = np.flatnonzero(calls["tid"] == thread)
         # the first launch at or after the start of the call: inside it, or by the end of its group
-        place = np.searchsorted(moment[mine], calls["start_ns"][its], side="left")
-        kernel = np.append(mine, NONE)[place]
+        position = np.searchsorted(launch_time[of_thread], calls["start_ns"][its], side="left")
+        kernel = np.append(of_thread, NONE)[position]
         fits = (inside[kernel] == its) | calls["ends_group"][inside[kernel]].astype(bool)
         owner[its] = np.where(fits, kernel, NONE)
     return owner
@@ -157,9 +159,9 @@ def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> npt.N
         collective: Kinds, like ``AllReduce``, shape ``(n,)``.
         ranks: Ranks of the groups, -1 if unknown, shape ``(n,)``.
     """
-    kind = np.array([str(one).lower() for one in collective], dtype=object)
+    kind = np.array([str(operation).lower() for operation in collective], dtype=object)
     share = np.where(ranks > 0, (ranks - 1) / np.maximum(ranks, 1), np.nan)
-    found: npt.NDArray[np.float64] = np.select(
+    factors: npt.NDArray[np.float64] = np.select(
         [np.isin(kind, _TWICE), np.isin(kind, _ONCE), np.isin(kind, _DIRECT)], [2 * share, share, 1.0], np.nan
     )
-    return found
+    return factors

@@ -54,15 +54,15 @@ class _Piece(NamedTuple):
     tid: int
 
 
-def median_window(windows: Windows, shown: npt.NDArray[np.bool_]) -> int:
+def median_window(windows: Windows, is_shown: npt.NDArray[np.bool_]) -> int:
     """The step of median duration, as an index of a window; the longest window if there are no steps.
 
     Args:
         windows: The steps.
-        shown: The step instances to consider.
+        is_shown: The step instances to consider.
     """
     length = windows.end - windows.start
-    steps = np.flatnonzero(np.append(shown, False)[windows.instance])
+    steps = np.flatnonzero(np.append(is_shown, False)[windows.instance])
     if not len(steps):
         return int(length.argmax())
     return int(steps[median_place(length[steps])])
@@ -98,8 +98,8 @@ def critical_path(
     table = frame.groupby(["layer", "phase", "operator"], sort=False).sum()
     total = table.sum(axis=1)
     table["share"] = total / max(int(windows.end[window] - windows.start[window]), 1)
-    made: pd.DataFrame = table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
-    return made
+    ranked: pd.DataFrame = table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    return ranked
 
 
 class _Intervals(NamedTuple):

@@ -193,11 +193,11 @@ class _Splitter:
         launched_late = np.flatnonzero((self._following.call != NONE) & (launched > gaps.start))
         queued_ns = gaps.end - np.maximum(launched, gaps.start)
         queued = np.flatnonzero((self._following.call != NONE) & (queued_ns >= LONG_NS))
-        stretches = (
+        launcher_waits = (
             np.concatenate((gaps.start[launched_late], gaps.start[queued])),
             np.concatenate((np.minimum(launched, gaps.end)[launched_late], gaps.end[queued])),
         )
-        self._doing: Doing = doing(host, ranges, trace.scheduled, stretches, trace.frames)
+        self._doing: Doing = doing(host, ranges, trace.scheduled, launcher_waits, trace.frames)
         self._event = np.append(self._doing.rows, NONE)
         # one after the other, for memory; the timeline now, so that two threads do not make it at once
         self._doing.of_threads  # noqa: B018
@@ -286,7 +286,7 @@ class _Splitter:
 
     def _causes(self, cut: _Cut, rows: Int64Array) -> tuple[npt.NDArray[np.int8], Int64Array]:
         """The cause and the range of some pieces."""
-        doing, launched = self._doing, rows >= len(cut.pieces.wait)
+        activity, launched = self._doing, rows >= len(cut.pieces.wait)
         cause, range_ = np.empty(len(rows), dtype=np.int8), np.empty(len(rows), dtype=np.int64)
         queued, early = np.flatnonzero(launched), np.flatnonzero(~launched)
         gap = cut.gap[rows[queued]]
@@ -294,7 +294,7 @@ class _Splitter:
         names = [NAMES.index(name) for name in ("other", "graph", "queued")]
         cause[queued] = np.select([call == NONE, cut.graph[gap]], names[:2], names[2])
         cause[queued[self._copies_meanwhile(cut, rows[queued]) != NONE]] = NAMES.index("sync")
-        range_[queued] = doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
+        range_[queued] = activity.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
         pieces = cut.pieces.of(rows[early])
         cause[early], range_[early] = self._causes_of(pieces, cut), pieces.range
         return cause, range_
@@ -309,15 +309,15 @@ class _Splitter:
         return np.where(copies, calls, NONE)
 
     def _causes_of(self, pieces: Pieces, cut: _Cut) -> npt.NDArray[np.integer[Any]]:
-        doing, start = self._doing, pieces.start
-        call_cause, of_range = doing.cause[pieces.done], doing.range_cause[pieces.range]
-        located = (pieces.done != NONE) | doing.in_phase[pieces.range]
+        activity, start = self._doing, pieces.start
+        call_cause, of_range = activity.cause[pieces.done], activity.range_cause[pieces.range]
+        located = (pieces.done != NONE) | activity.in_phase[pieces.range]
         chosen: list[tuple[npt.NDArray[np.bool_], Any]] = [
-            (doing.profiler.covers(cut.waits.pid[pieces.wait], start), NAMES.index("profiler")),
+            (activity.profiler.covers(cut.waits.pid[pieces.wait], start), NAMES.index("profiler")),
             (call_cause != NONE, call_cause),
-            (doing.prepares[pieces.done] | doing.loading.covers(pieces.tid, start), LOADING),
+            (activity.prepares[pieces.done] | activity.loading.covers(pieces.tid, start), LOADING),
             (of_range != NONE, of_range),
-            (doing.off_cpu(pieces.tid, start), NAMES.index("off_cpu")),
+            (activity.off_cpu(pieces.tid, start), NAMES.index("off_cpu")),
             (start < cut.waits.late_until[pieces.wait], NAMES.index("after_sync")),
             (cut.graph[cut.waits.gap[pieces.wait]], NAMES.index("graph")),
             (located, LAUNCH),
@@ -325,27 +325,27 @@ class _Splitter:
         codes: list[Any] = [code for _, code in chosen]
         causes: npt.NDArray[np.integer[Any]] = np.select([mask for mask, _ in chosen], codes, UNKNOWN)
         unknown = np.flatnonzero(causes == UNKNOWN)
-        if doing.functions is not None and len(unknown):
+        if activity.functions is not None and len(unknown):
             function = self._functions(pieces.of(unknown), cut)
-            function_cause = np.where(doing.functions.loads_data[function], NAMES.index("dataloader"), PYTHON)
+            function_cause = np.where(activity.functions.loads_data[function], NAMES.index("dataloader"), PYTHON)
             causes[unknown] = np.where(function != NONE, function_cause, UNKNOWN)
         return causes
 
     def _functions(self, pieces: Pieces, cut: _Cut) -> Int64Array:
         """The Python function of each piece outside calls, operators and layers, or `NONE`."""
-        doing = self._doing
-        if doing.functions is None:
+        activity = self._doing
+        if activity.functions is None:
             return np.full(len(pieces.wait), NONE)
         gap_ns = np.bincount(cut.gap, weights=cut.ns).astype(np.int64)[cut.waits.gap[pieces.wait]]
-        function = doing.functions.at(pieces.tid, pieces.start, gap_ns)
-        return np.where((pieces.done != NONE) | doing.in_layer[pieces.range], NONE, function)
+        function = activity.functions.at(pieces.tid, pieces.start, gap_ns)
+        return np.where((pieces.done != NONE) | activity.in_layer[pieces.range], NONE, function)
 
     def _operators_and_calls(self, cut: _Cut, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Codes of the names of operator (or Python function) and API call of some pieces, or `NONE`."""
         host = self._host
-        done = np.append(cut.pieces.done, NONE)[np.minimum(rows, len(cut.pieces.done))]
-        operator = self._doing.operator[done]
-        event = self._event[done]  # that of `NONE` has the name ''
+        call = np.append(cut.pieces.done, NONE)[np.minimum(rows, len(cut.pieces.done))]
+        operator = self._doing.operator[call]
+        event = self._event[call]  # that of `NONE` has the name ''
         launched = np.flatnonzero(rows >= len(cut.pieces.wait))
         event[launched] = self._copies_meanwhile(cut, rows[launched])
         is_call = (event != NONE) & ~host.operator[event]
@@ -440,7 +440,8 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> _
         lane = windows.device[gaps.window[block]]
         position = np.searchsorted(key, line.at(lane, gaps.end[block]))
         before, op = (
-            np.where(of_op[one] == lane, one, NONE) for one in (neighbours[position], neighbours[position + 1])
+            np.where(of_op[neighbour] == lane, neighbour, NONE)
+            for neighbour in (neighbours[position], neighbours[position + 1])
         )
         following.call[block] = call[op]
         following.graph[block] = is_graph[op] & is_graph[before] & (call[op] != call[before])

@@ -47,7 +47,7 @@ def launch_table(
     host: HostCalls,
     parts: pd.DataFrame,
     *,
-    counted: npt.NDArray[np.bool_],
+    is_counted: npt.NDArray[np.bool_],
     of_parts: npt.NDArray[np.bool_],
 ) -> pd.DataFrame:
     """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first.
@@ -57,33 +57,36 @@ def launch_table(
         attribution: The owner of each operation.
         host: The calls.
         parts: `nvprof_kit._analysis.breakdown.idle.Idle.parts`.
-        counted: The operations to include, shape ``(n,)``.
+        is_counted: The operations to include, shape ``(n,)``.
         of_parts: The parts to include.
     """
     import pandas as pd
 
-    rows = np.flatnonzero((host.of_op >= 0) & counted)
+    rows = np.flatnonzero((host.of_op >= 0) & is_counted)
     group, places = _places(attribution, rows)
     count = len(places)
-    long, took = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows], _shared_duration(host, rows)
+    long, call_ns = (
+        (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows],
+        _shared_duration(host, rows),
+    )
     columns = {
         "ops": np.bincount(group, minlength=count),
         "gpu_ns": exact_sums(group, long, count),
-        "call_ns": exact_sums(group, took, count),
-        "short_ops": np.bincount(group[long < took], minlength=count),
+        "call_ns": exact_sums(group, call_ns, count),
+        "short_ops": np.bincount(group[long < call_ns], minlength=count),
     }
-    del long, took
+    del long, call_ns
     delay = np.maximum(trace.ops["start_ns"].to_numpy()[rows] - host.end[host.of_op[rows]], 0)
     table = pd.DataFrame(columns, index=places)
     table["delay_ns"] = pd.Series(delay).groupby(group).median().astype("int64").to_numpy()
-    late = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
-    idle = late.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
+    launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
+    idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
     idle.index = pd.MultiIndex.from_frame(idle.index.to_frame().astype(str))
     table = table.join(idle[idle > 0], how="outer").fillna(0).astype("int64")
     table["launch_bound"] = table["idle_ns"] > _BOUND * table["gpu_ns"]
     plain = table.reset_index()
-    made: pd.DataFrame = plain.sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
-    return made
+    ranked: pd.DataFrame = plain.sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
+    return ranked
 
 
 def _places(attribution: Attribution, rows: Int64Array) -> tuple[Int64Array, pd.MultiIndex]:
@@ -94,15 +97,15 @@ def _places(attribution: Attribution, rows: Int64Array) -> tuple[Int64Array, pd.
     phases = len(phase.categories)
     group, pairs = pd.factorize(layer.codes[rows] * np.int64(phases) + phase.codes[rows])
     codes = zip((layer, phase), np.divmod(pairs, phases), strict=True)
-    texts = [one.categories.to_numpy()[code].astype(str).astype(object) for one, code in codes]
-    made: pd.MultiIndex = pd.MultiIndex.from_arrays(texts, names=["layer", "phase"])
-    return group, made
+    texts = [categorical.categories.to_numpy()[code].astype(str).astype(object) for categorical, code in codes]
+    places: pd.MultiIndex = pd.MultiIndex.from_arrays(texts, names=["layer", "phase"])
+    return group, places
 
 
 def _shared_duration(host: HostCalls, rows: Int64Array) -> Int64Array:
     """Duration of the launching call of some operations divided by the number of operations that it launched."""
-    every = host.of_op
-    sharing = np.bincount(every[every >= 0], minlength=len(host.tid))
-    call = every[rows]
+    call_of_op = host.of_op
+    sharing = np.bincount(call_of_op[call_of_op >= 0], minlength=len(host.tid))
+    call = call_of_op[rows]
     shared: Int64Array = (host.end[call] - host.start[call]) // sharing[call]
     return shared

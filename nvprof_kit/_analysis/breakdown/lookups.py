@@ -38,11 +38,11 @@ class Changes:
         """Keys of times on lanes; `NONE`, which sorts before all keys, on a lane without changes."""
         if not len(self.lanes):
             return [np.full(len(lane), NONE, dtype=np.int64) for _ in moments]
-        place = np.minimum(np.searchsorted(self.lanes, lane), len(self.lanes) - 1)
-        unknown = np.flatnonzero(self.lanes[place] != lane)
-        keys = [self.line.at(place, self.line.within(moment, before=1)) for moment in moments]
-        for found in keys:
-            found[unknown] = NONE
+        lane_index = np.minimum(np.searchsorted(self.lanes, lane), len(self.lanes) - 1)
+        unknown = np.flatnonzero(self.lanes[lane_index] != lane)
+        keys = [self.line.at(lane_index, self.line.within(time, before=1)) for time in moments]
+        for keys_of_time in keys:
+            keys_of_time[unknown] = NONE
         return keys
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -50,17 +50,17 @@ class Changes:
         if not self.near(start, end):
             nothing = np.zeros(0, dtype=np.int64)
             return nothing, nothing
-        begins, ends = self.key(lane, start, end)
-        low = np.searchsorted(self.keys, begins, side="right")
-        many = np.maximum(np.searchsorted(self.keys, ends, side="left") - low, 0)
-        row = np.repeat(np.arange(len(lane)), many)
-        first = np.concatenate(([0], np.cumsum(many)[:-1])) if len(many) else many
+        start_keys, ends = self.key(lane, start, end)
+        low = np.searchsorted(self.keys, start_keys, side="right")
+        counts = np.maximum(np.searchsorted(self.keys, ends, side="left") - low, 0)
+        row = np.repeat(np.arange(len(lane)), counts)
+        first = np.concatenate(([0], np.cumsum(counts)[:-1])) if len(counts) else counts
         keys = self.keys[np.arange(len(row)) + (low - first)[row]]
         return row, self.line.moment(keys)
 
-    def before(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+    def before(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Index of the last change at or before each time, on any lane, or `NONE`."""
-        return np.searchsorted(self.keys, self.key(lane, moment)[0], side="right") - 1
+        return np.searchsorted(self.keys, self.key(lane, time)[0], side="right") - 1
 
     def near(self, start: Int64Array, end: Int64Array) -> bool:
         """Whether a change on any lane can lie between the first start and the last end. Where changes are rare, most
@@ -84,29 +84,29 @@ class Timeline:
     states: tuple[Int64Array, ...]
 
     @classmethod
-    def of(cls, lookups: Sequence[tuple[Changes, Owners]], others: Sequence[Changes]) -> Timeline:
+    def of(cls, lookups: Sequence[tuple[Changes, Owners]], changes_only: Sequence[Changes]) -> Timeline:
         """Merge changes.
 
         Args:
             lookups: Changes of what is innermost, and the innermost from each on.
-            others: Other changes.
+            changes_only: Other changes.
         """
-        every = [*(one for one, _ in lookups), *others]
-        lanes = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.lanes for one in every)]))
-        found = [one for one in every if len(one.keys)]
-        origin = min((one.line.origin for one in found), default=0)
-        line = Line(origin, max((one.line.origin + one.line.span for one in found), default=origin + 2) - origin)
-        parts = [_on_line(one, lanes, line) for one in every]
+        changes = [*(one for one, _ in lookups), *changes_only]
+        lanes = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.lanes for one in changes)]))
+        nonempty = [one for one in changes if len(one.keys)]
+        origin = min((one.line.origin for one in nonempty), default=0)
+        line = Line(origin, max((one.line.origin + one.line.span for one in nonempty), default=origin + 2) - origin)
+        parts = [_on_line(one, lanes, line) for one in changes]
         # most changes are of one part, mostly of the calls: the others are put into it, which is faster than a sort
         counts = [len(part) for part in parts]
-        most = counts.index(max(counts))
-        rest = [number for number in range(len(parts)) if number != most]
-        more = np.concatenate([parts[number] for number in rest])
-        part_of_more = np.repeat(np.array(rest, dtype=np.int8), [counts[number] for number in rest])
+        largest = counts.index(max(counts))
+        smaller = [number for number in range(len(parts)) if number != largest]
+        more = np.concatenate([parts[number] for number in smaller])
+        part_of_more = np.repeat(np.array(smaller, dtype=np.int8), [counts[number] for number in smaller])
         order = np.argsort(more, kind="stable")
-        place = np.searchsorted(parts[most], more[order])
-        keys = np.insert(parts[most], place, more[order])
-        part = np.insert(np.full(counts[most], most, dtype=np.int8), place, part_of_more[order])
+        position = np.searchsorted(parts[largest], more[order])
+        keys = np.insert(parts[largest], position, more[order])
+        part = np.insert(np.full(counts[largest], largest, dtype=np.int8), position, part_of_more[order])
         del parts  # each of these columns is as long as all changes
         last = np.append(keys[1:] > keys[:-1], True)[: len(keys)]  # of changes at the same time
         keys = keys[last]
@@ -132,20 +132,20 @@ class Timeline:
         """
         changes = self.changes
         (ends,) = changes.key(lane, end)
-        many = np.maximum(np.searchsorted(changes.keys, ends, side="left") - first, 1)
-        row = np.repeat(np.arange(len(lane)), many)
-        begin = np.cumsum(many) - many
-        state = np.arange(len(row)) + (first - begin)[row]
-        moment = changes.line.moment(changes.keys[state]) if len(changes.keys) else start.copy()
-        moment[begin] = start
-        return row, moment, state
+        counts = np.maximum(np.searchsorted(changes.keys, ends, side="left") - first, 1)
+        row = np.repeat(np.arange(len(lane)), counts)
+        first_piece = np.cumsum(counts) - counts
+        state = np.arange(len(row)) + (first - first_piece)[row]
+        piece_start = changes.line.moment(changes.keys[state]) if len(changes.keys) else start.copy()
+        piece_start[first_piece] = start
+        return row, piece_start, state
 
 
 def _on_line(changes: Changes, lanes: Int64Array, line: Line) -> Int64Array:
     """The times of changes on another line, with more lanes."""
-    many = len(changes.lanes)
-    origins = changes.line.at(np.arange(many), np.full(many, changes.line.origin))
-    moved = line.at(np.searchsorted(lanes, changes.lanes), np.full(many, changes.line.origin)) - origins
+    lane_count = len(changes.lanes)
+    origins = changes.line.at(np.arange(lane_count), np.full(lane_count, changes.line.origin))
+    moved = line.at(np.searchsorted(lanes, changes.lanes), np.full(lane_count, changes.line.origin)) - origins
     if len(np.unique(moved)) == 1:  # of one lane, as in many captures: without a column of these
         shifted: Int64Array = changes.keys + moved[0]
         return shifted
@@ -164,16 +164,16 @@ class IntervalUnion:
         real = end > start
         lane, start, end = lane[real], start[real], end[real]
         line = Line.over((start,), (end,), beyond=2)
-        lanes, place = np.unique(lane, return_inverse=True)
+        lanes, lane_index = np.unique(lane, return_inverse=True)
         # starts and ends alternate: an even index is a start
-        keys = np.stack(union(line.at(place, start), line.at(place, end)), axis=1).ravel()
+        keys = np.stack(union(line.at(lane_index, start), line.at(lane_index, end)), axis=1).ravel()
         self.changes = Changes(lanes, line, keys)
 
-    def covers(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
+    def covers(self, lane: Int64Array, time: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether an interval of the lane is open at a time, shape ``(n,)``."""
-        if not self.changes.near(moment, moment):
-            return np.zeros(len(moment), dtype=bool)
-        covered: npt.NDArray[np.bool_] = self.changes.before(lane, moment) % 2 == 0
+        if not self.changes.near(time, time):
+            return np.zeros(len(time), dtype=bool)
+        covered: npt.NDArray[np.bool_] = self.changes.before(lane, time) % 2 == 0
         return covered
 
 
@@ -197,40 +197,40 @@ class Stack:
         """The stack; the innermost interval that encloses each, or `NONE`; and how many enclose it, shape ``(n,)``."""
         line = Line.over((start,), (end,), beyond=2)
         lanes = few(lane)
-        place = np.searchsorted(lanes, lane)
-        begins, finishes = line.at(place, start), line.at(place, end)
-        order = _by_lane_and_time(place, begins, finishes)
-        order = order[finishes[order] > begins[order]]
-        found = peel(begins, finishes, order, shorten=True)
-        assert found is not None, "what is shortened nests"
-        parent, depth = found
-        begin, finish = begins[order], finishes[order]
-        del begins, finishes, place, found
+        lane_index = np.searchsorted(lanes, lane)
+        starts, finishes = line.at(lane_index, start), line.at(lane_index, end)
+        order = _by_lane_and_time(lane_index, starts, finishes)
+        order = order[finishes[order] > starts[order]]
+        nesting = peel(starts, finishes, order, shorten=True)
+        assert nesting is not None, "what is shortened nests"
+        parent, depth = nesting
+        start_keys, finish = starts[order], finishes[order]
+        del starts, finishes, lane_index, nesting
         owner = np.full(2 * len(order) + 1, NONE, dtype=np.int32 if len(lane) < 1 << 31 else np.int64)
         keys = np.empty(2 * len(order), dtype=np.int64)
         if not depth.any():  # most calls follow one another
-            keys[0::2], keys[1::2], owner[0:-1:2] = begin, finish, order
+            keys[0::2], keys[1::2], owner[0:-1:2] = start_keys, finish, order
             return cls(Changes(lanes, line, keys), owner), parent, depth
         # ties: ends from the inside out, then starts from the outside in
         ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
         finish = finish[ends]
-        of_start = np.arange(len(order)) + np.searchsorted(finish, begin, side="right")
-        keys[of_start], owner[of_start] = begin, order
+        of_start = np.arange(len(order)) + np.searchsorted(finish, start_keys, side="right")
+        keys[of_start], owner[of_start] = start_keys, order
         del of_start
-        of_end = np.arange(len(order)) + np.searchsorted(begin, finish, side="left")
+        of_end = np.arange(len(order)) + np.searchsorted(start_keys, finish, side="left")
         keys[of_end], owner[of_end] = finish, parent[order[ends]]
         return cls(Changes(lanes, line, keys), owner), parent, depth
 
-    def innermost(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+    def innermost(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """The innermost interval open on a lane at a time, or `NONE`, shape ``(n,)``."""
-        found: Int64Array = self.owner[self.changes.before(lane, moment)].astype(np.int64)
-        return found
+        owners: Int64Array = self.owner[self.changes.before(lane, time)].astype(np.int64)
+        return owners
 
 
-def _by_lane_and_time(place: Int64Array, begins: Int64Array, finishes: Int64Array) -> Int64Array:
+def _by_lane_and_time(lane_index: Int64Array, starts: Int64Array, finishes: Int64Array) -> Int64Array:
     """The order of intervals by lane and start, the longest of equals first."""
-    if len(place) and place.max() <= np.iinfo(np.int16).max:
-        order: Int64Array = np.argsort(place.astype(np.int16), kind="stable")  # by radix, in one pass
-        if (begins[order][1:] > begins[order][:-1]).all():  # calls of a thread are in the file by start
+    if len(lane_index) and lane_index.max() <= np.iinfo(np.int16).max:
+        order: Int64Array = np.argsort(lane_index.astype(np.int16), kind="stable")  # by radix, in one pass
+        if (starts[order][1:] > starts[order][:-1]).all():  # calls of a thread are in the file by start
             return order
-    return np.lexsort((-finishes, begins))
+    return np.lexsort((-finishes, starts))

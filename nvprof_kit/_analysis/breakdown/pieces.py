@@ -78,28 +78,28 @@ class Callers:
     from the main thread to an autograd thread and back.
     """
 
-    def __init__(self, host: HostCalls, done: Doing) -> None:
-        self._host, self._done = host, done
+    def __init__(self, host: HostCalls, activity: Doing) -> None:
+        self._host, self._done = host, activity
         pids = list(host.threads.values())
         self._of_pid = {pid: self._calls(pid) for pid in sorted({pid for pid in pids if pids.count(pid) > 1})}
 
     def elsewhere(self, waits: Waits) -> Int64Array:
         """The waits in which another thread may be in a call, or may call next. In most captures these are few."""
-        found = [np.zeros(0, dtype=np.int64)]
+        rows = [np.zeros(0, dtype=np.int64)]
         for pid, calls in self._of_pid.items():
-            mine = np.flatnonzero(waits.pid == pid)
-            start, tid = waits.start[mine], waits.tid[mine]
+            of_process = np.flatnonzero(waits.pid == pid)
+            start, tid = waits.start[of_process], waits.tid[of_process]
             begun = np.searchsorted(calls.start, start, side="right")
-            following = np.searchsorted(calls.start, waits.end[mine], side="left")
-            others = self._host.tid[calls.row[following]] != tid
-            found.append(mine[(following > begun) | (calls.reach[begun - 1] > start) | others])
-        return np.concatenate(found)
+            following = np.searchsorted(calls.start, waits.end[of_process], side="left")
+            of_other_threads = self._host.tid[calls.row[following]] != tid
+            rows.append(of_process[(following > begun) | (calls.reach[begun - 1] > start) | of_other_threads])
+        return np.concatenate(rows)
 
     def parts(self, waits: Waits) -> Waits:
         """Cut waits of processes with several threads where a call begins or ends, and assign each part its thread."""
-        mine = [(calls, np.flatnonzero(waits.pid == pid)) for pid, calls in self._of_pid.items()]
-        found = [self._of_process(calls, waits.of(rows)) for calls, rows in mine]
-        return Waits(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+        of_processes = [(calls, np.flatnonzero(waits.pid == pid)) for pid, calls in self._of_pid.items()]
+        parts = [self._of_process(calls, waits.of(rows)) for calls, rows in of_processes]
+        return Waits(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _of_process(self, calls: _Calls, waits: Waits) -> Waits:
         host = self._host
@@ -115,78 +115,78 @@ class Callers:
         host = self._host
         row = host.of_process(pid, self._done.rows)
         start, end = host.start[row], host.end[row]
-        reach = np.full(len(row) + 1, np.iinfo(np.int64).min)
-        np.maximum.accumulate(end, out=reach[:-1])
+        latest_end = np.full(len(row) + 1, np.iinfo(np.int64).min)
+        np.maximum.accumulate(end, out=latest_end[:-1])
         # calls that follow one another end in their order: for memory, as there are a million
-        ends = reach[:-1] if np.array_equal(reach[:-1], end) else np.sort(end, kind="stable")
-        return _Calls(np.append(row, NONE), start, reach, _moments(pid, start), _moments(pid, ends))
+        ends = latest_end[:-1] if np.array_equal(latest_end[:-1], end) else np.sort(end, kind="stable")
+        return _Calls(np.append(row, NONE), start, latest_end, _moments(pid, start), _moments(pid, ends))
 
 
-def _moments(lane: int, moments: Int64Array) -> Changes:
+def _moments(lane: int, times: Int64Array) -> Changes:
     """Sorted times in one lane."""
-    if not len(moments):
-        return Changes(np.zeros(0, dtype=np.int64), Line(0, 2), moments)
-    origin = min(int(moments[0]), 0)  # 0 of nearly every capture, so that the times are their own keys: for memory
-    return Changes(
-        np.array([lane]), Line(origin, int(moments[-1]) - origin + 2), moments - origin if origin else moments
-    )
+    if not len(times):
+        return Changes(np.zeros(0, dtype=np.int64), Line(0, 2), times)
+    origin = min(int(times[0]), 0)  # 0 of nearly every capture, so that the times are their own keys: for memory
+    return Changes(np.array([lane]), Line(origin, int(times[-1]) - origin + 2), times - origin if origin else times)
 
 
-def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
+def pieces_of(waits: Waits, activity: Doing, callers: Callers) -> Pieces:
     """Cut waits into pieces. If no call, operator or layer is open on the launching thread, use the thread that calls
     the CUDA API next, if it was in a call, operator, layer or phase.
     """
-    found = _of_threads(waits, done)
-    rows = np.flatnonzero((found.done == NONE) & ~done.in_layer[found.range])
-    wait = found.wait[rows]
-    empty = waits.of(wait, gap=wait, start=found.start[rows], end=found.end[rows])
+    pieces = _of_threads(waits, activity)
+    rows = np.flatnonzero((pieces.done == NONE) & ~activity.in_layer[pieces.range])
+    wait = pieces.wait[rows]
+    empty = waits.of(wait, gap=wait, start=pieces.start[rows], end=pieces.end[rows])
     chosen = callers.elsewhere(empty)
     if not len(chosen):
-        return found
+        return pieces
     parts = callers.parts(empty.of(chosen))
-    others = _of_threads(parts, done)
-    wait = parts.gap[others.wait]
-    lacking, launcher = (others.done == NONE) & ~done.in_phase[others.range], waits.tid[wait]
-    own = done.ranges.nesting.innermost(launcher, others.start)
-    resolved = others._replace(
-        wait=wait, tid=np.where(lacking, launcher, others.tid), range=np.where(lacking, own, others.range)
+    of_callers = _of_threads(parts, activity)
+    wait = parts.gap[of_callers.wait]
+    lacking, launcher = (of_callers.done == NONE) & ~activity.in_phase[of_callers.range], waits.tid[wait]
+    launcher_range = activity.ranges.nesting.innermost(launcher, of_callers.start)
+    resolved = of_callers._replace(
+        wait=wait,
+        tid=np.where(lacking, launcher, of_callers.tid),
+        range=np.where(lacking, launcher_range, of_callers.range),
     )
-    kept = np.ones(len(found.wait), dtype=bool)
-    kept[rows[chosen]] = False
-    both = zip(found.of(np.flatnonzero(kept)), resolved, strict=True)
+    is_kept = np.ones(len(pieces.wait), dtype=bool)
+    is_kept[rows[chosen]] = False
+    both = zip(pieces.of(np.flatnonzero(is_kept)), resolved, strict=True)
     joined = Pieces(*(np.concatenate(columns) for columns in both))
     return joined.of(np.lexsort((joined.start, joined.wait)))
 
 
-def _of_threads(waits: Waits, done: Doing) -> Pieces:
-    timeline = done.of_threads
+def _of_threads(waits: Waits, activity: Doing) -> Pieces:
+    timeline = activity.of_threads
     row, start, state = timeline.pieces(waits.tid, waits.start, waits.end, waits.first)
     end = _ends(row, start, waits.end)
-    cuts = [done.profiler.changes.inside(waits.pid[row], start, end)]
+    cuts = [activity.profiler.changes.inside(waits.pid[row], start, end)]
     if (waits.late_until > waits.start).any():
         until = waits.late_until[row]
         limited = np.flatnonzero((until > start) & (until < end))
         cuts.append((limited, until[limited]))
-    of, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
+    of, cut_time = (np.concatenate(both) for both in zip(*cuts, strict=True))
     if len(of):
-        of, start, end = _cut(start, end, of, moment)
+        of, start, end = _cut(start, end, of, cut_time)
         row, state = row[of], state[of]
-    return Pieces(row, waits.tid[row], start, end, *(one[state] for one in timeline.states))
+    return Pieces(row, waits.tid[row], start, end, *(states[state] for states in timeline.states))
 
 
 def _cut(
-    start: Int64Array, end: Int64Array, row: Int64Array, moment: Int64Array
+    start: Int64Array, end: Int64Array, row: Int64Array, cut_time: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Cut intervals at moments inside them: the interval, start and end of each part."""
-    order = np.lexsort((moment, row))
-    row, moment = row[order], moment[order]
-    fresh = np.ones(len(row), dtype=bool)
-    fresh[1:] = (row[1:] != row[:-1]) | (moment[1:] != moment[:-1])
-    row, moment = row[fresh], moment[fresh]
+    order = np.lexsort((cut_time, row))
+    row, cut_time = row[order], cut_time[order]
+    is_first = np.ones(len(row), dtype=bool)
+    is_first[1:] = (row[1:] != row[:-1]) | (cut_time[1:] != cut_time[:-1])
+    row, cut_time = row[is_first], cut_time[is_first]
     of = np.repeat(np.arange(len(start)), np.bincount(row, minlength=len(start)) + 1)
-    begin = start[of]
-    begin[row + 1 + np.arange(len(row))] = moment
-    return of, begin, _ends(of, begin, end)
+    piece_start = start[of]
+    piece_start[row + 1 + np.arange(len(row))] = cut_time
+    return of, piece_start, _ends(of, piece_start, end)
 
 
 def _ends(of: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:

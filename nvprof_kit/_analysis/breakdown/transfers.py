@@ -86,21 +86,21 @@ _COLLECTIVE = re.compile(
 def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
     """The part of each operation's duration that no compute on its device overlaps, shape ``(n,)``; 0 for compute."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    found = np.zeros(len(start), dtype=np.int64)
+    exposed_ns = np.zeros(len(start), dtype=np.int64)
     other = np.flatnonzero(active.sort != COMPUTE)
     if not len(other):
-        return found
+        return exposed_ns
     computes = np.flatnonzero(active.sort == COMPUTE)
     # on any device: what hides none of them need not be joined
     computes = computes[touches((start[other], end[other]), start[computes], end[computes])]
     cover = Cover(windows.of_op[computes], start[computes], end[computes])
     hidden = cover.inside(windows.of_op[other], start[other], end[other])
-    found[other] = end[other] - start[other] - hidden
-    return found
+    exposed_ns[other] = end[other] - start[other] - hidden
+    return exposed_ns
 
 
 def comm_table(
-    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, counted: npt.NDArray[np.bool_]
+    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, is_counted: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
 
@@ -109,9 +109,9 @@ def comm_table(
         attribution: The owner of each operation.
         active: The activity of the devices.
         bare: The result of `exposed`.
-        counted: The operations to include, shape ``(n,)``.
+        is_counted: The operations to include, shape ``(n,)``.
     """
-    rows = np.flatnonzero((active.sort == COMM) & counted)
+    rows = np.flatnonzero((active.sort == COMM) & is_counted)
     names = trace.ops["name"].cat
     collective = [_collective(str(name)) for name in names.categories]
     frame = _chosen(trace, attribution, bare, rows)
@@ -127,13 +127,13 @@ def comm_table(
     table = groups[["ops", "gpu_ns", "exposed_ns"]].sum()
     table["hidden"] = 1 - table["exposed_ns"] / table["gpu_ns"].clip(lower=1)
     table["waiting_ns"] = groups["waiting_ns"].sum().round().astype("int64")
-    whole = {name: groups[name].sum(min_count=1).where(groups[name].count() == table["ops"]) for name in _MOVED}
+    sums = {name: groups[name].sum(min_count=1).where(groups[name].count() == table["ops"]) for name in _MOVED}
     for name in ("bytes", "exposed_bytes"):
-        table[name] = whole[name].round().astype("Int64")
-    most = groups["ranks"].max()
-    table["ranks"] = most.where((most > 0) & (most == groups["least"].min())).astype("Int64")
-    table["algorithm_gb_per_s"] = whole["bytes"] / table["gpu_ns"].clip(lower=1)
-    table["bus_gb_per_s"] = whole["bus"] / table["gpu_ns"].clip(lower=1)
+        table[name] = sums[name].round().astype("Int64")
+    most_ranks = groups["ranks"].max()
+    table["ranks"] = most_ranks.where((most_ranks > 0) & (most_ranks == groups["least"].min())).astype("Int64")
+    table["algorithm_gb_per_s"] = sums["bytes"] / table["gpu_ns"].clip(lower=1)
+    table["bus_gb_per_s"] = sums["bus"] / table["gpu_ns"].clip(lower=1)
     return _finished(table)
 
 
@@ -147,27 +147,27 @@ def _waiting(trace: Trace, attribution: Attribution, active: Activity) -> npt.ND
 
     rows = np.flatnonzero(active.sort == COMM)
     size = messages(trace, rows).bytes
-    layer, phase = (np.asarray(one.codes[rows], dtype=np.int64) for one in op_owners(attribution))
-    known = size >= 0
-    took = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows]
-    alike = pd.DataFrame(
+    layer, phase = (np.asarray(categorical.codes[rows], dtype=np.int64) for categorical in op_owners(attribution))
+    has_size = size >= 0
+    duration_ns = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows]
+    calls = pd.DataFrame(
         {
             "name": trace.ops["name"].cat.codes.to_numpy()[rows],
             "bytes": size,
-            "layer": np.where(known, -1, layer),
-            "phase": np.where(known, -1, phase),
-            "ns": took,
+            "layer": np.where(has_size, -1, layer),
+            "phase": np.where(has_size, -1, phase),
+            "ns": duration_ns,
         }
     )
-    groups = alike.groupby(["name", "bytes", "layer", "phase"])["ns"]
-    least, most, many = (groups.transform(how).to_numpy() for how in ("min", "max", "size"))
-    steady = (many >= _SOME) & (most <= _STEADY * least)
+    groups = calls.groupby(["name", "bytes", "layer", "phase"])["ns"]
+    fastest_ns, slowest_ns, group_size = (groups.transform(how).to_numpy() for how in ("min", "max", "size"))
+    steady = (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
     times = np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)
-    fast = alike.groupby("name")["ns"].transform(lambda ns: ns.quantile(0.1)).to_numpy()
-    least = np.where(known, least, np.minimum(least, times * fast)).astype(np.int64)
-    found = np.zeros(len(trace.ops), dtype=np.int64)
-    found[rows] = took - least
-    return found
+    fast = calls.groupby("name")["ns"].transform(lambda ns: ns.quantile(0.1)).to_numpy()
+    fastest_ns = np.where(has_size, fastest_ns, np.minimum(fastest_ns, times * fast)).astype(np.int64)
+    waiting_ns = np.zeros(len(trace.ops), dtype=np.int64)
+    waiting_ns[rows] = duration_ns - fastest_ns
+    return waiting_ns
 
 
 def copy_table(
@@ -177,10 +177,10 @@ def copy_table(
     bare: Int64Array,
     host: HostCalls,
     *,
-    counted: npt.NDArray[np.bool_],
+    is_counted: npt.NDArray[np.bool_],
 ) -> pd.DataFrame:
     """The `counted` copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
-    rows = np.flatnonzero((active.sort == COPY) & counted)
+    rows = np.flatnonzero((active.sort == COPY) & is_counted)
     frame = _chosen(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
     frame["link"], peak = _links(trace, rows)
@@ -199,11 +199,11 @@ def copy_table(
 def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.float64]]:
     """Name and peak bandwidth (10⁹ bytes per second) of each copy's link."""
     device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
-    (gpus, kinds), which = distinct_rows(device, names.codes.to_numpy()[rows].astype(np.int64))
+    (gpus, kinds), pair = distinct_rows(device, names.codes.to_numpy()[rows].astype(np.int64))
     pairs = zip(gpus.tolist(), kinds.tolist(), strict=True)
-    found = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs]
-    peak = np.array([link.gb_per_s for link in found], dtype=np.float64)
-    return np.array([link.name for link in found], dtype=object)[which], peak[which]
+    links = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs]
+    peak = np.array([link.gb_per_s for link in links], dtype=np.float64)
+    return np.array([link.name for link in links], dtype=object)[pair], peak[pair]
 
 
 def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
@@ -211,7 +211,7 @@ def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int6
 
     layer, phase = op_owners(attribution)
     ops = trace.ops
-    made: pd.DataFrame = pd.DataFrame(
+    chosen: pd.DataFrame = pd.DataFrame(
         {
             "layer": layer[rows],
             "phase": phase[rows],
@@ -221,7 +221,7 @@ def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int6
             "bytes": np.maximum(ops["bytes"].to_numpy()[rows], 0),
         }
     )
-    return made
+    return chosen
 
 
 def _finished(table: pd.DataFrame) -> pd.DataFrame:
@@ -229,10 +229,12 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
     plain = plain.astype(
         {name: str for name in ("layer", "phase", "copy", "memory", "link", "collective") if name in plain}
     )
-    made: pd.DataFrame = plain.sort_values(["exposed_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
-    return made
+    ranked: pd.DataFrame = plain.sort_values(
+        ["exposed_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
+    )
+    return ranked
 
 
 def _collective(name: str) -> str:
-    found = _COLLECTIVE.search(name)
-    return found.group(1).replace("_", "") if found else "other"
+    match = _COLLECTIVE.search(name)
+    return match.group(1).replace("_", "") if match else "other"
