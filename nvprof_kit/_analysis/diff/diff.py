@@ -20,7 +20,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
 from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS, compared_kernels
-from nvprof_kit._analysis.diff.samples import StepSums, step_sums
+from nvprof_kit._analysis.diff.samples import StepSums, block_sums, step_sums
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
@@ -104,6 +104,8 @@ class Diff(Result):
         launches: Kernels per step in BASE and in NEW.
         noise: How much runs of one program are taken to differ.
         notes: How the captures were compared.
+        unit: What the samples are, and `base_steps` and `new_steps` count: ``step``, or ``block`` of captures without
+            steps.
     """
 
     rows: pd.DataFrame
@@ -119,6 +121,7 @@ class Diff(Result):
     launches: tuple[float, float] = (0.0, 0.0)
     noise: Noise | None = None
     notes: tuple[str, ...] = ()
+    unit: str = "step"
     view: str = "rows"
 
     columns: ClassVar = {"diff": COLUMNS, "diff-kernels": KERNEL_COLUMNS}
@@ -209,6 +212,8 @@ def diff(
     before, after = (
         tuple(step_sums(run, own_rules, steps, min_steps, next(known_operations)) for run in side) for side in sides
     )
+    if not any(len(sums.steps) for sums in (*before, *after)):
+        before, after = (tuple(block_sums(run, own_rules) for run in side) for side in sides)
     reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], min_steps)
     none = not all(len(sums.steps) for sums in (*before, *after))
     if reasons and (none or not anyway):
@@ -234,7 +239,9 @@ def diff(
         new_runs=infos[1],
         launches=launches,
         noise=noise,
+        unit="block" if before[0].blocks else "step",
         notes=(
+            *_block_notes(before, after),
             *(
                 f"{info.path}: {excluded}"
                 for info, sums in zip((*infos[0], *infos[1]), (*before, *after), strict=True)
@@ -244,6 +251,24 @@ def diff(
             *_notes(rows, noise, on_gpu, widening, with_communication),
         ),
     )
+
+
+def _block_notes(before: Sequence[StepSums], after: Sequence[StepSums]) -> list[str]:
+    """That blocks are compared instead of steps, the median block, and how long the GPU was idle."""
+    stack = before[0].blocks
+    if not stack:
+        return []
+    sides = (before, after)
+    walls = [np.concatenate([sums.wall for sums in side]) for side in sides]
+    medians = [float(np.median(wall)) if len(wall) else 0.0 for wall in walls]
+    change = f" ({medians[1] / medians[0] - 1:+.0%})" if medians[0] else ""
+    idle = [sum(sums.idle_ns for sums in side) / 1e6 for side in sides]
+    window = [sum(sums.window_ns for sums in side) / 1e6 for side in sides]
+    return [
+        f"The captures have no steps: runs of a block of {stack} are compared, without those at the window's edge.",
+        f"The median block takes {medians[0] / 1e6:.2f} → {medians[1] / 1e6:.2f} ms{change}; the GPU is idle for "
+        f"{idle[0]:.1f} of {window[0]:.1f} → {idle[1]:.1f} of {window[1]:.1f} ms of the window.",
+    ]
 
 
 def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], min_steps: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,21 +11,26 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import begins, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
-from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._analysis.attribution.windows import devices_of, step_windows
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule
+from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.issues import as_issues
+from nvprof_kit.names import layer_index
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, str, str]
 """Layer, phase and kernel class."""
+
+_BLOCK = re.compile(r"((?:[^.]+\.)*?)(\d+)(?=\.|$)")
+"""A block: the outermost layer with a number, after what precedes it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class StepSums:
         kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
             hashable thing that is equal for kernels doing the same work).
         left_out: A sentence for each warm-up step that says whether it was compared.
+        blocks: Where the capture has no steps, the blocks that stand for them: ``blocks.*``.
+        idle_ns, window_ns: Then, how long the devices had nothing to do, of how long they are in the capture.
     """
 
     steps: npt.NDArray[np.int64]
@@ -45,6 +53,9 @@ class StepSums:
     by_key: dict[Key, npt.NDArray[np.int64]]
     kernels: pd.DataFrame
     left_out: tuple[str, ...] = ()
+    blocks: str = ""
+    idle_ns: int = 0
+    window_ns: int = 0
 
 
 def step_sums(
@@ -78,27 +89,90 @@ def step_sums(
     column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)
     of_op = column[attribution.step]
     layer, phase = op_owners(attribution)
-    inside = np.flatnonzero(of_op >= 0)
-    phases = len(phase.categories)
+    sums = _sums(trace, classes, (layer, phase), of_op, steps)
+    return replace(sums, wall=_wall(trace, attribution, column, len(steps)), left_out=left_out)
+
+
+def block_sums(trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> StepSums:
+    """The samples of a capture without steps: every run of a block that is not at the edge of the window.
+
+    The blocks are those of the stack with the most GPU time, named without their numbers. A block's forward, recompute
+    and backward are one sample; its wall time is from the first operation to the end of the last of each, added up.
+    """
+    import pandas as pd
+
+    operations = Operations(trace, own_rules, known)
+    attribution, ranges = operations.attribution, operations.attribution.ranges
+    layer, phase = op_owners(attribution)
+    matches = [_BLOCK.match(str(text)) for text in layer.categories]
+    stacks = [f"{match[1]}*" if match else "" for match in matches]
+    names = [f"{stack}{text[match.end(2) :]}" if match else text
+             for match, stack, text in zip(matches, stacks, layer.categories, strict=True)]  # fmt: skip
+    code = layer.codes.astype(np.int64)
+    start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+    by_stack = pd.Series(end - start).groupby(np.array(stacks, dtype=object)[code]).sum().drop("", errors="ignore")
+    device = devices_of(trace)[1]
+    window_ns = int((pd.Series(end).groupby(device).max() - pd.Series(start).groupby(device).min()).sum())
+    idle_ns = window_ns - int(union_lengths(start, end, device, np.zeros(len(start), dtype=np.int64), 1)[0])
+    stack = str(by_stack.idxmax()) if len(by_stack) else ""
+    # the run of a block around each range: the outermost layer with a number
+    is_block = np.array(
+        [bool((match := _BLOCK.fullmatch(name.text)) and f"{match[1]}*" == stack) for name in ranges.names], dtype=bool
+    )[ranges.name] & (ranges.layer_range == np.arange(len(ranges.name)))
+    first_piece = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1]
+    run = np.append(inherit(np.where(is_block, first_piece, NONE), ranges.nesting), NONE)[attribution.layer_range]
+    inside = run >= 0
+    times = pd.DataFrame({"run": run[inside], "first": start[inside], "last": end[inside]}).groupby("run")
+    runs = pd.DataFrame({"first": times["first"].min(), "last": times["last"].max()}).sort_values("first")
+    rows = runs.index.to_numpy()
+    runs["pid"], runs["name"] = ranges.pid[rows], ranges.name[rows]
+    runs["number"] = [layer_index(ranges.names[name].text) for name in runs["name"]]
+    runs["occurrence"] = runs.groupby(["pid", "name"]).cumcount()
+    edges = pd.DataFrame({"tid": ranges.tid, "start": ranges.start, "end": ranges.whole_end}).groupby("tid")
+    begin, finish = edges["start"].transform("min").to_numpy(), edges["end"].transform("max").to_numpy()
+    runs["cut"] = (ranges.start[rows] <= begin[rows]) | (ranges.whole_end[rows] >= finish[rows])
+    samples = runs.groupby(["pid", "number", "occurrence"], sort=False)
+    runs["sample"] = samples.ngroup()
+    whole = ~runs.groupby("sample")["cut"].any()
+    steps = np.flatnonzero(whole.to_numpy())
+    column = np.full(len(whole) + 1, NONE, dtype=np.int64)
+    column[steps] = np.arange(len(steps))
+    sample_of_run = np.full(len(ranges.name) + 1, NONE, dtype=np.int64)
+    sample_of_run[rows] = runs["sample"].to_numpy()
+    sums = _sums(trace, operations.classes, (labels(code, names), phase), column[sample_of_run[run]], steps)
+    wall = (runs["last"] - runs["first"]).groupby(runs["sample"]).sum().to_numpy()[steps].astype(np.float64)
+    return replace(sums, wall=wall, blocks=stack, idle_ns=idle_ns, window_ns=window_ns)
+
+
+def _sums(
+    trace: Trace,
+    classes: KernelClasses,
+    owners: tuple[pd.Categorical, pd.Categorical],
+    sample_of_op: Int64Array,
+    samples: npt.NDArray[np.int64],
+) -> StepSums:
+    """The sums of the operations of each sample, by layer, phase and class."""
+    layer, phase = owners
+    inside = np.flatnonzero(sample_of_op >= 0)
+    phases, count = len(phase.categories), len(samples)
     code = classes.code.astype(np.int64)
     pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
-    keys, step_row = np.unique(pair[inside], return_inverse=True)
+    keys, row = np.unique(pair[inside], return_inverse=True)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
-    cells = exact_sums(step_row * len(steps) + of_op[inside], duration, len(keys) * len(steps))
+    cells = exact_sums(row * count + sample_of_op[inside], duration, len(keys) * count)
     names = tuple(CLASSES)
     return StepSums(
-        steps=steps,
-        wall=_wall(trace, attribution, column, len(steps)),
+        steps=samples,
+        wall=np.zeros(count),
         by_key={
             (
                 str(layer.categories[key // len(CLASSES) // phases]),
                 str(phase.categories[key // len(CLASSES) % phases]),
                 names[key % len(CLASSES)],
-            ): row
-            for key, row in zip(keys.tolist(), cells.reshape(len(keys), len(steps)), strict=True)
+            ): values
+            for key, values in zip(keys.tolist(), cells.reshape(len(keys), count), strict=True)
         },
-        kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
-        left_out=left_out,
+        kernels=_kernels(trace, classes, pair, inside, max(count, 1)),
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MS = Cells(1, 3)
 _MARKUP = re.compile(r"[\\|*`\[\]]")
-_UNIT = "Milliseconds per step: geometric means, not the median step"
+_UNIT = "Milliseconds per {0}: geometric means, not the median {0}"
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
@@ -38,11 +38,11 @@ def diff_report(result: Diff) -> list[RenderableType]:
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
     made = table([(name, kinds.get(place, "right")) for place, name in enumerate(_HEAD)], ranks)
     for row in rows:
-        made.add_row(*_cells(row), cost=None if row["level"] == "step" else abs(row["change_ns"]))
+        made.add_row(*_cells(row, result.unit), cost=None if row["level"] == "step" else abs(row["change_ns"]))
     made.way = "--top N or -o FILE.csv shows them"
     parts: list[RenderableType] = [
-        *_captures("base", result.base_runs or (result.base,), result.base_steps),
-        *_captures("new ", result.new_runs or (result.new,), result.new_steps),
+        *_captures("base", result.base_runs or (result.base,), result.base_steps, result.unit),
+        *_captures("new ", result.new_runs or (result.new,), result.new_steps, result.unit),
         "",
         Text(_headline(result), "bold"),
         "",
@@ -58,7 +58,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
     return [
         *parts,
         "",
-        Text(f"{_UNIT}; {_times(result)}, and wall time for the step.", "dim"),
+        Text(f"{_UNIT.format(result.unit)}; {_times(result)}, and wall time for the {result.unit}.", "dim"),
         *(Text(note, "dim") for note in _fold_notes(changed)),
         *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
@@ -76,11 +76,11 @@ def diff_markdown(result: Diff) -> str:
     result, top, fold = _selected(result)
     changed = _changed(result, fold)
     rows = _shown(changed, top)
-    lines = [f"**{_headline(result)}**", ""]
+    lines, unit = [f"**{_headline(result)}**", ""], result.unit
     lines += [f"- {'✅' if held else '❌'} {_escaped(line)}" for held, line in _gate_lines(result)]
     lines += [""] if result.gates else []
     lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
-    lines += [f"| {' | '.join(map(_escaped, _cells(row)))} |" for row in rows]
+    lines += [f"| {' | '.join(map(_escaped, _cells(row, result.unit)))} |" for row in rows]
     if len(result.kernels):
         lines += ["", f"<details><summary>{_kernel_head(result)}</summary>", ""]
         kernels, more = _kernel_lines(result, top)
@@ -93,7 +93,7 @@ def diff_markdown(result: Diff) -> str:
     )
     lines += [
         "",
-        f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. {_UNIT}.",
+        f"{base}, {result.base_steps} {unit}s; {new}, {result.new_steps} {unit}s. {_UNIT.format(unit)}.",
         *map(_escaped, (*_fold_notes(changed), *result.notes)),
     ]
     return "\n".join(lines) + "\n"
@@ -103,13 +103,14 @@ def _times(result: Diff) -> str:
     return "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
 
 
-def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text]:
-    """A line for one run; for several, a line each and the total number of steps."""
+def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -> list[Text]:
+    """A line for one run; for several, a line each and the total number of steps or blocks."""
+    blocks = f" · {count} {unit}s" if unit != "step" else ""
     if len(runs) == 1:
-        return [Text(f"{side} ").append_text(capture_line(runs[0], steps))]
+        return [Text(f"{side} ").append_text(capture_line(runs[0], 0 if blocks else count)).append(blocks)]
     return [
         *(Text(f"{side} {title(info.path)}") for info in runs),
-        Text(f"     {steps} steps of {len(runs)} runs", "dim"),
+        Text(f"     {count} {unit}s of {len(runs)} runs", "dim"),
     ]
 
 
@@ -120,16 +121,16 @@ def _headline(result: Diff) -> str:
     change = f"{100 * step['change']:+.1f} %"
     noise = result.noise
     if step["verdict"] in ("slower", "faster"):
-        changed = f"The step is {step['verdict']} by {abs(100 * step['change']):.1f} %: {times}"
+        changed = f"The {result.unit} is {step['verdict']} by {abs(100 * step['change']):.1f} %: {times}"
         if noise and noise.assumed:
             return f"{changed}, beyond the noise assumed for one run a side ({within(noise.step)})"
         return f"{changed} (p = {step['p']:.2g})"
     if noise and noise.assumed:
         return (
-            f"The step takes {times} ({change}); one run a side, so the noise between runs is unknown: no verdict "
-            f"{within(noise.step)}"
+            f"The {result.unit} takes {times} ({change}); one run a side, so the noise between runs is unknown: "
+            f"no verdict {within(noise.step)}"
         )
-    return f"The step is {_verdict(step)}: {times} ({change})"
+    return f"The {result.unit} is {_verdict(step)}: {times} ({change})"
 
 
 def _verdict(row: Any) -> str:
@@ -187,7 +188,7 @@ def _costliest(rows: pd.DataFrame) -> pd.Series:
     return row
 
 
-def _cells(row: Any) -> tuple[str, ...]:
+def _cells(row: Any, unit: str) -> tuple[str, ...]:
     known = row["change"] == row["change"]
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
     change = f"{100 * row['change']:+.1f} %" if known else ""
@@ -195,12 +196,13 @@ def _cells(row: Any) -> tuple[str, ...]:
     verdict = (
         f"{_verdict(row)}; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else _verdict(row)
     )
-    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
+    name = unit if row["level"] == "step" else named(row)
+    return (name, _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
 
 
 def _kernel_head(result: Diff) -> str:
     base, new = result.launches
-    return f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per step"
+    return f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {result.unit}"
 
 
 def _kernel_lines(result: Diff, top: int) -> tuple[list[str], int]:
@@ -210,7 +212,9 @@ def _kernel_lines(result: Diff, top: int) -> tuple[list[str], int]:
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
         spent = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
-        lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per step, {spent} ms)")
+        lines.append(
+            f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per {result.unit}, {spent} ms)"
+        )
     return lines, max(len(result.kernels) - top, 0)
 
 

@@ -227,6 +227,29 @@ def test_kernels_new_gone_and_renamed(tmp_path: Path) -> None:
     assert replaced[["what", "name"]].to_numpy().tolist() == [["gone", "nvjet_a"], ["new", "flash_fwd_kernel"]]
 
 
+def blocks(path: Path, first: int, wall: int) -> Capture:
+    """A window without steps: blocks of a pass, each with 100 ns of gemm and 50 of a norm in `wall` ns."""
+    file = NsysFile(path)
+    for number in range(first, first + 8):
+        begin = 1000 * number
+        file.range_(f"layers.{number}", begin, begin + 50)
+        file.range_(f"layers.{number}.norm", begin + 30, begin + 40)
+        file.kernel(begin + 100, begin + 200, launched=(begin + 10, begin + 20), name="nvjet_a")
+        file.kernel(begin + 50 + wall, begin + 100 + wall, launched=(begin + 31, begin + 32), name="layer_norm_kernel")
+    return opened(file.write())
+
+
+def test_windows_without_steps_are_compared_by_their_blocks(tmp_path: Path) -> None:
+    """Other blocks of one pass, with the same GPU work in each, in 400 ns and 460: those at the edges are cut."""
+    result = diff(blocks(tmp_path / "base.sqlite", 3, 400), blocks(tmp_path / "new.sqlite", 9, 460))
+    assert (result.unit, result.base_steps, result.new_steps) == ("block", 6, 6)
+    block, norm = row(result, level="step"), row(result, level="layer", layer="layers.*.norm")
+    assert (block["base_ns"], block["new_ns"], norm["base_ns"], norm["verdict"]) == (400, 460, 50, "same")
+    # 8 blocks of 150 ns in 7,400 and 7,460 ns
+    assert "(+15%); the GPU is idle for 0.0 of 0.0 → 0.0 of 0.0 ms" in result.notes[1]
+    assert "The block takes" in str(result)
+
+
 def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path) -> None:
     base, few = opened(capture(tmp_path / "base.sqlite")), opened(capture(tmp_path / "few.sqlite", (1,)))
     trained = opened(capture(tmp_path / "trained.sqlite", backward=True))
