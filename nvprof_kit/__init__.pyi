@@ -20,8 +20,8 @@ from ._api.capture import open as open
 from ._api.checks import doctor as doctor
 from ._api.checks import scrub as scrub
 from ._api.job import Job as Job
+from ._api.job import map_captures as map_captures
 from ._api.job import open_job as open_job
-from ._api.job_maps import map_captures as map_captures
 from ._api.sources import MemorySnapshot as MemorySnapshot
 from ._api.sources import NcuReports as NcuReports
 from ._api.sources import TimerLog as TimerLog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -68,3 +68,14 @@ def in_order(issues: Iterable[str]) -> tuple[Issue, ...]:
 def printed(issues: Iterable[str]) -> tuple[Issue, ...]:
     """The issues that are printed beside an answer, in their order."""
     return tuple(issue for issue in in_order(issues) if issue.printed)
+
+
+def plural(number: int, noun: str, verb: str = "") -> str:
+    """``1 rank``, ``2,000 ranks``; with a verb as singular/plural, ``1 rank is``, ``2 ranks are``."""
+    singular, _, plural = verb.partition("/")
+    return f"{number:,} {noun}" + "s" * (number != 1) + (f" {singular if number == 1 else plural}" if verb else "")
+
+
+def listing(numbers: Sequence[int], count: int = 8) -> str:
+    """The first of some numbers, separated by commas."""
+    return ", ".join(map(str, numbers[:count])) + (", …" if len(numbers) > count else "")

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._api.job_maps import map_captures
-from nvprof_kit._ranks.words import many
-from nvprof_kit._trace.jobs.store import is_maps
 from nvprof_kit.errors import UsageError
-from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.issues import Issue, as_issues, plural
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._api.capture import TraceForm
     from nvprof_kit._ranks.answer import Ranks, RankTable
-    from nvprof_kit._ranks.matching import Alignment
+    from nvprof_kit._ranks.clocks import Alignment
     from nvprof_kit._ranks.replay import Graph
     from nvprof_kit._ranks.verdict import Verdict
     from nvprof_kit._ranks.waits import Waits
@@ -53,7 +53,7 @@ class Job:
 
     @cached_property
     def _aligned(self) -> Alignment:
-        from nvprof_kit._ranks.matching import align_job
+        from nvprof_kit._ranks.clocks import align_job
 
         return align_job(self._tables, self.ranks["rank"].tolist())
 
@@ -140,7 +140,7 @@ class Job:
     @cached_property
     def warnings(self) -> tuple[Issue, ...]:
         """What may be missing or distorted; each sentence says what to do about it."""
-        from nvprof_kit._ranks.words import job_warnings
+        from nvprof_kit._ranks.answer import job_warnings
 
         of_ranks = job_warnings(self.ranks, self._aligned.clocks, self._tables)
         return as_issues("job", (*of_ranks, *self._aligned.warnings, *self._of_captures()))
@@ -336,7 +336,7 @@ class Job:
     def _check_there(self, ranks: Sequence[int]) -> None:
         absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))
         if absent:
-            raise UsageError(f"no rank {absent[0]} in the job; it has {many(len(self.ranks), 'rank')}")
+            raise UsageError(f"no rank {absent[0]} in the job; it has {plural(len(self.ranks), 'rank')}")
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
         from nvprof_kit._ranks.answer import RankTable
@@ -382,6 +382,7 @@ def open_job(
     rules: str | Path | Rules | None = None,
     ranks: Mapping[str, int] | None = None,
     workers: int | None = None,
+    executor: Executor | None = None,
     done: Callable[[str], None] = lambda _: None,
 ) -> Job:
     """Open the captures of a run's ranks, or the maps made from them.
@@ -390,11 +391,12 @@ def open_job(
 
     Args:
         captures: Capture files, folders of captures, or one folder of maps.
-        maps: Folder in which to keep maps and reuse existing ones; None uses a temporary folder.
+        maps: Folder in which to keep maps and reuse existing ones; None keeps none.
         domain: NVTX domain of the ranges, as in `nvprof_kit.open`.
         rules: How the program names its ranges, as in `nvprof_kit.open`.
         ranks: Rank by file name, for captures that do not contain their rank.
-        workers: Number of processes that read captures; None for one per processor.
+        workers: Number of threads that read captures; None for one per processor.
+        executor: Reads the captures instead of threads: any executor of `concurrent.futures`, or a Dask client's.
         done: Called with the path of each capture when it is mapped.
 
     Raises:
@@ -402,7 +404,8 @@ def open_job(
         CaptureError: A capture cannot be read, or its rank is unknown.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
-    from nvprof_kit._trace.jobs.tables import JobTables
+    from nvprof_kit._ranks.maps import IN_MEMORY, make_maps, map_into, run, tasks_of
+    from nvprof_kit._trace.jobs.tables import JobTables, is_maps
 
     read = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
     domain = domain_of(read, domain)
@@ -411,7 +414,58 @@ def open_job(
         raise UsageError("no captures; needed those of the ranks of one run, or a folder of them")
     if len(named) == 1 and is_maps(Path(named[0])):
         return Job(JobTables(Path(named[0])), domain=domain, rules=read)
+    tasks = tasks_of(named, "", domain, read, ranks or {})
+    if maps is None and len(tasks) <= IN_MEMORY:
+        made = run(make_maps, tasks, workers=workers, executor=executor, done=done)
+        return Job(JobTables(made), domain=domain, rules=read)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
-    names = map_captures(named, folder, domain=domain, rules=read, ranks=ranks, workers=workers, done=done)
+    tasks = [replace(task, folder=str(folder)) for task in tasks]
+    names = map_into(folder, tasks, workers=workers, executor=executor, done=done)
     return Job(JobTables(folder, names), keep, domain=domain, rules=read)
+
+
+def map_captures(
+    captures: Iterable[str | Path],
+    maps: str | Path,
+    *,
+    domain: str | None = None,
+    rules: str | Path | Rules | None = None,
+    ranks: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    dask: str | None = None,
+    part: tuple[int, int] = (0, 1),
+    done: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Condense captures to maps, which `open_job` reads; a map is reused while its capture is unchanged.
+
+    On a cluster, each node can map its own captures into a shared folder.
+
+    Args:
+        captures: Capture files, and folders of captures.
+        maps: Folder to write the maps to, a few megabytes of Parquet per rank.
+        domain: As in `open_job`.
+        rules: As in `open_job`.
+        ranks: As in `open_job`.
+        workers: As in `open_job`.
+        executor: As in `open_job`.
+        dask: Address of a Dask scheduler, whose workers map instead.
+        done: As in `open_job`.
+        part: ``(index, count)``: map only this part of the captures, so that several processes can share the work.
+
+    Returns:
+        The file names of the maps.
+
+    Raises:
+        UsageError: A path does not exist, or two captures have the same rank.
+        CaptureError: A capture cannot be read, or its rank is unknown.
+        ToolError: Dask is not installed, or its scheduler does not answer.
+    """
+    from nvprof_kit._api.capture import domain_of, read_rules
+    from nvprof_kit._ranks.maps import map_into, on_dask, tasks_of
+
+    read = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
+    tasks = tasks_of(list(captures), str(maps), domain_of(read, domain), read, ranks or {})[part[0] :: part[1]]
+    with nullcontext(executor) if dask is None else on_dask(dask) as chosen:
+        return map_into(Path(maps), tasks, workers=workers, executor=chosen, done=done)

@@ -1,4 +1,4 @@
-"""All tables of a job's ranks."""
+"""All tables of a job's ranks, and what may be missing in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import Result
-from nvprof_kit.issues import Issue, in_order
+from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit.issues import Issue, in_order, listing, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,3 +184,88 @@ class Ranks(Result):
             "total_wait_ns": self.total_wait_ns,
             "warnings": list(self.warnings),
         }
+
+
+def job_size(ranks: int, steps: int, collectives: int) -> list[str]:
+    """The size of a job."""
+    return [plural(ranks, "rank"), plural(steps, "step"), plural(collectives, "matched collective")]
+
+
+_WARNED_RANKS = 8
+"""Maximum number of ranks with a warning of their own."""
+
+
+def job_warnings(ranks: pd.DataFrame, clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
+    """What may be missing in a job: ranks, clocks, steps, collectives."""
+    present = set(ranks["rank"].tolist())
+    world = max(int(ranks["world_size"].max()), max(present) + 1)
+    warnings = []
+    if tables.has_unlike_layers:
+        evidence = [
+            f"{source or 'named ranges or modules'} ({listing(ranks[ranks['evidence'] == source]['rank'].tolist())})"
+            for source in sorted(set(ranks["evidence"]))
+        ]
+        how = "without layers" if tables.has_unlike_phases else "by phase, without layers"
+        warnings.append(
+            f"ranks are compared {how}, because theirs are from different evidence: {', '.join(evidence)}; "
+            "record all ranks alike, or read all with the same --domain and --rules"
+        )
+    missing = sorted(set(range(world)) - present)
+    if missing:
+        warnings.append(
+            f"{len(missing)} of {plural(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
+            f"({listing(missing)}): the slowest rank may be one of them; profile them too, or take the waits as "
+            "lower bounds"
+        )
+    unaligned = clock_table[clock_table["offset_ns"].isna()]["rank"].tolist()
+    if unaligned:
+        verbs = "shares no collective with the others and is/share no collective with the others and are"
+        warnings.append(f"{plural(len(unaligned), 'rank', verbs)} not aligned ({listing(unaligned)})")
+    drifting = clock_table[clock_table["residual_ns"] > clocks.COARSE_NS]
+    if len(drifting):
+        warnings.append(
+            f"{plural(len(drifting), 'clock', 'is/are')} aligned to no better than {clocks.COARSE_NS / 1e6} ms "
+            f"({listing(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
+        )
+    warnings += _of_steps(tables.step_ranges())
+    warnings += [
+        f"no collective of rank {row.rank} matches in {row.steps} of the steps {row.first} to {row.last}, which other "
+        "ranks have too: its clock may have jumped, or its step numbers differ; it is judged by its other steps"
+        for row in tables.without_match().head(_WARNED_RANKS).itertuples()
+    ]
+    if mismatched := tables.unlike():
+        warnings.append(
+            f"{plural(mismatched, 'collective', 'is/are')} of different kinds on different ranks and left out"
+        )
+    if unmatched := tables.unmatched():
+        verbs = "is on one rank only and/are on one rank only and"
+        warnings.append(f"{plural(unmatched, 'collective', verbs)} cannot be matched")
+    return warnings
+
+
+def _of_steps(steps: pd.DataFrame) -> list[str]:
+    """Ranks without steps that others have: they started later, ended early, or recorded a different window.
+
+    Args:
+        steps: See `nvprof_kit._trace.jobs.tables.JobTables.step_ranges`.
+    """
+    if len(steps) < 2:
+        return []
+    warnings, longest = [], int(steps["steps"].max())
+    disjoint = steps[steps["shared"] == 0]
+    if len(disjoint):
+        first = disjoint.iloc[0]
+        warnings.append(
+            f"{plural(len(disjoint), 'rank', 'has/have')} no step in common with another one "
+            f"({listing(disjoint['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}"
+            "): capture the same window of one run on every rank"
+        )
+    fewer = steps[(steps["steps"] < longest) & (steps["shared"] > 0)]
+    if len(fewer):
+        first = fewer.iloc[0]
+        warnings.append(
+            f"{plural(len(fewer), 'rank', 'has/have')} fewer steps than the others ({listing(fewer['rank'].tolist())}; "
+            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {longest}): its "
+            "window began later or it ended early; the verdict covers the steps that most ranks have"
+        )
+    return warnings

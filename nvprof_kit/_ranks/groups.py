@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._ranks.words import some
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit.issues import listing
 from nvprof_kit.names import Category, GroupName, parse_groups
 
 if TYPE_CHECKING:
@@ -322,8 +322,9 @@ def listed_groups(listed: Mapping[int, str], ranks: Iterable[int] = ()) -> Liste
     if odd:
         return ListedGroups(
             warnings=(
-                f"the process groups that the marks of ranks {some(sorted(odd))} list contradict those of other ranks "
-                "or their own rank: they are left out, and groups are found by time; are the captures of one run?",
+                f"the process groups that the marks of ranks {listing(sorted(odd))} list contradict those of other "
+                "ranks or their own rank: they are left out, and groups are found by time; are the captures of "
+                "one run?",
             )
         )
     without = set(ranks).difference(listed)

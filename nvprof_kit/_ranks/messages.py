@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._ranks.words import many, some
+from nvprof_kit.issues import listing, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,9 +139,9 @@ def _passing(rows: pd.DataFrame, label: npt.NDArray[np.object_], k: Ints, reason
     if lone.any():
         ranks = sorted(set(rows["rank"][lone].tolist()))
         warnings = (
-            f"{many(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out (sends "
-            f"and receives of ranks {some(ranks)}): the captures do not name their communicators, and {reason}; "
-            "waiting for them is not measured",
+            f"{plural(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out "
+            f"(sends and receives of ranks {listing(ranks)}): the captures do not name their communicators, and "
+            f"{reason}; waiting for them is not measured",
         )
     return Passing(numbers, warnings)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nvprof_kit._ranks.words import many
+from nvprof_kit.issues import plural
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def _of_rank(
         f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
         + (f"a step of {_ms(length)}" if len(found.steps) else f"the {_ms(length)} that are recorded")
         + rest
-        + (f", in {often} of {many(len(steps), 'step')}" if len(found.steps) else "")
+        + (f", in {often} of {plural(len(steps), 'step')}" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
 
@@ -460,7 +460,7 @@ def _quiet(costs: pd.DataFrame, length: float, ranks: int) -> Verdict:
     cost = float(costs.median().max()) if costs.shape[1] else 0.0
     return Verdict(
         None, None, None, "none", "none", 0,
-        f"no straggler: none of {many(ranks, 'rank')} makes the others wait more than {_ms(cost)} of a step of "
+        f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(cost)} of a step of "
         f"{_ms(length)}",
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Inputs of several files, one of which is broken: maps of ranks, files of counts and of rules beside their captures,
-and packed captures.
+"""Inputs of several files, one of which is broken: files of counts and of rules beside their captures, and packed
+captures.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ import lzma
 import random
 import re
 import shutil
-import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fuzz import mutate
-from nvprof_kit import open_job
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -59,85 +55,6 @@ class Kind:
 def _unpacked(name: str, target: Path) -> Path:
     target.write_bytes(lzma.decompress((DATA / f"{name}.xz").read_bytes()))
     return target
-
-
-# ---------------------------------------------------------------- maps of ranks
-
-
-@cache
-def _maps(job: str) -> Path:
-    made = Path(tempfile.mkdtemp(prefix="nvprof-kit-fuzz-maps-"))
-    for rank in (0, 1):
-        _unpacked(f"ranks/{job}.rank{rank}-2024.2.sqlite", made / f"run.rank{rank}.sqlite")
-    open_job(sorted(made.iterdir()), maps=made / "maps", workers=1).answer(1)
-    return made / "maps"
-
-
-def _lay_maps(seed: str, folder: Path) -> Path:
-    job, _, table = seed.partition(":")
-    shutil.copytree(_maps(job), folder, dirs_exist_ok=True)
-    return sorted((folder / table).iterdir())[1]
-
-
-def _parquet_spots(path: Path) -> list[Spot]:
-    import pyarrow.parquet as pq
-
-    return [(path.parent.name, name) for name in pq.read_schema(path).names]
-
-
-def _change_parquet(source: Path, target: Path, spot: Spot, way: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(source)
-    place, column = table.schema.get_field_index(spot[1]), table.column(spot[1])
-    if way == "drop":
-        table = table.remove_column(place)
-    elif way == "rename":
-        table = table.rename_columns([f"{name}_of_2031" if name == spot[1] else name for name in table.schema.names])
-    else:
-        text = not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
-        odd = pa.nulls(len(column), column.type) if way == "null" else pa.array([7 if text else "7"] * len(column))
-        table = table.set_column(place, spot[1], odd)
-    pq.write_table(table, target)
-    _sum_up(target)
-
-
-def _sum_up(file: Path) -> None:
-    """Make the checksum right, as another writer would: it cannot say that this package checked the columns."""
-    sums = file.parents[1] / "sums" / f"{file.name}.json"
-    told = json.loads(sums.read_bytes())
-    sums.write_text(json.dumps(told | {file.parent.name: zlib.crc32(file.read_bytes()), "checked": 0}))
-
-
-def _random_parquet(source: Path, target: Path, chance: random.Random) -> None:
-    import pyarrow.parquet as pq
-
-    if chance.random() < 0.2:
-        mutate.random_bytes(source, target, chance)
-        return
-    rows = pq.read_table(source).to_pandas(strings_to_categorical=False)
-    rows = rows.astype({name: object for name in rows.columns if str(rows[name].dtype) == "category"})
-    for _ in range(chance.randint(1, 4)):
-        if not len(rows):
-            break
-        name, place = chance.choice(list(rows.columns)), chance.randrange(len(rows))
-        way = chance.random()
-        if way < 0.7:
-            odd = chance.choice(_odd_cells(str(rows[name].dtype)))
-            rows.loc[rows.index[place : place + chance.choice((1, 3, 50))], name] = odd
-        elif way < 0.85:
-            rows = rows.drop(index=rows.index[place])
-        else:
-            rows = rows.loc[[*rows.index, rows.index[place]]].reset_index(drop=True)
-    rows.to_parquet(target, index=False)
-    _sum_up(target)
-
-
-def _odd_cells(dtype: str) -> list[Any]:
-    if dtype == "int64":
-        return [-1, -2, 0, 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)]
-    return [True, False] if dtype == "bool" else ["", "abc", "\x1b[31m", "=1+1", "a" * 3000, "(none)"]
 
 
 # ---------------------------------------------------------------- values in JSON
@@ -267,19 +184,7 @@ def _csv(*words: str) -> tuple[str, ...]:
     return (*words, "--format", "csv")
 
 
-_RANKS = tuple(
-    _csv("ranks", _FOLDER, "--workers", "1", "--view", view) for view in ("waits", "charges", "layers", "groups")
-)
-
 KINDS = {
-    "maps": Kind(
-        tuple(f"ddp-layer:{table}" for table in ("ranks", "collectives", "segments", "layers", "steps")),
-        (*_RANKS, ("ranks", _FOLDER)),
-        _lay_maps,
-        _random_parquet,
-        _parquet_spots,
-        _change_parquet,
-    ),
     "counts": Kind(
         ("llama12-2024.2", "checkpoint-2024.2"),
         (_csv("flops", _CAPTURE), ("flops", _CAPTURE, "--counts", _FILE), ("advise", _CAPTURE)),

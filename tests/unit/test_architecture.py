@@ -69,10 +69,11 @@ INSTRUMENT = (
 
 
 RANKS = (
-    {"words"},
+    {"lane", "communication"},
+    {"mapping"},
     {"maps"},
-    {"clocks", "groups", "messages", "stages"},
-    {"matching"},
+    {"groups", "messages", "stages"},
+    {"clocks"},
     {"causes"},
     {"waits"},
     {"verdict", "replay"},

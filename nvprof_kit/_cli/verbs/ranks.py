@@ -52,7 +52,7 @@ _ranks = click.option(
     help="Rank of a capture that does not contain its rank. Repeatable.",
 )
 _workers = click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes that read captures; default: one per processor."
+    "--workers", type=click.IntRange(min=1), help="Threads that read captures; default: one per processor."
 )
 
 
@@ -177,7 +177,7 @@ def map_(
 
     keep_freed_memory()  # before NumPy is imported
     switch_threads_often()
-    from nvprof_kit._api.job_maps import map_captures
+    from nvprof_kit._api.job import map_captures
 
     with progress() as say:
         names = map_captures(

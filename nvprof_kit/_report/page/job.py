@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._ranks.words import of_job
+from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._report.page.job_moments import apart, collectives_of, work_of
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.tables import PageTable, page_table, short_text
@@ -95,7 +95,7 @@ def job_page(view: JobView) -> bytes:
         title=f"{view.title} · nvprof-kit ranks",
         name=view.title,
         command=view.command,
-        facts=of_job(len(every), found.steps, found.collectives),
+        facts=job_size(len(every), found.steps, found.collectives),
         verdict=found.verdict,
         warnings=found.warnings,
         tables=_tables(view),

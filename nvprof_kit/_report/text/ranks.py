@@ -9,9 +9,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_ranked
-from nvprof_kit._ranks.words import many, of_job
+from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._report.text.table import Grid, table, warning_lines
 from nvprof_kit._report.text.units import Cells, percent
+from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ def ranks_report(found: Ranks) -> list[RenderableType]:
         found = replace(found, **chosen)
     verdict = found.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
-    facts = " · ".join(of_job(len(found.clocks), found.steps, found.collectives))
+    facts = " · ".join(job_size(len(found.clocks), found.steps, found.collectives))
     parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
     parts += _charges(found.charges, found.steps, found.total_wait_ns, top, fold)
     tables = {
@@ -80,7 +81,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
     made.add_section()
     made.add_row("", "all", "", "", _MS(total), "100.0 %" if total else "", style="bold")
     return [
-        Text(f"Waiting in collectives, over {many(steps, 'step')} and all ranks, by late rank and cause", "bold"),
+        Text(f"Waiting in collectives, over {plural(steps, 'step')} and all ranks, by late rank and cause", "bold"),
         made,
         "",
     ]

@@ -1,1 +1,1 @@
-"""The ranks of one job: their captures and other sources of collectives."""
+"""The maps of a job's ranks: their tables, and SQL over them."""

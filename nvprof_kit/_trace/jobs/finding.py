@@ -11,8 +11,10 @@ from pathlib import Path
 
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
 from nvprof_kit._trace.files.packed import UNREADABLE, check_file
+from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.open import nsys_export
-from nvprof_kit.errors import UsageError
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import GroupName, groups_text, parse_groups
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
@@ -35,7 +37,7 @@ class RankName:
         rank: The rank; -1 if unknown.
         world_size: Number of ranks in the job; -1 if unknown.
         run: Id of the run; '' if unknown.
-        told_by: Source of the rank: ``mark``, ``capture``, ``name``, ``device``, or ``given``.
+        found_by: Source of the rank: ``mark``, ``capture``, ``name``, ``device``, or ``given``.
     """
 
     rank: int = -1
@@ -109,6 +111,58 @@ def groups_of_marks(texts: Iterable[str]) -> str:
     for text in texts:
         groups |= {group.name: group for group in parse_groups(text)}
     return groups_text(list(groups.values()))
+
+
+def texts_of_marks(trace: Trace, pid: int) -> list[str]:
+    """The distinct texts of the marks of a process, in order; of all processes if it is -1."""
+    if trace.marks is None or not len(trace.marks):
+        return []
+    of_process = trace.marks if pid < 0 else trace.marks[trace.marks["pid"] == pid]
+    return [str(text) for text in of_process["text"].unique()]
+
+
+def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, RankName]:
+    """The ranks of a capture by process id; the key is -1 if there is only one.
+
+    Processes with GPU work that nothing names are ranks in the order of their devices.
+
+    Raises:
+        CaptureError: Nothing tells the rank.
+    """
+    busy = few(trace.ops["pid"].to_numpy()).tolist()
+    names = {pid: rank_of_marks(texts_of_marks(trace, pid)) for pid in busy}
+    named = {pid: rank_name for pid, rank_name in names.items() if rank_name.rank >= 0}
+    if len(named) > 1:
+        return named
+    if given_rank is not None:
+        return {-1: RankName(given_rank, found_by="given")}
+    candidates = (*named.values(), rank_of_capture(path), rank_of_name(path))
+    single = next((rank_name for rank_name in candidates if rank_name.rank >= 0), None)
+    if single is not None:
+        return {-1: single}
+    if len(busy) > 1:
+        device = trace.ops.groupby("pid")["device"].min()
+        in_order = enumerate(sorted((int(device[pid]), pid) for pid in busy))
+        return {pid: RankName(rank, len(busy), found_by="device") for rank, (_, pid) in in_order}
+    raise CaptureError(
+        f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
+    )
+
+
+def processes_warnings(trace: Trace, rank: RankName, pid: int) -> list[str]:
+    """That several processes are one rank, or that nothing but their devices says which ranks they are."""
+    count = len(few(trace.ops["pid"].to_numpy()))
+    if rank.found_by == "device":
+        return [
+            f"nothing names the ranks of the {count} processes with GPU work, so they are numbered by their devices; "
+            "profile with nvprof_kit.step() or annotate_model: a mark names the rank of each process"
+        ]
+    if pid >= 0 or count < 2:
+        return []
+    return [
+        f"{count} processes with GPU work are taken as one rank, which the {rank.found_by} names; if each is a rank, "
+        "profile with nvprof_kit.step() or annotate_model: a mark names the rank of each process"
+    ]
 
 
 def rank_of_environment(text: str) -> RankName:

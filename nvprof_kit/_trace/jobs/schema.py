@@ -1,8 +1,7 @@
 """The schema of maps: a rank's capture condensed to versioned Parquet tables.
 
 A folder of maps has one subfolder per table, with one Parquet file per capture. Times are int64 nanoseconds on the
-capture's clock. The file in ``ranks`` is written last: without it, a map is incomplete. The subfolder ``sums`` has the
-checksums of each map's files.
+capture's clock. The file in ``ranks`` is written last: without it, a map is incomplete.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from nvprof_kit._trace.schema import Column
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 VERSION = 4
 """Version of these tables; incremented by every change that breaks older readers."""
@@ -127,21 +127,6 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
 """The tables of a map."""
 
 
-_COUNTED = ("rank", "index", "number", "step", "stream", "size", "segment", "collective", "world_size")
-_MOST, _LATEST = (1 << 31) - 1, 1 << 61
-
-
-def bounds_of(table: str, name: str) -> list[tuple[int, int]]:
-    """The least and the largest number that a column may have; empty where it has none, or may have any.
-
-    Counts and indices have 31 bits; times and sizes 61, so that their sums and differences have 64.
-    """
-    if TABLES[table][name].dtype != "int64" or name == "operation":
-        return []
-    is_count = name in _COUNTED or name.endswith("_segment")
-    return [(-1, _MOST) if is_count else (-_LATEST, _LATEST)]
-
-
 @dataclass(frozen=True)
 class RankMap:
     """The map of one or several ranks: the tables of `TABLES`."""
@@ -151,3 +136,13 @@ class RankMap:
     segments: pd.DataFrame
     layers: pd.DataFrame
     steps: pd.DataFrame
+
+
+def to_arrow(frame: pd.DataFrame, table: str) -> pa.Table:
+    """A table of a map for Parquet and DuckDB."""
+    import pyarrow as pa
+
+    # explicit types: Arrow cannot infer those of an empty column; text is a dictionary, as Parquet stores it
+    text = pa.dictionary(pa.int32(), pa.string())
+    fields = [(name, text if column.dtype == "object" else column.dtype) for name, column in TABLES[table].items()]
+    return pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)

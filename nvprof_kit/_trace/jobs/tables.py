@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
-from nvprof_kit._trace.jobs.schema import TABLES, VERSION, bounds_of
-from nvprof_kit._trace.jobs.store import fault_of, faults, version_fault
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, to_arrow
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -44,8 +44,8 @@ _MEMBERS = """
 """
 """The collectives with the keys that match them across ranks: communicator, step and number."""
 
-_TYPES = {"int64": "BIGINT", "bool": "BOOLEAN", "object": "VARCHAR"}
-"""DuckDB's types of the columns."""
+_DAMAGE = ("BinderException", "ConversionException", "InvalidInputException", "IOException", "OutOfRangeException")
+"""Errors of DuckDB that damaged files raise: a missing column, another type, pages that cannot be read."""
 
 _SORTS = (*SYMMETRIC, "SendRecv", "Broadcast", "Reduce")
 _CODE = " ".join(f"WHEN '{sort}' THEN {code}" for code, sort in enumerate(_SORTS, 1))
@@ -93,27 +93,62 @@ _WAITS = f"""(
 """The matched collectives with the wait time of their ranks."""
 
 
+_LEAST_BYTES = 12
+"""No Parquet file is shorter: it begins and ends with a mark of four bytes, and tells the length of its footer."""
+
+
+def is_maps(folder: Path) -> bool:
+    """Whether a folder contains maps."""
+    return all((folder / table).is_dir() for table in TABLES)
+
+
+def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
+    """Which file of maps is not there, or was not written to its end; '' if all are whole.
+
+    Args:
+        folder: The folder of maps.
+        names: The required maps; None for all maps in the folder.
+    """
+    names = sorted(set().union(*(_parquet_files(folder / table) for table in TABLES))) if names is None else names
+    for file in (folder / table / name for table in TABLES for name in names):
+        try:
+            with file.open("rb") as opened:
+                opened.seek(-min(_LEAST_BYTES, os.fstat(opened.fileno()).st_size), os.SEEK_END)
+                tail = opened.read()
+        except FileNotFoundError:
+            return f"{file}: no such file, and the map is not whole without it; map again"
+        except OSError as error:
+            return f"{file}: {error.strerror}; map again"
+        if len(tail) < _LEAST_BYTES or not tail.endswith(b"PAR1"):
+            return f"{file}: a damaged map (it is cut short); map again"
+    return ""
+
+
+def _parquet_files(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith(".parquet")] if folder.is_dir() else []
+
+
 class JobTables:
     """Queries over the maps of a job.
 
     Args:
-        folder: The folder of maps.
-        names: The map files that belong to the job; None for all.
+        maps: The maps, or the folder of their files.
+        names: The files that belong to the job; None for all.
 
     Raises:
         CaptureError: There is no map, or a map is incomplete or has another version.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str] | None = None) -> None:
+    def __init__(self, maps: Path | Sequence[RankMap], names: Sequence[str] | None = None) -> None:
         import duckdb
+        import pyarrow as pa
 
-        if names is None and not any((folder / "ranks").glob("*.parquet")):
-            raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
-        # the columns of the other tables are checked when they are read
-        written = faults(folder, names, ("collectives",))
-        if written.first:
-            raise CaptureError(written.first)
-        self._folder, self._unsure = folder, written.unsure
+        self._folder = maps if isinstance(maps, Path) else None
+        if self._folder and (fault := fault_of(self._folder, names)):
+            raise CaptureError(fault)
+        if self._folder and names is None and not any((self._folder / "ranks").glob("*.parquet")):
+            command = f"nvprof-kit ranks map -o {maps} CAPTURE..."
+            raise CaptureError(f"{maps}: no map in it; make some with {command}")
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
@@ -124,15 +159,21 @@ class JobTables:
         self._names = names
         self._places: dict[int, str] = {}
         self._gathered: set[str] = set()
+        if not isinstance(maps, Path):
+            for table in TABLES:
+                parts = [to_arrow(getattr(rank_map, table), table) for rank_map in maps]
+                self._db.register(f"maps_{table}", pa.concat_tables(parts).unify_dictionaries())
         self._without: dict[str, str] = {}
         self._merge("ranks")
+        other_version = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
+        if other_version is not None:
+            fault = f"{self._folder}: maps of version {other_version}, this release reads {VERSION}; map again"
+            self._refuse(fault)
         if self._one("SELECT count(DISTINCT evidence) FROM ranks")[0] > 1:
             has_unlike_phases = self._one(_PHASES_OF_RANKS.format(layers=self._read("layers")))[0] > 1
             self._without = {"layer": NO_LAYER} | ({"phase": NO_PHASE} if has_unlike_phases else {})
         self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
-        other_version = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
-        if other_version is not None:
-            raise CaptureError(version_fault(folder, other_version))
+        self._query(f"CREATE VIEW segments AS {self._read('segments')}")
         self._merge("layers")
         self._merge("steps")
         present = self._one("SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks")
@@ -164,21 +205,22 @@ class JobTables:
         self._gathered.discard("tallies")
 
     def _read(self, table: str, names: Sequence[str] | None = None) -> str:
-        """A query over a table's files, or over some of them."""
-        folder, names = self._folder / table, self._names if names is None else names
-        files = [folder / "*.parquet"] if names is None else [folder / name for name in names]
-        quoted = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-        columns = {name: f'"{name}"' for name in TABLES[table]}
-        if table != "ranks" and self.has_unlike_layers:
+        """A query over a table of the maps, or of some of them."""
+        source, columns = f"maps_{table}", {name: f'"{name}"' for name in TABLES[table]}
+        if self._folder is not None:
+            folder, names = self._folder / table, self._names if names is None else names
+            files = [folder / "*.parquet"] if names is None else [folder / name for name in names]
+            quoted = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+            source = f"read_parquet([{quoted}], filename = true)"
+            columns |= {"filename": "filename"} if table == "ranks" else {}
+        if table != "ranks":
             columns |= {name: f"'{text}' AS {name}" for name, text in self._without.items() if name in columns}
-        selected = ", ".join(columns.values())
-        if table == "ranks":
-            return f"SELECT {selected}, filename FROM read_parquet([{quoted}], filename = true)"
-        if table == "layers" and self.has_unlike_layers:
-            sums = [f'sum("{name}")::BIGINT AS "{name}"' for name in columns if name not in _LAYER_KEYS]
-            selected = ", ".join([*(columns[name] for name in _LAYER_KEYS), *sums])
-            return f"SELECT {selected} FROM read_parquet([{quoted}]) GROUP BY ALL"
-        return f"SELECT {selected} FROM read_parquet([{quoted}])"
+        grouped = ""
+        if table == "layers" and self._without:
+            sums = [name for name in columns if name not in _LAYER_KEYS]
+            columns |= {name: f'sum("{name}")::BIGINT AS "{name}"' for name in sums}
+            grouped = "GROUP BY ALL"
+        return f"SELECT {', '.join(columns.values())} FROM {source} {grouped}"
 
     @property
     def has_unlike_layers(self) -> bool:
@@ -194,6 +236,8 @@ class JobTables:
 
     def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
         """The names of the maps of some ranks; None for all, if they are many, or none is."""
+        if self._folder is None:
+            return None
         if not self._places:
             rows = self._query("SELECT rank, filename FROM ranks_and_files", "fetchall")
             self._places = {int(rank): Path(file).name for rank, file in rows}
@@ -214,67 +258,19 @@ class JobTables:
             self._query(f"CREATE OR REPLACE VIEW collectives AS {self._read('collectives')}")
 
     def _merge(self, table: str) -> None:
-        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds, and check it.
-
-        Raises:
-            CaptureError: A column or a value is missing, or has another type.
-        """
-        import duckdb
-
-        file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
-        lacking = " OR ".join(f'count("{name}") < count(*)' for name in TABLES[table])
-        message = ""
-        try:
-            self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-            columns = ", ".join(f'"{name}"' for name in TABLES[table])
-            self._db.execute(f"CREATE VIEW {table}_and_files AS SELECT * FROM read_parquet('{file}')")
-            self._db.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM {table}_and_files")
-            good = not self._db.execute(f"SELECT {lacking} FROM {table}").fetchall()[0][0]
-            good = good and self._plausible(table)
-            types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
-            good = good and types == [_TYPES[column.dtype] for column in TABLES[table].values()]
-        except (duckdb.InvalidInputException, duckdb.BinderException, duckdb.ConversionException) as error:
-            good, message = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
-        except duckdb.IOException as error:
-            good, message = False, f"{self._folder}: {str(error).partition(chr(10))[0]}"
-        except duckdb.Error as error:
-            if type(error) is not duckdb.Error:  # damaged pages raise the base class
-                raise
-            good, message = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
-        if not good:
-            self._refuse(fault_of(self._folder, self._names, (table,)) or message)
-
-    def _plausible(self, table: str) -> bool:
-        """Whether every number of a table is one that a map may have."""
-        condition = " AND ".join(
-            f'coalesce(min("{name}") >= {low} AND max("{name}") <= {high}, true)'
-            for name in TABLES[table]
-            for low, high in bounds_of(table, name)
-        )
-        return bool(self._db.execute(f"SELECT {condition or 'true'} FROM {table}").fetchall()[0][0])
-
-    def _check_segments(self) -> None:
-        """Check the table that only small jobs read, at its first use."""
-        if "segments" not in self._gathered:
-            if self._unsure:
-                self._refuse(fault_of(self._folder, self._unsure, ("segments",)))
-            self._query(f"CREATE VIEW segments AS {self._read('segments')}")
-            self._gathered.add("segments")
-
-    def refuse_unchecked(self, contradiction: str) -> None:
-        """Refuse maps that contradict themselves, if their columns were not checked when they were written.
-
-        Raises:
-            CaptureError: There are such maps.
-        """
-        if self._unsure:
-            sentence = f"{self._folder}: the maps contradict each other or themselves ({contradiction}), and"
-            self._refuse(f"{sentence} {self._unsure[0]} was not checked when it was written; map again")
+        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds."""
+        source = f"({self._read(table)})"
+        if self._folder is not None:
+            file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
+            self._query(f"COPY {source} TO '{file}' (FORMAT parquet)")
+            source = f"read_parquet('{file}')"
+        self._query(f"CREATE VIEW {table}_and_files AS SELECT * FROM {source}")
+        columns = ", ".join(f'"{name}"' for name in TABLES[table])
+        self._query(f"CREATE VIEW {table} AS SELECT {columns} FROM {table}_and_files")
 
     def _refuse(self, fault: str) -> None:
-        if fault:
-            self.close()
-            raise CaptureError(fault)
+        self.close()
+        raise CaptureError(fault)
 
     def _tallies(self) -> str:
         """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
@@ -296,8 +292,6 @@ class JobTables:
 
     def table(self, name: str) -> pd.DataFrame:
         """A complete table of the maps."""
-        if name == "segments":
-            self._check_segments()
         return self._frame(f"SELECT * FROM {name}")
 
     def world_size(self) -> int:
@@ -514,7 +508,6 @@ class JobTables:
 
     def step_times(self) -> pd.DataFrame:
         """Device activity in steps: step, rank, doing, passes_on (only in a send or receive), ns."""
-        self._check_segments()
         return self._frame(
             "SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, "
             "sum(p.ns)::BIGINT AS ns FROM segments AS p "
@@ -561,7 +554,6 @@ class JobTables:
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The segments of the given ranks, by rank and segment."""
-        self._check_segments()
         self._want(ranks)
         of = self._read("segments", self._files_of(ranks))
         segments = self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
@@ -736,8 +728,8 @@ class JobTables:
                 result = self._db.execute(query)
                 return getattr(result, fetch)() if fetch else result
         except duckdb.Error as error:
-            data = (duckdb.OutOfRangeException, duckdb.ConversionException)
-            if type(error) not in (duckdb.Error, duckdb.IOException, duckdb.InvalidInputException, *data):
+            # damaged pages raise the base class
+            if self._folder is None or type(error) not in (duckdb.Error, *(getattr(duckdb, name) for name in _DAMAGE)):
                 raise
             message = str(error).partition("\n")[0]
             raise CaptureError(f"{self._folder}: a damaged map ({message}); map again") from None

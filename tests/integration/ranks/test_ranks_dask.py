@@ -12,7 +12,7 @@ distributed = pytest.importorskip("distributed")
 
 from support.captures.tiny_ranks import capture  # noqa: E402
 
-from nvprof_kit._api.job_maps import map_captures  # noqa: E402
+from nvprof_kit import map_captures  # noqa: E402
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from nvprof_kit._ranks.maps import write_map
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION
-from nvprof_kit._trace.jobs.store import write_tables
 from nvprof_kit.names import GroupName, groups_text
 
 US, MS = 1_000, 1_000_000
@@ -157,7 +157,7 @@ def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1, process
             mine = np.array(kept[first : first + ranks_per_file])
             made = dict(_tables(job, played, mine, _Clocks(offset[mine], drift[mine]), lost))
             tables = {table: pa.table({name: made[table][name] for name in schema}) for table, schema in TABLES.items()}
-            write_tables(folder, f"part-{number:05d}.parquet", tables)
+            write_map(folder, f"part-{number:05d}.parquet", tables)
 
     if processes == 1:
         write(0)

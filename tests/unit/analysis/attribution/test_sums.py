@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nvprof_kit._analysis.attribution.intervals import sums_by
-from nvprof_kit._ranks.maps.lane import latest
+from nvprof_kit._ranks.lane import latest
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import BUSY_CALLS
 

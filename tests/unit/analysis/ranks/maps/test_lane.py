@@ -7,8 +7,8 @@ import pytest
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE
-from nvprof_kit._ranks.maps import lane as lane_module
-from nvprof_kit._ranks.maps.lane import idle_gaps, lanes_of
+from nvprof_kit._ranks import lane as lane_module
+from nvprof_kit._ranks.lane import idle_gaps, lanes_of
 
 LENGTH = 120
 

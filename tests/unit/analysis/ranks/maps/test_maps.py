@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 from support.captures.tiny_ranks import MS, capture
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job_maps import map_captures
+from nvprof_kit import map_captures, open_job
 from nvprof_kit._cli import group
 from nvprof_kit._trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
 from nvprof_kit._trace.jobs.schema import VERSION
@@ -53,6 +53,29 @@ def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path: Path) -> None:
     assert (maps / "segments" / name).is_file()
 
 
+def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_path: Path) -> None:
+    captures = [capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS, shift=70 * MS)]
+    seen: list[str] = []
+    with ThreadPoolExecutor(1) as executor:
+        jobs = [
+            open_job(captures, workers=1),
+            open_job(captures, workers=2),
+            open_job(captures, workers=2, maps=tmp_path / "maps"),
+            open_job(tmp_path / "maps"),
+            open_job(captures, executor=executor, done=seen.append),
+        ]
+    assert sorted(seen) == [str(path) for path in captures]
+    answers = [job.answer().to_dict() for job in jobs]
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_error_of_a_capture_is_that_of_the_job(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "broken.rank1.sqlite").write_text("nothing")
+    with pytest.raises(CaptureError, match=r"broken\.rank1\.sqlite"):
+        open_job([capture(tmp_path, 0), tmp_path / "broken.rank1.sqlite"], workers=workers)
+
+
 def test_ranks_are_added_without_redoing_others(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     map_captures([capture(tmp_path, 0)], maps, workers=1)
@@ -82,8 +105,8 @@ def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None
     whole.assign(version=VERSION - 1).to_parquet(file)
     with pytest.raises(CaptureError, match=f"maps of version {VERSION - 1}, this release reads {VERSION}; map again"):
         open_job(maps)
-    whole.assign(version=VERSION - 1).drop(columns="tool").to_parquet(file)
-    with pytest.raises(CaptureError, match=r"no column ranks\.tool; map again"):
+    whole.drop(columns="tool").to_parquet(file)
+    with pytest.raises(CaptureError, match=r"a damaged map .*tool.*; map again"):
         open_job(maps)
 
 

@@ -24,8 +24,8 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, G
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import largest_parts
 from nvprof_kit._analysis.kernels.classes import classify
-from nvprof_kit._ranks.maps.communication import PASSING, Communications, communications
-from nvprof_kit._ranks.maps.lane import THREADS, IdleGaps, Lane, idle_gaps, lanes_of, latest
+from nvprof_kit._ranks.communication import PASSING, Communications, communications
+from nvprof_kit._ranks.lane import THREADS, IdleGaps, Lane, idle_gaps, lanes_of, latest
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError

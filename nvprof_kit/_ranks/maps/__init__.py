@@ -1,1 +1,0 @@
-"""The map of one rank: device and host activity between collectives."""
