@@ -111,6 +111,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
     delay: float | None = None,
     duration: float | None = None,
     keep_running: bool = False,
+    export: str = "sqlite",
     environ: Mapping[str, str],
     is_empty: IsEmpty,
 ) -> int:
@@ -145,12 +146,14 @@ def profile_program(  # noqa: PLR0912, PLR0915
     if dry_run:
         need_name(output)
         overwrite = ["--force-overwrite=true"] if force else []
-        words = [nsys, "profile", *settings, "--export=sqlite", *overwrite, f"--output={output}", *program]
+        words = [nsys, "profile", *settings, f"--export={export}", *overwrite, f"--output={output}", *program]
         print_command(words, environ=added, output=output)
         return 0
     output = expand_name(output)
     need_name(output)
     version = command_lines.need_nsys(nsys)
+    if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
+        raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")
     refuse_existing(output, force=force)
     need_program(program)
     if duration is not None and duration > 60:
@@ -179,7 +182,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
         ends_with_capture=ends_with_capture,
     )
     start = time.monotonic()
-    status = supervisor.run([nsys, "profile", *settings, "--export=sqlite", output_setting(stage, output)], program)
+    status = supervisor.run([nsys, "profile", *settings, f"--export={export}", output_setting(stage, output)], program)
     began, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
     shutil.rmtree(state, ignore_errors=True)
     if not keep_running and (status > 128 or supervisor.left_early or not any(stage.iterdir())):
@@ -191,7 +194,15 @@ def profile_program(  # noqa: PLR0912, PLR0915
         supervisor.print_withheld()
     absent = absent if began else "nsys ended before it began the program"
     return finish_report(
-        nsys, stage, Path(output).parent, status, force=force, quiet=quiet, is_empty=is_empty, absent=absent
+        nsys,
+        stage,
+        Path(output).parent,
+        status,
+        force=force,
+        quiet=quiet,
+        is_empty=is_empty,
+        absent=absent,
+        export=export,
     )
 
 

@@ -91,10 +91,15 @@ def need_space(folder: Path, needed_mb: int) -> None:
         )
 
 
+EXPORTS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "none": ""}
+"""The forms in which nsys exports a report when it is written, and how their names end."""
+
+
 def refuse_existing(output: str, *, force: bool) -> None:
     """Refuse to overwrite a report, of several windows too."""
-    for suffix in (".nsys-rep", ".sqlite", ".1.nsys-rep", ".1.sqlite"):
-        if os.path.isdir(output + suffix):
+    ends = (".nsys-rep", ".sqlite", EXPORTS["parquetdir"])
+    for suffix in (*ends, *(f".1{end}" for end in ends)):
+        if os.path.isdir(output + suffix) and suffix.startswith("."):
             raise UsageError(f"{output}{suffix} is a folder; choose another name with -o NAME")
         if os.path.lexists(output + suffix) and not force:
             raise UsageError(f"{output}{suffix} exists; choose another name with -o NAME, or overwrite it with --force")
@@ -332,7 +337,16 @@ class Supervisor:
 
 
 def finish_report(
-    nsys: str, stage: Path, folder: Path, status: int, *, force: bool, quiet: bool, is_empty: IsEmpty, absent: str = ""
+    nsys: str,
+    stage: Path,
+    folder: Path,
+    status: int,
+    *,
+    force: bool,
+    quiet: bool,
+    is_empty: IsEmpty,
+    absent: str = "",
+    export: str = "sqlite",
 ) -> int:
     """Bring a report to its place, or leave it where it is and say so.
 
@@ -345,19 +359,20 @@ def finish_report(
         quiet: Whether to print only errors.
         is_empty: Whether an export has nothing that nsys can trace.
         absent: What never began, if nothing was captured.
+        export: The form of `EXPORTS` that nsys exports to.
 
     Returns:
         The run's status; 1 if that was 0 and nothing was captured or a file stays behind.
     """
-    if status >= 128 and status not in (129, 130, 143) and not _export_anew(nsys, stage):
+    if status >= 128 and status not in (129, 130, 143) and not _export_anew(nsys, stage, export):
         say(f"nsys was killed while it wrote; what there is of the report stays in {stage}")
         return status
     reports = sorted(stage.glob("*.nsys-rep"))
     for report in reports:
-        if not report.with_suffix(".sqlite").exists():
-            again = f"nsys export --type=sqlite {report.name}"
+        if export != "none" and not _export_of(report, export).exists():
+            again = f"nsys export --type={export} {report.name}"
             say(f"nsys did not export {report.name}, see what it said above; again: {again}")
-    empty = any(is_empty(report.with_suffix(".sqlite")) for report in reports)
+    empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
     published: list[str] = []
     for file in sorted(stage.iterdir()):
         target = folder / file.name
@@ -365,6 +380,7 @@ def finish_report(
             if os.path.lexists(target) and not force:
                 say(f"{target} exists; the new one stays in {stage}")
             else:
+                shutil.rmtree(target, ignore_errors=True)  # a folder; a file is replaced
                 os.replace(file, target)
                 published.append(str(target))
                 continue
@@ -383,20 +399,29 @@ def finish_report(
             "and did it use the GPU?"
         )
     else:
-        export = next((name for name in published if name.endswith(".sqlite")), None)
-        if export:
-            say(f"next: nvprof-kit layers {shlex.quote(export)}", quiet=quiet)
+        ending = EXPORTS[export] or ".nsys-rep"
+        capture = next((name for name in published if name.endswith(ending)), None)
+        if capture:
+            say(f"next: nvprof-kit layers {shlex.quote(capture)}", quiet=quiet)
         return status
     return status or 1
 
 
-def _export_anew(nsys: str, stage: Path) -> bool:
+def _export_of(report: Path, export: str) -> Path:
+    """Where nsys exports a report to."""
+    return report.with_name(report.name.removesuffix(".nsys-rep") + EXPORTS[export])
+
+
+def _export_anew(nsys: str, stage: Path, export: str) -> bool:
     """Something was killed, the program or nsys itself: only a report that exports anew is complete."""
     complete = True
     for report in stage.glob("*.nsys-rep"):
-        export = [nsys, "export", "--type=sqlite", "--force-overwrite=true"]
-        words = [*export, f"--output={report.with_suffix('.sqlite')}", str(report)]
+        kind = "sqlite" if export == "none" else export
+        target = _export_of(report, kind)
+        words = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
         complete &= subprocess.run(words, capture_output=True, check=False).returncode == 0
+        if export == "none":
+            target.unlink(missing_ok=True)
     return complete
 
 

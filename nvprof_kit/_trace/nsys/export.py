@@ -47,7 +47,7 @@ def exported(report: Path, *, beside: Path) -> Path:
         for target in (base.with_name(base.name + PARQUET_FOLDER), base.with_name(f"{base.name}.sqlite")):
             if target.exists() and _is_its_export(target, report.name, beside) and _age(target) >= _age(beside):
                 return target
-    nsys = shutil.which("nsys")
+    nsys = shutil.which(os.environ.get("NSYS") or "nsys")
     if nsys is None:
         raise ToolError(
             f"{beside}: reading a report needs nsys, and there is none on PATH; run `nsys export --type parquetdir "

@@ -127,3 +127,27 @@ def test_packed_reports(report: Path) -> None:
     with pytest.raises(CaptureError, match="no GPU operations"):
         open_capture(packed)
     assert packed.with_name("run_pqtdir").exists() or packed.with_name("run.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("export", "names"),
+    [
+        ("parquetdir", {"run.nsys-rep", "run_pqtdir"}),
+        ("sqlite", {"run.nsys-rep", "run.sqlite"}),
+        ("none", {"run.nsys-rep"}),
+    ],
+)
+def test_profile_exports_to_the_form_that_is_asked_for(
+    nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: str, names: set[str]
+) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(nsys) + os.pathsep + os.environ["PATH"])
+    command = [sys.executable, "-m", "nvprof_kit", "profile", "-f", "-t", "nvtx", "--export", export]
+    for _ in range(2):  # the second overwrites the first
+        run = [*command, "-o", str(tmp_path / "run"), "--", sys.executable, "-c", PROGRAM]
+        done = subprocess.run(run, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stderr
+        assert {path.name for path in tmp_path.iterdir()} == names
+    suffix = {"parquetdir": "_pqtdir", "none": ".nsys-rep"}.get(export, f".{export}")
+    assert f"next: nvprof-kit layers {tmp_path / 'run'}{suffix}" in done.stderr
+    with pytest.raises(CaptureError, match="no GPU operations"):
+        open_capture(tmp_path / f"run{suffix}")

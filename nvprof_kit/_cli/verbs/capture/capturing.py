@@ -118,6 +118,13 @@ _profile_options = _options(
         is_flag=True,
         help="With --duration: let the program continue; the verb then returns immediately with 0.",
     ),
+    click.option(
+        "--export",
+        type=click.Choice(["sqlite", "parquetdir", "none"]),
+        default="sqlite",
+        show_default=True,
+        help="What to export beside the report: NAME.sqlite, the folder NAME_pqtdir, which is faster, or nothing.",
+    ),
 )
 
 
