@@ -17,7 +17,7 @@ import click
 from click.testing import CliRunner
 
 import nvprof_kit
-from nvprof_kit._analysis.attribution.operations import OWNER_COLUMNS
+from nvprof_kit._analysis.attribution.attribution import OWNER_COLUMNS
 from nvprof_kit._analysis.foreign.rules import preset, presets
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus
 from nvprof_kit._analysis.kernels.classes import classify

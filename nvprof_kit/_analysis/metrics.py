@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks

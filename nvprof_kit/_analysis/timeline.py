@@ -17,8 +17,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import begins
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
-from nvprof_kit._analysis.attribution.step_times import step_times
-from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._analysis.attribution.windows import step_times, step_windows
 from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nvprof_kit._analysis.advise.advise import Advice
-    from nvprof_kit._analysis.attribution.operations import Operations
+    from nvprof_kit._analysis.attribution.attribution import Operations
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.diff.diff import Diff
@@ -203,7 +203,7 @@ class Capture:
         """One row per step, in order of time: step number, start and end in ns since the start of the capture, and
         wall and busy time.
         """
-        from nvprof_kit._analysis.attribution.step_times import step_times
+        from nvprof_kit._analysis.attribution.windows import step_times
 
         operations = self._operations(cpu_only=True)
         return step_times(operations.trace, operations.attribution)
@@ -640,7 +640,7 @@ class Capture:
 
     def _instance(self, step: int | None) -> int | None:
         """The step instance that a step number selects."""
-        from nvprof_kit._analysis.attribution.step_times import instance_of, step_times
+        from nvprof_kit._analysis.attribution.windows import instance_of, step_times
 
         if step is None:
             return None
@@ -738,11 +738,11 @@ class Capture:
             from nvprof_kit._trace.open import open_capture
 
             trace = open_capture(self.path, domain=self.domain, optional=missing, cpu_only=True)
-            from nvprof_kit._analysis.attribution.operations import Operations
-            from nvprof_kit._analysis.foreign.translate import translate
+            from nvprof_kit._analysis.attribution.attribution import Operations
+            from nvprof_kit._analysis.attribution.ranges import translated
 
             self._operators = trace.operators
-            self._attributed_ops = Operations(translate(trace, self._rules), self._kernel_rules)
+            self._attributed_ops = Operations(translated(trace, self._rules), self._kernel_rules)
         elif missing:
             from nvprof_kit._trace.open import open_more
 
@@ -807,7 +807,7 @@ class Capture:
         return result.figure(), result.rows, result.warnings
 
     def _draw_timeline(self, depth: int | None, step: int | None, steps: StepOptions) -> Drawn:
-        from nvprof_kit._analysis.attribution.step_times import instance_of, step_times, typical_step
+        from nvprof_kit._analysis.attribution.windows import instance_of, step_times, typical_step
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
         from nvprof_kit._report.plots.timeline import timeline_figure
 
@@ -876,7 +876,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         return frame
 
     def _attributed(self) -> pd.DataFrame:
-        from nvprof_kit._analysis.attribution.operations import attributed
+        from nvprof_kit._analysis.attribution.attribution import attributed
 
         ops = self["ops"]
         return attributed(self._capture._operations(cpu_only=True), ops)

@@ -34,7 +34,7 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
     def handle(trace: Path, _window: Window) -> None:
         if rank():
             return
-        from nvprof_kit._analysis.attribution.operations import Operations
+        from nvprof_kit._analysis.attribution.attribution import Operations
         from nvprof_kit._analysis.layers.layers import layers
         from nvprof_kit._report.text.layers import layers_report
         from nvprof_kit._report.text.table import print_to

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
 from nvprof_kit._analysis.attribution.intervals import Cover, exact_sums, sums_by
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, Gaps, op_sorts

@@ -14,7 +14,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.attribution import operations
+from nvprof_kit._analysis.attribution import attribution
 from nvprof_kit._api.sql import answer
 from nvprof_kit._trace.nsys import read
 
@@ -88,7 +88,7 @@ def test_a_pytorch_trace_is_parsed_twice_at_most(tmp_path: Path, monkeypatch: py
 
 
 def test_classes_are_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, operations, "classify")
+    calls = counted(monkeypatch, attribution, "classify")
     capture = nvprof_kit.open(run)
     capture.report(run.with_name("page.html"))
     capture.breakdown()

@@ -17,7 +17,7 @@ from nvprof_kit._analysis.advise import metric_rules as advice_metrics
 from nvprof_kit._analysis.advise import time_rules as advice_time
 from nvprof_kit._analysis.advise import work_rules as advice_work
 from nvprof_kit._analysis.advise.evidence import Evidence, RankVerdict
-from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit._analysis.kernels.classes import Rule

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import devices_of

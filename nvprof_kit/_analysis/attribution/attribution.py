@@ -9,19 +9,27 @@ that moment, if exactly one other thread has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, understand
-from nvprof_kit._trace.schema import Trace
-from nvprof_kit.names import NO_PHASE, PHASE_CATEGORIES
+from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit._trace.schema import Column, Trace
+from nvprof_kit.issues import Issue
+from nvprof_kit.names import NO_LAYER, NO_PHASE, PHASE_CATEGORIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -213,3 +221,174 @@ class _Owners:
         phase_range[unattributed] = open_phases
         how[unattributed] = np.where(open_phases >= 0, _OTHER_THREAD, _UNATTRIBUTED)
         return layer_range, phase_range, how
+
+
+OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
+    {
+        "layer": Column("category", "module path of the layer, `(none)` outside layers"),
+        "phase": Column(
+            "category",
+            "`forward`, `backward` or `recompute`; outside layers the phase of the loop (`optimizer`, …) or `other`",
+        ),
+        "step": Column("Int64", "step number, NA outside steps"),
+        "kernel_class": Column("category", "kernel class: `gemm`, `attention`, `norm`, …"),
+        "how": Column(
+            "category",
+            "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
+            "`other thread`, by the `structure` of the order of kernels, or `none`",
+        ),
+    }
+)
+"""The columns that `attributed` adds to those of `nvprof_kit._trace.schema.OPS`."""
+
+
+class Operations:
+    """The operations of a capture.
+
+    Args:
+        trace: The capture, with the operations' names.
+        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        known: The same operations, to reuse their attribution and classes across several reports.
+    """
+
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> None:
+        self.trace, self._own_rules, self._known = trace, own_rules, known
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The owner of each operation."""
+        return attribute(self.trace) if self._known is None else self._known.attribution
+
+    @cached_property
+    def classes(self) -> KernelClasses:
+        """The class of each operation."""
+        return classify(self.trace.ops, self._own_rules) if self._known is None else self._known.classes
+
+
+def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
+    """The layer of each of these ranges, `NO_LAYER` for `NONE`."""
+    texts = [named.text for named in ranges.names]
+    name = np.append(ranges.name, len(texts))[layer_range]
+    return _categorical(name, [*texts, NO_LAYER])
+
+
+def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of each operation."""
+    return layer_column(attribution.ranges, attribution.layer_range), _categorical(
+        attribution.phase, attribution.phases
+    )
+
+
+def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of each range, with those of range `NONE` appended."""
+    import pandas as pd
+
+    layer = np.append(ranges.layer_range, NONE)
+    phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
+    code, phases = pd.factorize(np.append(ranges.phase, NO_PHASE).astype(object))  # np.unique would sort each range's
+    return layer_column(ranges, layer), _categorical(code[phase], [str(text) or NO_PHASE for text in phases])
+
+
+def _categorical(codes: Any, names: Any) -> pd.Categorical:
+    """A categorical column from codes into names that can contain duplicates."""
+    from nvprof_kit._trace.frames import labels
+
+    categories: pd.Categorical = labels(np.asarray(codes), list(names))
+    return categories
+
+
+def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
+    """Add the owners to a table of operations.
+
+    Args:
+        operations: The operations and their attribution.
+        ops: Their table, in the same order.
+
+    Returns:
+        The table with the additional columns `OWNER_COLUMNS`.
+    """
+    import pandas as pd
+
+    owners = operations.attribution
+    layer, phase = op_owners(owners)
+    step = np.append(owners.ranges.steps, 0)[owners.step]
+    table: pd.DataFrame = ops.assign(
+        layer=layer,
+        phase=phase,
+        step=pd.arrays.IntegerArray(step.astype(np.int64), owners.step == NONE),
+        kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
+        how=_categorical(owners.how.astype(np.int64), list(HOW)),
+    )
+    return table
+
+
+def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Issue, ...]:
+    """All warnings of this kind about a capture."""
+    return (*_launches(trace, unjoined), *_nodes(unjoined), *_open(trace), *_crossing(trace, ranges))
+
+
+def _launches(trace: Trace, unjoined: Unjoined) -> list[Issue]:
+    if not unjoined.unlaunched:
+        return []
+    total_ns = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
+    text = (
+        f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the "
+        f"capture (before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no "
+        "layer; begin and end the window at a synchronize"
+    )
+    return [Issue("unlaunched", "warning", unjoined.unlaunched_ns / max(total_ns, 1), text)]
+
+
+def _nodes(unjoined: Unjoined) -> list[Issue]:
+    if not unjoined.uncreated:
+        return []
+    text = (
+        f"{unjoined.uncreated} operations replay CUDA graphs that were built outside the collected window, "
+        "so they belong to what launched the replay; include the graph's capture in the window"
+    )
+    return [Issue("uncreated", "warning", unjoined.uncreated / max(unjoined.operations, 1), text)]
+
+
+def _open(trace: Trace) -> list[Issue]:
+    open_count = int(trace.ranges["left_open"].sum())
+    if not open_count:
+        return []
+    text = (
+        f"{open_count} ranges were still open when the capture ended and were closed there; end the window "
+        "between two steps"
+    )
+    return [Issue("open-ranges", "note", open_count / len(trace.ranges), text)]
+
+
+def _crossing(trace: Trace, ranges: Ranges) -> list[Issue]:
+    """Push/pop ranges of one domain cannot cross on their thread; those derived from operators can, and those of
+    PyTorch traces do by rounding.
+    """
+    recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
+    if not (recorded and ranges.crossing):
+        return []
+    frame = trace.ranges[trace.ranges["nested"].to_numpy()]
+    start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
+    if not nest(start, end, tid).crossing:
+        return []
+    count = _outlasting(start, end, tid)
+    text = (
+        f"{count} push/pop ranges of NVTX_EVENTS end after a range that they begin in: start, end or globalTid is "
+        "wrong in some of them, so work may have the wrong layer; export or record it again"
+    )
+    return [Issue("crossing-ranges", "error", count / len(frame), text)]
+
+
+def _outlasting(start: Int64Array, end: Int64Array, tid: Int64Array) -> int:
+    """Number of ranges that end after one that was open when they began."""
+    count = 0
+    for thread in np.unique(tid):
+        on_thread = np.flatnonzero(tid == thread)
+        on_thread = on_thread[np.lexsort((-end[on_thread], start[on_thread]))]
+        open_ends: list[int] = []
+        for range_start, finish in zip(start[on_thread].tolist(), end[on_thread].tolist(), strict=True):
+            while open_ends and open_ends[-1] <= range_start:
+                open_ends.pop()
+            count += bool(open_ends) and finish > open_ends[-1]
+            open_ends.append(finish)
+    return count

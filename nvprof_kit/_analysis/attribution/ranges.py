@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, cut, inherit, nest
 from nvprof_kit._analysis.attribution.steps import StepRanges, step_instances
-from nvprof_kit._analysis.foreign.translate import translate
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.foreign.rules import Rules
 
 _NO_PAYLOAD = int(np.iinfo(np.int64).min)
 
@@ -89,11 +91,25 @@ def _is_one_of(
     )
 
 
+def translated(trace: Trace, rules: Rules | None = None) -> Trace:
+    """The capture with the ranges that its program's rules, its operators or the order of its kernels tell.
+
+    Args:
+        trace: The capture as it was read.
+        rules: How its program names its ranges; None if it follows this package's naming.
+    """
+    if trace.info.evidence != SOUGHT and rules is None and trace.operators is None:
+        return trace
+    from nvprof_kit._analysis.foreign.translate import translate
+
+    return translate(trace, rules)
+
+
 def understand(trace: Trace) -> Ranges:
     """Classify the ranges of a capture as layer, phase and step ranges. Includes the backward ranges that
     `nvprof_kit._analysis.foreign.translate` derives from operators, if the capture has them.
     """
-    frame = translate(trace).ranges
+    frame = translated(trace).ranges
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
     first = np.ones(len(frame), dtype=bool)
     nesting = nest(start, end, tid)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import Cover
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.step_times import median_place, step_times
 from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
+from nvprof_kit._analysis.attribution.windows import median_place, step_times
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
 

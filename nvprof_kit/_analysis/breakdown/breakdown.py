@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners, range_owners
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.operations import op_owners, range_owners
-from nvprof_kit._analysis.attribution.step_times import median_place
-from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.attribution.windows import Windows, median_place
 from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Waits, pieces_of

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import exact_sums, joined
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
-from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import Activity, Gaps
 from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, PYTHON, UNKNOWN, Doing, doing

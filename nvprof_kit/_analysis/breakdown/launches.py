@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace

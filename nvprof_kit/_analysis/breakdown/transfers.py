@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
 from nvprof_kit._analysis.attribution.intervals import Cover, touches
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activity
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages

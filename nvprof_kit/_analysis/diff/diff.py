@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
 from nvprof_kit._analysis.attribution.intervals import begins, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
-from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit._analysis.attribution.windows import devices_of, step_windows

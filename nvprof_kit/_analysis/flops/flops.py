@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nvprof_kit._analysis.attribution.joins import join_warnings
-from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, read_counted

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.operations import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, add
 from nvprof_kit._analysis.hardware import Peaks
 

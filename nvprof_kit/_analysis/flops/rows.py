@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
 from nvprof_kit._analysis.attribution.intervals import union_lengths
-from nvprof_kit._analysis.attribution.operations import Operations, op_owners
-from nvprof_kit._analysis.attribution.step_times import step_times
 from nvprof_kit._analysis.attribution.warm_up import StepChoice
-from nvprof_kit._analysis.attribution.windows import devices_of
+from nvprof_kit._analysis.attribution.windows import devices_of, step_times
 from nvprof_kit._analysis.flops.counted import Counted, Key, Work, add, computed_again
 from nvprof_kit._analysis.hardware import Peaks
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
-from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges
 from nvprof_kit._analysis.attribution.warm_up import StepChoice
 from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, add

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.result import Result
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER

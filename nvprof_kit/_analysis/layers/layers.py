@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import HOW, Attribution
+from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import Cover, begins
-from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import step_windows

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import unjoined
-from nvprof_kit._analysis.attribution.joins import join_warnings
+from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, unjoined
 from nvprof_kit._analysis.attribution.launches import Correlations
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
-from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps

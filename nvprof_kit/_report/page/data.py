@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.operations import Operations
-from nvprof_kit._analysis.attribution.step_times import (
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.windows import (
     instance_of,
     median_place,
     slowest_step,
     step_times,
     typical_step,
 )
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory, memory_tree
@@ -110,7 +109,7 @@ class Sheet:
 
     Attributes:
         layers: The per-layer table by step.
-        steps: Durations of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
+        steps: Durations of the steps (`nvprof_kit._analysis.attribution.windows.step_times`).
         moments: The timeline; None to omit it.
         idle: Idle time and total time of the devices in the step shown first; None if unknown.
         classes: Time by kernel class; None if there are no kernels.

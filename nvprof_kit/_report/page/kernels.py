@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.operations import Operations, op_owners
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.timeline import Texts

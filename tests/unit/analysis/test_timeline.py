@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
-from nvprof_kit._analysis.attribution.step_times import slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.windows import slowest_step, step_times, typical_step
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.timeline import OPTIONAL, _parts, timeline
