@@ -77,7 +77,7 @@ def test_steps_that_are_asked_for(tmp_path: Path, text: str | None, skip: int, k
         result.rows["gpu_self_ns"].sum() == result.summary.total_ns == result.tree["total_ns"].sum() == 10 * len(kept)
     )
     assert capture.breakdown(**chosen).steps["step"].tolist() == kept
-    table = capture.summary("kernel", "user", **chosen).views
+    table = capture.summary(**chosen).views
     assert table["kernel"]["calls"].tolist() == [len(kept)]
     assert table["user"].set_index("range")["calls"]["a"] == len(kept)
     assert capture.advise(**chosen).steps == len(kept)
