@@ -18,6 +18,7 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
+from nvprof_kit._cli.help import VerbGroups
 from nvprof_kit._cli.verbs.capture.capturing import profile, ranks_profile, session
 from nvprof_kit._cli.verbs.capture.doctor import doctor
 from nvprof_kit._cli.verbs.capture.profile_ncu import profile as ncu_profile
@@ -48,7 +49,12 @@ def _print_version(context: click.Context, _: click.Parameter, requested: bool) 
         context.exit()
 
 
-@click.group(name="nvprof-kit", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=VerbGroups,
+    name="nvprof-kit",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -61,6 +67,8 @@ def group() -> None:
     """Per-layer GPU and CPU costs of transformers, from NVIDIA Nsight data."""
 
 
+ncu.add_command(ncu_profile)
+ranks.add_command(ranks_profile)
 for _verb in (
     layers,
     summary,
@@ -85,8 +93,6 @@ for _verb in (
     skill,
 ):
     group.add_command(_verb)
-ncu.add_command(ncu_profile)
-ranks.add_command(ranks_profile)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

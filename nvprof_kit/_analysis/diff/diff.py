@@ -353,20 +353,20 @@ _Stalled = dict[str, tuple[npt.NDArray[np.int64], ...]]
 
 
 def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _Stalled) -> list[str]:
-    """A sentence for each step of a run that some rows leave out because they stalled in it."""
+    """A sentence for each run of which rows leave a step out because they stalled in it."""
     notes = []
     for index, (info, sums) in enumerate(zip(infos, runs, strict=True)):
         wall, layers = (stalled[level][index] if level in stalled else np.empty(0) for level in ("step", "layer"))
+        steps = []
         for step in sorted({*wall[wall >= 0].tolist(), *layers[layers >= 0].tolist()}):
             count = int((layers == step).sum())
             where = [
                 *(["the step time"] if (wall == step).any() else []),
                 *([f"{count} of {len(layers)} rows of layers"] if count else []),
             ]
-            notes.append(
-                f"{info.path}: step {sums.steps[step]} is left out for {' and '.join(where)}, which took much longer "
-                "in it than in the other steps."
-            )
+            steps.append(f"step {sums.steps[step]} for {' and '.join(where)}")
+        if steps:
+            notes.append(f"{info.path}: left out because it took much longer than the other steps: {', '.join(steps)}.")
     return notes
 
 

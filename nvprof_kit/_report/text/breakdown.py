@@ -52,7 +52,7 @@ _TITLES = {
 
 _STATES = {"compute": "compute", "exposed_comm": "exposed comm", "exposed_copy": "exposed copy", "idle": "idle"}
 """Headings of the states of a device."""
-_OF_GPUS = ("copies", "launches", "queue")
+_OF_GPUS = ("idle", "copies", "launches", "queue")
 """Tables about what a host does with a GPU."""
 
 
@@ -67,7 +67,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
         parts += [
             _steps(result, tables["steps"] if select.sort else None, top),
             *_warm_up(result),
-            *_causes(result.idle),
+            *(_causes(result.idle) if result.info.on_gpu else ()),
             "",
         ]
     for name, title in _TITLES.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -38,7 +40,34 @@ def test_help_lists_every_verb(asked: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_no_verb_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    assert "Commands:" in capsys.readouterr().err
+    assert "Read:" in capsys.readouterr().err
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from leaves(inner, (*path, name))
+    else:
+        yield path
+
+
+@pytest.mark.parametrize("path", [*leaves(group)], ids=" ".join)
+def test_every_verb_has_an_example_that_it_understands(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*path, "--help") == 0
+    _, _, example = capsys.readouterr().out.partition("  Example:\n")
+    words = shlex.split(example)
+    if "nvprof-kit" not in words:  # of a verb that prints a path
+        assert f"$(nvprof-kit {' '.join(path)})" in words[-1]
+        return
+    words = words[words.index("nvprof-kit") + 1 :]
+    command: click.Command = group
+    while isinstance(command, click.Group):
+        name = words.pop(0) if words[0] in command.commands else "compare"
+        command = command.commands[name]
+    assert command is not group and command.name == path[-1]
+    command.make_context(path[-1], words)
 
 
 @pytest.mark.parametrize(
