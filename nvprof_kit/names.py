@@ -102,13 +102,13 @@ def strip_wrappers(path: str) -> str:
 
     The result is `encodable`.
     """
-    return encodable(".".join(part for part in path.split(".") if part not in WRAPPER_PARTS))
+    return encodable(".".join(name for name in path.split(".") if name not in WRAPPER_PARTS))
 
 
 def layer_index(path: str) -> int:
     """The first integer part of a module path, or -1: 3 for ``model.layers.3.self_attn``."""
-    found = _INDEX.search(path)
-    return int(found.group(1)) if found else -1
+    match = _INDEX.search(path)
+    return int(match.group(1)) if match else -1
 
 
 def range_text(path: str, category: Category) -> str:
@@ -121,8 +121,8 @@ def range_text(path: str, category: Category) -> str:
 
 def step_number(text: str) -> int | None:
     """The step number in a range text (``step 12``, ``ProfilerStep#12``), or None if the text does not name a step."""
-    found = _STEP.fullmatch(text)
-    return int(found.group(1)) if found else None
+    match = _STEP.fullmatch(text)
+    return int(match.group(1)) if match else None
 
 
 class RankName(NamedTuple):
@@ -142,10 +142,10 @@ def rank_text(name: RankName) -> str:
 
 def parse_rank(text: str) -> RankName | None:
     """The process in the text of a mark of category ``user``, or None if the mark has another meaning."""
-    found = _RANK.fullmatch(text)
-    if found is None:
+    match = _RANK.fullmatch(text)
+    if match is None:
         return None
-    rank, world, run = found.groups()
+    rank, world, run = match.groups()
     return RankName(int(rank), None if world is None else int(world), run)
 
 
@@ -166,7 +166,7 @@ def groups_text(groups: Sequence[GroupName]) -> str:
     text = ""
     for group in groups:
         ranks = _ranks_text(group.ranks)
-        name, description = (re.sub(r"[\s;]+", "_", encodable(one)).lstrip("-")[:100] or "-" for one in group[:2])
+        name, description = (re.sub(r"[\s;]+", "_", encodable(label)).lstrip("-")[:100] or "-" for label in group[:2])
         more = f"{text}; {name} {description} {ranks}" if text else f"groups {name} {description} {ranks}"
         if ranks and len(more) <= _MOST_TEXT:
             text = more
@@ -177,15 +177,15 @@ def parse_groups(text: str) -> list[GroupName]:
     """The groups in the text of a mark of category ``user``; none if the mark has another meaning or is damaged."""
     if not text.startswith("groups ") or len(text) > _MOST_TEXT:
         return []
-    found = []
-    for one in text.removeprefix("groups ").split("; "):
-        name, _, rest = one.partition(" ")
-        description, _, listed = rest.partition(" ")
-        ranks = _parse_ranks(listed)
+    groups = []
+    for group in text.removeprefix("groups ").split("; "):
+        name, _, fields = group.partition(" ")
+        description, _, ranks_text = fields.partition(" ")
+        ranks = _parse_ranks(ranks_text)
         if not name or not description or not ranks:
             return []
-        found.append(GroupName(name.removeprefix("-"), description.removeprefix("-"), ranks))
-    return found
+        groups.append(GroupName(name.removeprefix("-"), description.removeprefix("-"), ranks))
+    return groups
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -211,14 +211,14 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 def _parse_ranks(text: str) -> tuple[int, ...]:
     """The ranks in a text of `_ranks_text`; none if it is none."""
     ranks: list[int] = []
-    for part in text.split(","):
-        if not _GROUP_TOKEN.fullmatch(part):
+    for token in text.split(","):
+        if not _GROUP_TOKEN.fullmatch(token):
             return ()
-        first, last, step = part, part, "1"
-        if "-" in part:
-            first, last = part.split("-")
-        elif ":" in part:
-            first, last, step = part.split(":")
+        first, last, step = token, token, "1"
+        if "-" in token:
+            first, last = token.split("-")
+        elif ":" in token:
+            first, last, step = token.split(":")
         if not int(step):
             return ()
         more = range(int(first), int(last) + 1, int(step))
@@ -240,11 +240,11 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
         (one of `KNOWN_PHASES`), or else a layer, with the phase of its suffix or forward without a suffix. An empty
         text is neither a layer nor a phase.
     """
-    known = Category(category) if category in Category._value2member_map_ else None
-    if not text and (known is None or known in (*LAYER_CATEGORIES, *PHASE_CATEGORIES)):
+    own_category = Category(category) if category in Category._value2member_map_ else None
+    if not text and (own_category is None or own_category in (*LAYER_CATEGORIES, *PHASE_CATEGORIES)):
         return RangeName(text, Category.USER)
-    if known is not None:
-        return RangeName(_without_suffix(text, known), known)
+    if own_category is not None:
+        return RangeName(_without_suffix(text, own_category), own_category)
     if step_number(text) is not None:
         return RangeName(text, Category.STEP)
     if text.lower() in KNOWN_PHASES:
@@ -269,8 +269,8 @@ def kineto_name(text: str, category: Category) -> str:
 
 def parse_kineto_name(name: str) -> tuple[str, str] | None:
     """Text and category name of a Kineto annotation of this package, or None for any other annotation."""
-    domain, _, rest = name.partition(":")
-    category, _, text = rest.partition(":")
+    domain, _, marked = name.partition(":")
+    category, _, text = marked.partition(":")
     return (text, category) if domain == DOMAIN and category in Category._value2member_map_ else None
 
 
@@ -287,5 +287,5 @@ def memory_label(name: str, step: int | None) -> str:
 
 def parse_memory_label(label: str) -> tuple[str, int | None]:
     """Name and step of an allocation's label."""
-    name, found, number = label.rpartition(";step=")
-    return (name, int(number)) if found and number.lstrip("-").isdecimal() else (label, None)
+    name, separator, number = label.rpartition(";step=")
+    return (name, int(number)) if separator and number.lstrip("-").isdecimal() else (label, None)

@@ -68,9 +68,9 @@ def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Re
     def read() -> tuple[Timeline, CaptureInfo]:
         from nvprof_kit._analysis.attribution.steps import StepOptions
 
-        shown = capture._timeline(step, StepOptions.of(steps))
+        timeline = capture._timeline(step, StepOptions.of(steps))
         capture.close()  # keep only one capture in memory at a time
-        return shown
+        return timeline
 
     return read
 
@@ -80,7 +80,7 @@ def _clocks(clocks: pd.DataFrame) -> dict[int, RankClock]:
 
     made = {}
     for row in clocks.to_dict("records"):
-        known = str(row["offset_ns"]) not in ("nan", "<NA>", "None")
-        clock = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if known else (None,)
+        is_known = str(row["offset_ns"]) not in ("nan", "<NA>", "None")
+        clock = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if is_known else (None,)
         made[int(row["rank"])] = RankClock(int(row["rank"]), *clock)
     return made

@@ -7,19 +7,19 @@ import math
 from nvprof_kit.errors import UsageError
 
 
-def checked(name: str, value: float, least: float = 0.0, most: float = math.inf) -> float:
+def checked(name: str, value: float, lowest: float = 0.0, highest: float = math.inf) -> float:
     """A number of a call, if it is finite and in its range.
 
     Args:
         name: The parameter's name.
         value: Its value.
-        least: The least allowed value.
-        most: The largest.
+        lowest: The lowest allowed value.
+        highest: The highest.
 
     Raises:
         UsageError: It is not.
     """
-    if math.isfinite(value) and least <= value <= most:
+    if math.isfinite(value) and lowest <= value <= highest:
         return value
-    limits = f"{least:g} to {most:g}" if math.isfinite(most) else f"{least:g} or more"
+    limits = f"{lowest:g} to {highest:g}" if math.isfinite(highest) else f"{lowest:g} or more"
     raise UsageError(f"{name}={value:g}: needed a finite number, {limits}")

@@ -112,12 +112,12 @@ class Machine:
 def run_command(command: Sequence[str]) -> str | None:
     """The output of a command; None if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return process.stdout if process.returncode == 0 else None
 
 
 def read_machine(
@@ -165,39 +165,39 @@ def _text(path: Path) -> str:
 
 
 def _number(text: str) -> int | None:
-    found = re.search(r"-?\d+", text)
-    return int(found[0]) if found else None
+    match = re.search(r"-?\d+", text)
+    return int(match[0]) if match else None
 
 
 def _version(text: str | None) -> str | None:
-    found = re.search(r"\b(20\d\d\.\d+(?:\.\d+)*)", text or "")
-    return found[1] if found else None
+    match = re.search(r"\b(20\d\d\.\d+(?:\.\d+)*)", text or "")
+    return match[1] if match else None
 
 
 def _gpus(listing: str | None) -> tuple[Gpu, ...]:
     rows = [[cell.strip() for cell in line.split(",")] for line in (listing or "").splitlines()]
     return tuple(
-        Gpu(name, driver, compute, mig == "Enabled", _number(clock), _number(most))
-        for name, driver, compute, mig, clock, most in (row for row in rows if len(row) == len(_GPU_FIELDS))
+        Gpu(name, driver, compute, mig == "Enabled", _number(clock), _number(max_clock))
+        for name, driver, compute, mig, clock, max_clock in (row for row in rows if len(row) == len(_GPU_FIELDS))
     )
 
 
 def _counters_for_admin(parameters: str) -> bool | None:
-    found = re.search(r"RmProfilingAdminOnly:\s*(\d)", parameters)
-    return None if found is None else found[1] == "1"
+    match = re.search(r"RmProfilingAdminOnly:\s*(\d)", parameters)
+    return None if match is None else match[1] == "1"
 
 
 def _capabilities(status: str) -> int:
-    found = re.search(r"CapEff:\s*([0-9a-fA-F]+)", status)
-    return int(found[1], 16) if found else 0
+    match = re.search(r"CapEff:\s*([0-9a-fA-F]+)", status)
+    return int(match[1], 16) if match else 0
 
 
 def _container(root: Path) -> str:
     for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
         if (root / mark).exists():
             return name
-    found = re.search(r"kubepods|docker|containerd|lxc", _text(root / "proc/1/cgroup"))
-    return found[0] if found else ""
+    match = re.search(r"kubepods|docker|containerd|lxc", _text(root / "proc/1/cgroup"))
+    return match[0] if match else ""
 
 
 def _concerns_profilers(name: str) -> bool:
@@ -222,8 +222,8 @@ def _shebang(name: str) -> str | None:
     """The Python interpreter of a script on the PATH, such as torchrun."""
     path = shutil.which(name)
     first = "" if path is None else _text(Path(path)).partition("\n")[0]
-    words = first.removeprefix("#!").split() if first.startswith("#!") else []
-    return next((word for word in words if _PYTHON.fullmatch(Path(word).name)), None)
+    arguments = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return next((word for word in arguments if _PYTHON.fullmatch(Path(word).name)), None)
 
 
 def _program(command: Sequence[str], run: Run) -> Program:
@@ -237,7 +237,7 @@ def _program(command: Sequence[str], run: Run) -> Program:
     if python is None:
         return Program(source=source, missing=missing)
     try:
-        found = json.loads(run([python, "-c", _PROBE]) or "null")
+        packages = json.loads(run([python, "-c", _PROBE]) or "null")
     except ValueError:
-        found = None
-    return Program(python, found, source, missing)
+        packages = None
+    return Program(python, packages, source, missing)

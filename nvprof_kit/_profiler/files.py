@@ -31,9 +31,9 @@ class WindowFiles:
     def __init__(self, folder: Path, name: str, rank: int) -> None:
         self.folder, self.name, self._rank = folder, name, rank
 
-    def path(self, what: str) -> Path:
+    def path(self, table: str) -> Path:
         """The path of one of the window's files."""
-        return self.folder / f"{self.name}_{what}"
+        return self.folder / f"{self.name}_{table}"
 
     @property
     def trace(self) -> Path:
@@ -61,8 +61,8 @@ class WindowFiles:
         if last_step is not None:
             trace = own_steps(trace, last_step)
         profile = layer_profile(trace, kinds, _memory_table(boundaries))
-        for what, table in (("layers", profile.rows), ("kinds", profile.kinds)):
-            write_file(self.path(f"{what}.csv"), encode(table, "csv"), inputs=[self.trace])
+        for name, table in (("layers", profile.rows), ("kinds", profile.kinds)):
+            write_file(self.path(f"{name}.csv"), encode(table, "csv"), inputs=[self.trace])
         if boundaries:
             text = "\n".join(memory_lines(profile.rows))
             write_file(self.path("memory_usage.txt"), f"{text}\n", inputs=[self.trace])
@@ -103,9 +103,9 @@ def own_steps(trace: Trace, last_step: int) -> Trace:
     """
     ranges = trace.ranges.reset_index(drop=True)
     steps = ranges[ranges["category"] == Category.STEP.value].sort_values(["tid", "start_ns"])
-    reach = steps.groupby("tid")["end_ns"].cummax().groupby(steps["tid"]).shift()
+    latest_end = steps.groupby("tid")["end_ns"].cummax().groupby(steps["tid"]).shift()
     number = steps["text"].astype(object).map(step_number)
-    nested = steps.index[(steps["end_ns"] <= reach) | (number > last_step)]
+    nested = steps.index[(steps["end_ns"] <= latest_end) | (number > last_step)]
     return replace(trace, ranges=ranges.drop(index=nested).reset_index(drop=True))
 
 
@@ -115,12 +115,12 @@ def _memory_table(boundaries: Sequence[Boundary]) -> pd.DataFrame | None:
     if not boundaries:
         return None
     sizes = {
-        "allocated_bytes": [one.end for one in boundaries],
-        "retained_bytes": [one.retained for one in boundaries],
-        "transient_bytes": [one.transient for one in boundaries],
-        "peak_bytes": [one.peak for one in boundaries],
-        "reserved_bytes": [one.reserved for one in boundaries],
+        "allocated_bytes": [boundary.end for boundary in boundaries],
+        "retained_bytes": [boundary.retained for boundary in boundaries],
+        "transient_bytes": [boundary.transient for boundary in boundaries],
+        "peak_bytes": [boundary.peak for boundary in boundaries],
+        "reserved_bytes": [boundary.reserved for boundary in boundaries],
     }
-    keys = {name: [getattr(one, name) for one in boundaries] for name in ("step", "layer", "phase")}
+    keys = {name: [getattr(boundary, name) for boundary in boundaries] for name in ("step", "layer", "phase")}
     table: pd.DataFrame = pd.DataFrame({**keys, **sizes})
     return table

@@ -167,8 +167,8 @@ def effects(
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(effect == 0, 0.0, np.abs(effect) / error)
     half, one_sided = stats.t.ppf(0.975, df) * error, stats.t.ppf(0.95, df) * error
-    known, both = logs | (estimate[0] > 0), logs | ((estimate[0] > 0) & (estimate[1] > 0))
-    change = _relative(effect, logs, known)
+    is_known, both = logs | (estimate[0] > 0), logs | ((estimate[0] > 0) & (estimate[1] > 0))
+    change = _relative(effect, logs, is_known)
     low, high, at_most = (_relative(effect + by, logs, both) for by in (-half, half, one_sided))
     base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in estimate)
     at_most = _with_stalls(at_most, base, new, [run.stalled for run in after])
@@ -180,7 +180,7 @@ def effects(
         high,
         at_most,
         np.asarray(2 * stats.t.sf(t, df)),
-        np.where(np.isfinite(error) & known, error, np.nan),
+        np.where(np.isfinite(error) & is_known, error, np.nan),
         df,
         widening,
         tuple(run.stalled for run in (*before, *after)),
@@ -200,10 +200,10 @@ def _with_stalls(
     return stalls
 
 
-def _relative(value: Floats, logs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> Floats:
+def _relative(value: Floats, logs: npt.NDArray[np.bool_], is_known: npt.NDArray[np.bool_]) -> Floats:
     with np.errstate(over="ignore"):
         relative = np.where(logs, np.expm1(np.where(logs, value, 0.0)), value)
-    return np.where(known & np.isfinite(relative) & np.isfinite(value), relative, np.nan)
+    return np.where(is_known & np.isfinite(relative) & np.isfinite(value), relative, np.nan)
 
 
 def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int64]) -> _Run:
@@ -287,19 +287,19 @@ def _moderated(variance: Floats, floor: Floats, free: int, logs: npt.NDArray[np.
     from scipy import optimize, special
 
     used = logs & (variance > 0)
-    own = np.full(len(variance), float(_FLOOR_DF + free))
+    own_df = np.full(len(variance), float(_FLOOR_DF + free))
     to_floor = (_FLOOR_DF * np.where(np.isfinite(floor), floor, variance) + free * variance) / (_FLOOR_DF + free)
     if int(used.sum()) < _MODERATED:
-        return to_floor, own
+        return to_floor, own_df
     z = np.log(variance[used]) - special.digamma(free / 2) + np.log(free / 2)
     spread = float(z.var(ddof=1)) - float(special.polygamma(1, free / 2))
     maximum = float(special.polygamma(1, _KNOWN / 2))
     prior = _KNOWN
     if spread > maximum:
         prior = 2 * optimize.brentq(lambda x: float(special.polygamma(1, x)) - spread, 1e-3, _KNOWN)
-    middle = np.exp(z.mean() + special.digamma(prior / 2) - np.log(prior / 2))
-    drawn = (prior * middle + free * variance) / (prior + free)
-    return np.where(used, drawn, to_floor), np.where(used, prior + free, own)
+    prior_variance = np.exp(z.mean() + special.digamma(prior / 2) - np.log(prior / 2))
+    drawn = (prior * prior_variance + free * variance) / (prior + free)
+    return np.where(used, drawn, to_floor), np.where(used, prior + free, own_df)
 
 
 def _widening(effect: Floats, variance: Floats, equals: npt.NDArray[np.int64], logs: npt.NDArray[np.bool_]) -> float:

@@ -178,10 +178,10 @@ def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
     return rows_of_gate
 
 
-def _negligible(mine: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
+def _negligible(gated: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
     """Which rows cost the step next to nothing, however large their relative change is."""
     step = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
-    negligible: npt.NDArray[np.bool_] = (mine["at_most"] * mine["base_ns"] < limits.negligible * step).to_numpy()
+    negligible: npt.NDArray[np.bool_] = (gated["at_most"] * gated["base_ns"] < limits.negligible * step).to_numpy()
     return negligible
 
 

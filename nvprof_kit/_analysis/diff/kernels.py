@@ -81,14 +81,14 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _row(what: str, old: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...]:
-    name = now["name"] if what == "renamed" else ""
-    count = now["count"] if what == "new" else old["count"]
+def _row(kind: str, old: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...]:
+    name = now["name"] if kind == "renamed" else ""
+    count = now["count"] if kind == "new" else old["count"]
     time_ns = (old["gpu_ns"], now["gpu_ns"])
-    return (what, old["name"], name, old["kernel_class"], count, *time_ns, old["count"], now["count"])
+    return (kind, old["name"], name, old["kernel_class"], count, *time_ns, old["count"], now["count"])
 
 
-def _same_work(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+def _same_work(first: dict[Any, Any], other: dict[Any, Any]) -> bool:
     """Whether two kernels are of one class and run as often per step in as many places."""
-    places = [(row["kernel_class"], row["where"][0], row["where"][2]) for row in (one, other)]
+    places = [(row["kernel_class"], row["where"][0], row["where"][2]) for row in (first, other)]
     return places[0] == places[1]

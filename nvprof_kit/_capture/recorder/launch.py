@@ -59,35 +59,35 @@ def parse_python(command: Sequence[str]) -> PythonCommand:
             f"{command[0]} is not a Python interpreter, and only Python programs can be recorded: use `python …`, "
             "`torchrun …` or `accelerate launch …`, or put `with nvprof_kit.record('run.json.gz'):` into the program"
         )
-    rest = list(command[1:])
+    remaining = list(command[1:])
     options: list[str] = []
-    while rest:
-        word = rest.pop(0)
+    while remaining:
+        word = remaining.pop(0)
         if not word.startswith("-") or word == "-":
             break
         if word.startswith("--"):
-            options += [word, *(rest[:1] if word == "--check-hash-based-pycs" else [])]
-            rest = rest[1:] if word == "--check-hash-based-pycs" else rest
+            options += [word, *(remaining[:1] if word == "--check-hash-based-pycs" else [])]
+            remaining = remaining[1:] if word == "--check-hash-based-pycs" else remaining
             continue
         flags, letter, value = _cluster(word)
         options += [f"-{flags}"] if flags else []
         if letter and not value:
-            value = rest.pop(0) if rest else ""
+            value = remaining.pop(0) if remaining else ""
         if letter in ("c", "m"):
-            return PythonCommand((command[0], *options), (f"-{letter}", value), tuple(rest))
+            return PythonCommand((command[0], *options), (f"-{letter}", value), tuple(remaining))
         options += [f"-{letter}", value] if letter else []
     else:
         word = "-"
     if word == "-":
         raise UsageError(f"`{' '.join(command)}` names no program to record; needed a script, -m module or -c code")
-    return PythonCommand((command[0], *options), (word,), tuple(rest))
+    return PythonCommand((command[0], *options), (word,), tuple(remaining))
 
 
 def _cluster(word: str) -> tuple[str, str, str]:
     """Parse a word of short options: the flags, the option that takes a value or '', and its value if attached."""
-    found = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
-    assert found is not None
-    return found.group(1), found.group(2), found.group(3)
+    match = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
+    assert match is not None
+    return match.group(1), match.group(2), match.group(3)
 
 
 def runner_argv(path: Path, options: RecordOptions, command: PythonCommand, limits: Limits = ALL) -> list[str]:
@@ -149,10 +149,12 @@ def _refuse_existing(path: Path) -> None:
     ``run.1.json.gz``.
     """
     stem, dot, suffix = path.name.partition(".json")
-    own = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
-    there = sorted(one.name for one in path.parent.iterdir() if own.fullmatch(one.name))
-    if there:
-        raise UsageError(f"{path.with_name(there[0])} exists; choose another name with -o, or replace it with --force")
+    pattern = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
+    existing = sorted(file.name for file in path.parent.iterdir() if pattern.fullmatch(file.name))
+    if existing:
+        raise UsageError(
+            f"{path.with_name(existing[0])} exists; choose another name with -o, or replace it with --force"
+        )
 
 
 def _check_interpreter(interpreter: Sequence[str]) -> None:
@@ -164,5 +166,5 @@ def _check_interpreter(interpreter: Sequence[str]) -> None:
     package = {"torch": "torch", "nvprof_kit": "nvprof-kit", "torch,nvprof_kit": "torch nvprof-kit"}.get(missing)
     if package is None:
         raise ToolError(f"{interpreter[0]} does not start: {missing}")
-    needed = missing.replace(",", " and no ")
-    raise ToolError(f"{interpreter[0]} has no {needed}; {interpreter[0]} -m pip install {package}")
+    packages = missing.replace(",", " and no ")
+    raise ToolError(f"{interpreter[0]} has no {packages}; {interpreter[0]} -m pip install {package}")

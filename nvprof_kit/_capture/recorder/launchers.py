@@ -74,15 +74,15 @@ def parse_launch(command: Sequence[str]) -> Launch | None:
         UsageError: The launcher's parser rejects its options, or the launcher is unsupported.
         ToolError: The launcher is not installed.
     """
-    words = list(command)
-    name = Path(words[0]).name if words else ""
+    arguments = list(command)
+    name = Path(arguments[0]).name if arguments else ""
     if name == "torchrun":
-        return _parsed(_python_of(words[0]), TORCHRUN, words[1:])
-    if name == "accelerate" and words[1:2] == ["launch"]:
-        return _parsed(_python_of(words[0]), ACCELERATE, words[2:])
-    module = words[words.index("-m") + 1] if "-m" in words[:-1] and name.startswith("python") else ""
-    if module in BY_MODULE and words.index("-m") == 1:
-        return _parsed(words[0], BY_MODULE[module], words[3:])
+        return _parsed(_python_of(arguments[0]), TORCHRUN, arguments[1:])
+    if name == "accelerate" and arguments[1:2] == ["launch"]:
+        return _parsed(_python_of(arguments[0]), ACCELERATE, arguments[2:])
+    module = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] and name.startswith("python") else ""
+    if module in BY_MODULE and arguments.index("-m") == 1:
+        return _parsed(arguments[0], BY_MODULE[module], arguments[3:])
     if name in OTHERS or module in OTHERS:
         raise UsageError(
             f"{module or name} starts the ranks itself and record cannot reach them; put "
@@ -102,18 +102,24 @@ def _python_of(script: str) -> str:
     return interpreter if first.startswith("#!") and shutil.which(interpreter) else sys.executable
 
 
-def _parsed(interpreter: str, launcher: Launcher, words: list[str]) -> Launch:
-    run = [interpreter, "-c", _PARSE, launcher.parser, *words]
+def _parsed(interpreter: str, launcher: Launcher, arguments: list[str]) -> Launch:
+    run = [interpreter, "-c", _PARSE, launcher.parser, *arguments]
     try:
-        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        process = subprocess.run(run, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ToolError(f"{interpreter} does not start: {error.strerror}") from None
-    if done.returncode != 0:
-        message = done.stderr.strip().rpartition("\n")[2].removeprefix("-c: error: ")
-        kind = UsageError if done.returncode == 2 else ToolError
+    if process.returncode != 0:
+        message = process.stderr.strip().rpartition("\n")[2].removeprefix("-c: error: ")
+        kind = UsageError if process.returncode == 2 else ToolError
         raise kind(f"{launcher.module}: {message or 'refuses its options'}")
-    behind, module, no_python = json.loads(done.stdout.strip().rpartition("\n")[2])
-    place = len(words) - behind - 1
-    own = [word for word in words[:place] if word not in ("-m", "--module", "--no-python", "--no_python")]
-    rank = [*words[place:]] if no_python else [interpreter, "-u", *(["-m"] if module else []), *words[place:]]
-    return Launch(interpreter, launcher, tuple(own), tuple(rank))
+    behind, module, no_python = json.loads(process.stdout.strip().rpartition("\n")[2])
+    program_index = len(arguments) - behind - 1
+    launcher_arguments = [
+        word for word in arguments[:program_index] if word not in ("-m", "--module", "--no-python", "--no_python")
+    ]
+    rank = (
+        [*arguments[program_index:]]
+        if no_python
+        else [interpreter, "-u", *(["-m"] if module else []), *arguments[program_index:]]
+    )
+    return Launch(interpreter, launcher, tuple(launcher_arguments), tuple(rank))

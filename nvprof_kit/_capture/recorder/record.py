@@ -213,8 +213,10 @@ def check_path(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path}: a directory; needed a file name")
     if not os.access(path.parent, os.W_OK):
-        found = "no permission to write there" if path.parent.exists() else f"no directory {path.parent}; make it first"
-        raise UsageError(f"{path}: {found}")
+        obstacle = (
+            "no permission to write there" if path.parent.exists() else f"no directory {path.parent}; make it first"
+        )
+        raise UsageError(f"{path}: {obstacle}")
 
 
 def _new_profiler(options: RecordOptions) -> Any:
@@ -243,12 +245,14 @@ def _experimental(options: RecordOptions) -> dict[str, Any]:
     """Experimental options of newer PyTorch releases: all threads and, with stacks, Python garbage collections."""
     from torch._C._profiler import _ExperimentalConfig
 
-    wanted: dict[str, Any] = {"profile_all_threads": True} | ({"record_python_gc_info": True} if options.stacks else {})
-    while wanted:
+    settings: dict[str, Any] = {"profile_all_threads": True} | (
+        {"record_python_gc_info": True} if options.stacks else {}
+    )
+    while settings:
         try:
-            return {"experimental_config": _ExperimentalConfig(**wanted)}
+            return {"experimental_config": _ExperimentalConfig(**settings)}
         except TypeError:  # an older PyTorch lacks the last option
-            wanted.popitem()
+            settings.popitem()
     return {}
 
 

@@ -292,9 +292,9 @@ class _Traces(Traces):
 
     def stop(self, window: Window) -> None:
         recorder = self._recorder
-        shown = min(str(recorder.path), os.path.relpath(recorder.path), key=len) if recorder is not None else ""
+        path_text = min(str(recorder.path), os.path.relpath(recorder.path), key=len) if recorder is not None else ""
         steps = f", steps {window.first_step} to {window.last_step}"
-        with progress_while_writing(shown), _announced(recorder, shown, steps):
+        with progress_while_writing(path_text), _announced(recorder, path_text, steps):
             super().stop(window)
 
 

@@ -80,8 +80,8 @@ def folds_of(sheet: Sheet, of: int = 1) -> Folds:
                 "communication"
             )
             folds.append(Fold(records[line]["layer"], tuple(rows), line, each))
-    unlike = tuple(records[line]["unlike"] for line in folded.line.tolist())
-    return Folds(tree_rows, folded.tree, tuple(sorted(folds, key=lambda fold: fold.rows[0])), unlike)
+    differing = tuple(records[line]["unlike"] for line in folded.line.tolist())
+    return Folds(tree_rows, folded.tree, tuple(sorted(folds, key=lambda fold: fold.rows[0])), differing)
 
 
 MAX_CELLS = 200_000

@@ -32,26 +32,26 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     length = segments["ns"].to_numpy(dtype=np.int64)
     reached = np.cumsum(length)
     number = segments["segment"].to_numpy()
-    known = np.concatenate([points["ready_segment"], points["end_segment"][points["gates"]]]).astype(np.int64)
+    segment = np.concatenate([points["ready_segment"], points["end_segment"][points["gates"]]]).astype(np.int64)
     when = np.concatenate([points["a"] - points["queued_ns"], points["e"][points["gates"]]]).astype(np.int64)
-    place = np.searchsorted(number, known, side="right") - 1
-    usable = (known >= 0) & (place >= 0)
+    position = np.searchsorted(number, segment, side="right") - 1
+    usable = (segment >= 0) & (position >= 0)
     if not usable.any():
         empty: pd.DataFrame = pd.DataFrame(
-            {one: [] for one in ("start_ns", "end_ns", "step", "doing", "layer", "phase")}
+            {column: [] for column in ("start_ns", "end_ns", "step", "doing", "layer", "phase")}
         )
         return empty
-    at, moment = reached[place[usable]], when[usable]
-    order = np.lexsort((moment, at))
+    at, time = reached[position[usable]], when[usable]
+    order = np.lexsort((time, at))
     at, first = np.unique(at[order], return_index=True)
-    moment = np.maximum.accumulate(moment[order][first])
-    ends = np.interp(reached, at, moment)
-    ends = np.where(reached < at[0], moment[0] - (at[0] - reached), ends)
-    ends = np.where(reached > at[-1], moment[-1] + (reached - at[-1]), ends).astype(np.int64)
+    time = np.maximum.accumulate(time[order][first])
+    ends = np.interp(reached, at, time)
+    ends = np.where(reached < at[0], time[0] - (at[0] - reached), ends)
+    ends = np.where(reached > at[-1], time[-1] + (reached - at[-1]), ends).astype(np.int64)
     starts = np.concatenate(([ends[0] - length[0]], ends[:-1])) if len(ends) else ends
-    every = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
-    made: pd.DataFrame = every[every["end_ns"] > every["start_ns"]]
-    return made
+    stretches = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
+    work: pd.DataFrame = stretches[stretches["end_ns"] > stretches["start_ns"]]
+    return work
 
 
 def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
@@ -66,30 +66,30 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
     start, end = points["a"].to_numpy(dtype=np.int64), points["e"].to_numpy(dtype=np.int64)
     begun = np.clip(points["arrival"].to_numpy(dtype=np.int64), start, np.maximum(end, start))
     waits = points["sort"] + ", waits for rank " + points["late_rank"].astype(str)
-    own = points[["step", "layer", "phase"]]
+    labels = points[["step", "layer", "phase"]]
     parts = [
-        own.assign(start_ns=start, end_ns=begun, doing=WAITING, text=waits),
-        own.assign(start_ns=begun, end_ns=end, doing=TRANSFER, text=points["sort"]),
+        labels.assign(start_ns=start, end_ns=begun, doing=WAITING, text=waits),
+        labels.assign(start_ns=begun, end_ns=end, doing=TRANSFER, text=points["sort"]),
     ]
     both = pd.concat(parts, ignore_index=True)
-    made: pd.DataFrame = both[both["end_ns"] > both["start_ns"]].sort_values(
+    stretches: pd.DataFrame = both[both["end_ns"] > both["start_ns"]].sort_values(
         "start_ns", kind="stable", ignore_index=True
     )
-    return made
+    return stretches
 
 
-def apart(frame: pd.DataFrame, most: int = 4) -> list[pd.DataFrame]:
+def apart(frame: pd.DataFrame, max_frames: int = 4) -> list[pd.DataFrame]:
     """Split rows into as few frames without overlaps as possible; rows beyond `most` frames are dropped."""
     frames: list[pd.DataFrame] = []
-    while len(frame) and len(frames) < most:
+    while len(frame) and len(frames) < max_frames:
         start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
         if (start[1:] >= end[:-1]).all():
             frames.append(frame)
             break
-        kept, reach = np.zeros(len(frame), dtype=bool), np.iinfo(np.int64).min
-        for place, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-            if begin >= reach:
-                kept[place], reach = True, finish
-        frames.append(frame[kept])
-        frame = frame[~kept]
+        is_free, latest_end = np.zeros(len(frame), dtype=bool), np.iinfo(np.int64).min
+        for row, (row_start, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+            if row_start >= latest_end:
+                is_free[row], latest_end = True, finish
+        frames.append(frame[is_free])
+        frame = frame[~is_free]
     return frames

@@ -88,13 +88,13 @@ def page_table(
 
 def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
     """The tables of a breakdown that are not empty."""
-    made = [_steps(breakdown, path, limit)]
+    tables = [_steps(breakdown, path, limit)]
     step = breakdown.steps["step"].iloc[breakdown.critical_window] if len(breakdown.steps) else None
     for view, (title, about) in _TITLES.items():
         rows = breakdown.table(view)
         if len(rows):
             of_step = f" of step {step}" if view == "critical-path" and str(step) not in ("None", "<NA>") else ""
-            made.append(
+            tables.append(
                 page_table(
                     rows,
                     view,
@@ -104,13 +104,13 @@ def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROW
                     limit=limit,
                 )
             )
-    return made
+    return tables
 
 
-def _steps(found: Breakdown, path: str, limit: int) -> PageTable:
-    times = [name for name in found.steps.columns if str(name).endswith("_ns") and name != "start_ns"]
-    several = [name for name in ("process", "device") if found.steps[name].nunique() > 1]
-    rows = found.steps[["step", *several, *times]]
+def _steps(breakdown: Breakdown, path: str, limit: int) -> PageTable:
+    times = [name for name in breakdown.steps.columns if str(name).endswith("_ns") and name != "start_ns"]
+    several = [name for name in ("process", "device") if breakdown.steps[name].nunique() > 1]
+    rows = breakdown.steps[["step", *several, *times]]
     return page_table(
         rows,
         "breakdown",

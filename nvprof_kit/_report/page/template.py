@@ -30,13 +30,13 @@ def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (
         styles: CSS files.
         shown: The template variables.
     """
-    script = "\n".join(_file(one) for one in scripts)
+    script = "\n".join(_file(name) for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text = (
         _environment()
         .get_template(template)
         .render(
-            style=trusted("\n".join(_file(one) for one in styles)),
+            style=trusted("\n".join(_file(name) for name in styles)),
             script=trusted(script),
             script_hash=f"sha256-{digest}",
             **shown,
@@ -68,8 +68,8 @@ def _file(name: str) -> str:
 def _environment() -> jinja2.Environment:
     import jinja2
 
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
-    return made
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
+    return environment

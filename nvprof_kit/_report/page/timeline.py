@@ -83,8 +83,8 @@ class Texts:
         """The numbers of texts."""
         distinct = values.astype("category").cat
         numbers = [self.number(str(text)) for text in distinct.categories]
-        found: Int64Array = np.array([*numbers, 0], dtype=np.int64)[distinct.codes]
-        return found
+        numbers_of_rows: Int64Array = np.array([*numbers, 0], dtype=np.int64)[distinct.codes]
+        return numbers_of_rows
 
 
 def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MAX_ROWS) -> dict[str, Any]:
@@ -101,22 +101,23 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
         row being kind (``idle``, ``layer``, ``op``, ``range``) and columns start, length, text, phase (both numbers of
         texts), and for operations layer, instance (0 outside steps), count and busy; note: what is merged or omitted.
     """
-    shown = moments.shown
+    timeline = moments.shown
     left_out: list[str] = []
-    drawing = _Drawing(shown, texts, block, [(step.start_ns, step.end_ns) for step in moments.steps if step.instance in
-                                             set(moments.apart)])  # fmt: skip
-    ops = _together(shown, set(moments.apart), limit, left_out)
+    separate = set(moments.apart)
+    windows = [(step.start_ns, step.end_ns) for step in moments.steps if step.instance in separate]
+    drawing = _Drawing(timeline, texts, block, windows)
+    ops = _together(timeline, separate, limit, left_out)
     spans, ranges, idle = (
-        drawing.longest(getattr(shown, name), limit // 2, what, left_out)
-        for name, what in (("spans", "layers' spans"), ("ranges", "ranges"), ("idle", "gaps"))
+        drawing.longest(getattr(timeline, name), limit // 2, noun, left_out)
+        for name, noun in (("spans", "layers' spans"), ("ranges", "ranges"), ("idle", "gaps"))
     )
     groups = []
-    for device in sorted({lane.device for lane in shown.lanes}):
-        if any(lane.on_gpu for lane in shown.lanes if lane.device == device):
+    for device in sorted({lane.device for lane in timeline.lanes}):
+        if any(lane.on_gpu for lane in timeline.lanes if lane.device == device):
             groups.append(drawing.idle(idle, device))
-        for place, lane in enumerate(shown.lanes):
+        for lane_index, lane in enumerate(timeline.lanes):
             if lane.device == device:
-                groups.append(drawing.stream(place, spans, ops))
+                groups.append(drawing.stream(lane_index, spans, ops))
     groups += drawing.threads(ranges)
     steps = [
         {
@@ -130,7 +131,12 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
         for step in moments.steps
     ]
     note = f"{'; '.join(left_out)}. All numbers and tables include them." if left_out else ""
-    return {"start": drawing.start, "steps": steps, "groups": [one for one in groups if one["rows"]], "note": note}
+    return {
+        "start": drawing.start,
+        "steps": steps,
+        "groups": [group for group in groups if group["rows"]],
+        "note": note,
+    }
 
 
 class _Ops(NamedTuple):
@@ -141,40 +147,43 @@ class _Ops(NamedTuple):
     busy: Int64Array
 
 
-def _together(shown: Timeline, apart: set[int], limit: int, left_out: list[str]) -> _Ops:
+def _together(timeline: Timeline, separate: set[int], limit: int, left_out: list[str]) -> _Ops:
     """The operations; if there are more than the limit, consecutive short ones in one layer are merged."""
-    ops = shown.ops
+    ops = timeline.ops
     start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
     length = end - start
     if len(ops) <= limit:
         return _Ops(ops, np.ones(len(ops), dtype=np.int64), length)
     keys = [ops["lane"].to_numpy(), ops["instance"].to_numpy()]
     owner = [ops["layer"].cat.codes.to_numpy(), ops["phase"].cat.codes.to_numpy()]
-    alone = np.isin(keys[1], list(apart)) if apart else np.zeros(len(ops), dtype=bool)
+    alone = np.isin(keys[1], list(separate)) if separate else np.zeros(len(ops), dtype=bool)
     first = np.arange(len(ops))
-    for part in (_fresh(keys + owner), None):  # merge within a layer; if that is not enough, within a time range
+    for layer_changes in (
+        _fresh(keys + owner),
+        None,
+    ):  # merge within a layer; if that is not enough, within a time range
         short = _SHORTEST_NS
         while len(first) > limit and short < _LONGEST_NS:
-            changes = _fresh([*keys, start // (4 * short)]) if part is None else part
+            changes = _fresh([*keys, start // (4 * short)]) if layer_changes is None else layer_changes
             first = _boxes(start, end, changes, alone, short)
             short *= 2
     count = np.diff(np.append(first, len(ops)))
     busy = np.add.reduceat(length, first)
     longest = np.maximum.reduceat(length, first)
-    place = np.where(length == np.repeat(longest, count), np.arange(len(ops)), len(ops))
-    frame = ops.iloc[np.minimum.reduceat(place, first)].copy()
+    longest_row = np.where(length == np.repeat(longest, count), np.arange(len(ops)), len(ops))
+    frame = ops.iloc[np.minimum.reduceat(longest_row, first)].copy()
     frame["start_ns"], frame["end_ns"] = start[first], end[first + count - 1]
-    many = int((count > 1).sum())
+    merged = int((count > 1).sum())
     at_most = duration(int(longest[count > 1].max(initial=0)))
     left_out.append(
-        f"{int(count[count > 1].sum()):,} operations, of at most {at_most} each, are drawn in {many:,} boxes that "
+        f"{int(count[count > 1].sum()):,} operations, of at most {at_most} each, are drawn in {merged:,} boxes that "
         "tell how many they hold"
     )
     if len(first) > limit:
-        kept = np.sort(np.argpartition(-busy, limit - 1)[:limit])
-        gone = int(count.sum() - count[kept].sum())
-        left_out.append(f"{gone:,} operations of at most {duration(int(busy[kept].min()))} are not drawn")
-        return _Ops(frame.iloc[kept], count[kept], busy[kept])
+        longest_rows = np.sort(np.argpartition(-busy, limit - 1)[:limit])
+        gone = int(count.sum() - count[longest_rows].sum())
+        left_out.append(f"{gone:,} operations of at most {duration(int(busy[longest_rows].min()))} are not drawn")
+        return _Ops(frame.iloc[longest_rows], count[longest_rows], busy[longest_rows])
     return _Ops(frame, count, busy)
 
 
@@ -189,34 +198,36 @@ def _boxes(
 ) -> Int64Array:
     """Start of each box: long operations have their own, and a long gap starts a new one."""
     long = alone | (end - start > short)
-    fresh = changes | long
-    fresh[1:] |= long[:-1] | (start[1:] - end[:-1] > short)
-    return np.flatnonzero(fresh)
+    is_first = changes | long
+    is_first[1:] |= long[:-1] | (start[1:] - end[:-1] > short)
+    return np.flatnonzero(is_first)
 
 
 class _Drawing:
     """Adds rows of a timeline to a block."""
 
-    def __init__(self, shown: Timeline, texts: Texts, block: Block, windows: Sequence[tuple[int, int]]) -> None:
-        self._shown, self._texts, self._block, self._windows = shown, texts, block, windows
-        starts = [int(one["start_ns"].min()) for one in (shown.ops, shown.ranges, shown.idle) if len(one)]
-        self.start = min([shown.start_ns, *starts])
+    def __init__(self, timeline: Timeline, texts: Texts, block: Block, windows: Sequence[tuple[int, int]]) -> None:
+        self._shown, self._texts, self._block, self._windows = timeline, texts, block, windows
+        starts = [
+            int(table["start_ns"].min()) for table in (timeline.ops, timeline.ranges, timeline.idle) if len(table)
+        ]
+        self.start = min([timeline.start_ns, *starts])
 
-    def longest(self, frame: pd.DataFrame, limit: int, what: str, left_out: list[str]) -> pd.DataFrame:
+    def longest(self, frame: pd.DataFrame, limit: int, noun: str, left_out: list[str]) -> pd.DataFrame:
         """Rows to draw: those in the windows of highlighted steps, and the longest."""
         if len(frame) <= limit:
             return frame
         length = (frame["end_ns"] - frame["start_ns"]).to_numpy()
         start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
         rank = length.copy()
-        for begin, finish in self._windows:
-            rank[(start < finish) & (end > begin)] += _LONGEST_NS
-        kept = np.sort(np.argpartition(-rank, limit - 1)[:limit])
+        for window_start, finish in self._windows:
+            rank[(start < finish) & (end > window_start)] += _LONGEST_NS
+        longest_rows = np.sort(np.argpartition(-rank, limit - 1)[:limit])
         gone = np.ones(len(frame), dtype=bool)
-        gone[kept] = False
+        gone[longest_rows] = False
         at_most = duration(int(length[gone].max()))
-        left_out.append(f"{len(frame) - limit:,} {what} of at most {at_most} are not drawn")
-        chosen: pd.DataFrame = frame.iloc[kept]
+        left_out.append(f"{len(frame) - limit:,} {noun} of at most {at_most} are not drawn")
+        chosen: pd.DataFrame = frame.iloc[longest_rows]
         return chosen
 
     def _row(
@@ -234,47 +245,55 @@ class _Drawing:
 
     def idle(self, gaps: pd.DataFrame, device: int) -> dict[str, Any]:
         """The idle gaps of a device."""
-        mine = gaps[gaps["device"] == device]
-        rows = [self._row("idle", mine, self._texts.of(mine["before"]), None, layer=self._texts.of(mine["after"]))]
-        return {"label": f"GPU {device}", "idle": device, "rows": rows if len(mine) else []}
+        device_gaps = gaps[gaps["device"] == device]
+        rows = [
+            self._row(
+                "idle",
+                device_gaps,
+                self._texts.of(device_gaps["before"]),
+                None,
+                layer=self._texts.of(device_gaps["after"]),
+            )
+        ]
+        return {"label": f"GPU {device}", "idle": device, "rows": rows if len(device_gaps) else []}
 
-    def stream(self, place: int, spans: pd.DataFrame, ops: _Ops) -> dict[str, Any]:
+    def stream(self, lane_index: int, spans: pd.DataFrame, ops: _Ops) -> dict[str, Any]:
         """The layers of a lane, and its operations."""
-        texts, shown = self._texts, self._shown
-        above = spans[spans["lane"] == place]
+        texts, timeline = self._texts, self._shown
+        above = spans[spans["lane"] == lane_index]
         rows = [
             self._row("layer", level, texts.of(level["layer"]), texts.of(level["phase"]))
             for _, level in above.groupby("level", sort=True)
         ]
-        lane = ops.frame["lane"].to_numpy() == place
-        mine = ops.frame[lane]
+        lane = ops.frame["lane"].to_numpy() == lane_index
+        lane_ops = ops.frame[lane]
         more = {
-            "layer": texts.of(mine["layer"]),
-            "instance": mine["instance"].to_numpy(dtype=np.int64) + 1,
+            "layer": texts.of(lane_ops["layer"]),
+            "instance": lane_ops["instance"].to_numpy(dtype=np.int64) + 1,
             "count": ops.held[lane],
             "busy": ops.busy[lane],
         }
         if (ops.held[lane] == 1).all():
             del more["count"], more["busy"]
-        rows.append(self._row("op", mine, texts.of(mine["name"]), texts.of(mine["phase"]), **more))
-        return {"label": lane_label(shown.lanes[place], shown), "rows": rows}
+        rows.append(self._row("op", lane_ops, texts.of(lane_ops["name"]), texts.of(lane_ops["phase"]), **more))
+        return {"label": lane_label(timeline.lanes[lane_index], timeline), "rows": rows}
 
     def threads(self, ranges: pd.DataFrame) -> list[dict[str, Any]]:
         """The ranges of CPU threads."""
         texts = self._texts
         groups = []
-        for number, (_, mine) in enumerate(ranges.groupby("tid", sort=True)):
+        for number, (_, thread_ranges) in enumerate(ranges.groupby("tid", sort=True)):
             rows = [
                 self._row("range", level, texts.of(level["text"]), texts.of(level["category"]))
-                for _, level in mine.groupby("level", sort=True)
+                for _, level in thread_ranges.groupby("level", sort=True)
             ]
             groups.append({"label": f"CPU thread {number}: when its ranges were open", "rows": rows})
         return groups
 
 
-def lane_label(lane: Lane, shown: Timeline) -> str:
+def lane_label(lane: Lane, timeline: Timeline) -> str:
     """The shortest unique name of a stream."""
-    processes = sorted({one.pid for one in shown.lanes})
+    processes = sorted({other.pid for other in timeline.lanes})
     parts = [f"GPU {lane.device}", f"stream {lane.stream}"] if lane.on_gpu else ["CPU operators"]
     if len(processes) > 1:
         parts.append(f"process {processes.index(lane.pid)}")

@@ -56,12 +56,12 @@ def saving(finding: Finding, result: Advice) -> str:
 
 
 def _paragraph(rank: int, finding: Finding, result: Advice) -> list[Text]:
-    place = " ".join(part for part in (finding.layer, finding.phase) if part)
+    layer_text = " ".join(word for word in (finding.layer, finding.phase) if word)
     where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
     return [
         Text(f"{rank}. {finding.title}", "bold").append(f"  ({saving(finding, result)})", "not bold"),
         Text(f"   {finding.evidence}"),
-        Text(f"   look at {f'{place}, ' if place else ''}{where}"),
+        Text(f"   look at {f'{layer_text}, ' if layer_text else ''}{where}"),
         Text(f"   try: {finding.fix}", "cyan"),
         Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
     ]

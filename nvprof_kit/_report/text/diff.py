@@ -36,17 +36,17 @@ def diff_report(result: Diff) -> list[RenderableType]:
     rows = _shown(changed, top)
     kinds = {0: "path", 5: "words"}
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
-    made = table([(name, kinds.get(place, "right")) for place, name in enumerate(_HEAD)], ranks)
+    grid = table([(name, kinds.get(column, "right")) for column, name in enumerate(_HEAD)], ranks)
     for row in rows:
-        made.add_row(*_cells(row, result.unit), cost=None if row["level"] == "step" else abs(row["change_ns"]))
-    made.way = "--top N or -o FILE.csv shows them"
+        grid.add_row(*_cells(row, result.unit), cost=None if row["level"] == "step" else abs(row["change_ns"]))
+    grid.way = "--top N or -o FILE.csv shows them"
     parts: list[RenderableType] = [
         *_captures("base", result.base_runs or (result.base,), result.base_steps, result.unit),
         *_captures("new ", result.new_runs or (result.new,), result.new_steps, result.unit),
         "",
         Text(_headline(result), "bold"),
         "",
-        made,
+        grid,
         *([Text(unshown, "dim")] if (unshown := _unshown(result, len(changed) - len(rows))) else []),
     ]
     if len(result.kernels):
@@ -54,7 +54,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
         parts += ["", Text(_kernel_head(result), "bold"), *map(Text, lines)]
         parts += [Text(f"… and {more:,} more; --top N shows them", "dim")] if more else []
     if result.gates:
-        parts += ["", *(Text(line, "" if held else "bold red") for held, line in _gate_lines(result))]
+        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in _gate_lines(result))]
     return [
         *parts,
         "",
@@ -77,7 +77,7 @@ def diff_markdown(result: Diff) -> str:
     changed = _changed(result, fold)
     rows = _shown(changed, top)
     lines, unit = [f"**{_headline(result)}**", ""], result.unit
-    lines += [f"- {'✅' if held else '❌'} {_escaped(line)}" for held, line in _gate_lines(result)]
+    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in _gate_lines(result)]
     lines += [""] if result.gates else []
     lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
     lines += [f"| {' | '.join(map(_escaped, _cells(row, result.unit)))} |" for row in rows]
@@ -189,12 +189,14 @@ def _costliest(rows: pd.DataFrame) -> pd.Series:
 
 
 def _cells(row: Any, unit: str) -> tuple[str, ...]:
-    known = row["change"] == row["change"]
+    has_change = row["change"] == row["change"]
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
-    change = f"{100 * row['change']:+.1f} %" if known else ""
-    unlike = row.get("unlike")
+    change = f"{100 * row['change']:+.1f} %" if has_change else ""
+    share_of_change = row.get("unlike")
     verdict = (
-        f"{_verdict(row)}; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else _verdict(row)
+        f"{_verdict(row)}; {share_of_change} of its equals' change"
+        if isinstance(share_of_change, str) and share_of_change
+        else _verdict(row)
     )
     name = unit if row["level"] == "step" else named(row)
     return (name, _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
@@ -210,16 +212,19 @@ def _kernel_lines(result: Diff, top: int) -> tuple[list[str], int]:
     lines = []
     for row in result.kernels.head(top).to_dict("records"):
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
-        spent = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
+        times = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
         lines.append(
-            f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per {result.unit}, {spent} ms)"
+            f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per {result.unit}, {times} ms)"
         )
     return lines, max(len(result.kernels) - top, 0)
 
 
 def _gate_lines(result: Diff) -> list[tuple[bool, str]]:
-    return [(one.held, f"{'holds' if one.held else 'FAILS'}: {one.gate.text}: {one.reason}") for one in result.gates]
+    return [
+        (outcome.held, f"{'holds' if outcome.held else 'FAILS'}: {outcome.gate.text}: {outcome.reason}")
+        for outcome in result.gates
+    ]
 
 
 def _escaped(text: str) -> str:

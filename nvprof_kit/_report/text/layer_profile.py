@@ -56,9 +56,9 @@ def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
     memory = any(not pd.isna(row["retained_bytes"]) for row in rows)
     names = ["kind", "layers", "count", *phases, "total", "attention", "mean", "min", "max", "CPU"]
     names += ["MiB left"] * memory
-    made = table([(name, "left" if name == "kind" else "right") for name in names])
+    grid = table([(name, "left" if name == "kind" else "right") for name in names])
     ms = Cells.for_total(max(row["gpu_ns"] for row in rows), steps)
-    one = Cells.for_total(max(row["max_ns"] for row in rows))
+    cell = Cells.for_total(max(row["max_ns"] for row in rows))
     for row in rows:
         cells: list[RenderableType] = [
             row["kind"],
@@ -67,14 +67,14 @@ def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
             *(ms(row[f"{phase}_ns"]) for phase in phases),
             ms(row["gpu_ns"]),
             ms(row["attention_ns"]) if row["is_block"] else "",
-            *(one(row[f"{name}_ns"]) for name in ("mean", "min", "max")),
+            *(cell(row[f"{name}_ns"]) for name in ("mean", "min", "max")),
             "" if pd.isna(row["cpu_ns"]) else ms(row["cpu_ns"]),
         ]
         if memory:
             cells.append("" if pd.isna(row["retained_bytes"]) else mib_cell(row["retained_bytes"]))
-        made.add_row(*cells, style="" if row["is_block"] else "dim")
-    what = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
-    return [made, "", Text(what + (" MiB left: by one block's forward." if memory else ""), "dim")]
+        grid.add_row(*cells, style="" if row["is_block"] else "dim")
+    caption = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
+    return [grid, "", Text(caption + (" MiB left: by one block's forward." if memory else ""), "dim")]
 
 
 def time_figure(profile: LayerProfile) -> Figure:
@@ -86,11 +86,11 @@ def time_figure(profile: LayerProfile) -> Figure:
     blocks = curve_points(profile)
     figure = Figure(figsize=(12, 5.5), layout="constrained")
     axes = figure.add_subplot()
-    for number, (kind, own) in enumerate(blocks.groupby("kind", sort=False)):
-        _draw_kind(axes, str(kind), own, PALETTE[number % (len(PALETTE) - 2)])
+    for number, (kind, rows) in enumerate(blocks.groupby("kind", sort=False)):
+        _draw_kind(axes, str(kind), rows, PALETTE[number % (len(PALETTE) - 2)])
     labels = blocks["layer"].tolist()
-    every = max(len(labels) // _LABELS, 1)
-    axes.set_xticks(range(0, len(labels), every), labels[::every], rotation=90, fontsize=9)
+    label_step = max(len(labels) // _LABELS, 1)
+    axes.set_xticks(range(0, len(labels), label_step), labels[::label_step], rotation=90, fontsize=9)
     axes.set_ylabel(f"{heading(time_name(profile.layers))} per step, ms", fontsize=13)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
@@ -118,27 +118,27 @@ def curve_points(profile: LayerProfile) -> pd.DataFrame:
     over = by_step.groupby(["layer", "kind"], sort=False)
     points: pd.DataFrame = over["gpu_ns"].agg(mean_ns="mean", min_ns="min", max_ns="max").reset_index()
     points["attention_ns"] = over["attention_ns"].mean().to_numpy()
-    order = {layer: place for place, layer in enumerate(profile.layers.tree["layer"])}
+    order = {layer: position for position, layer in enumerate(profile.layers.tree["layer"])}
     in_order: pd.DataFrame = points.sort_values("layer", key=lambda column: column.map(order), ignore_index=True)
     return in_order
 
 
-def _draw_kind(axes: Axes, kind: str, own: pd.DataFrame, colour: str) -> None:
-    places = own.index
-    axes.fill_between(places, own["min_ns"] / 1e6, own["max_ns"] / 1e6, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(places, own["mean_ns"] / 1e6, color=colour, lw=2, marker="o", ms=4, label=kind)
-    if own["attention_ns"].any():
+def _draw_kind(axes: Axes, kind: str, rows: pd.DataFrame, colour: str) -> None:
+    places = rows.index
+    axes.fill_between(places, rows["min_ns"] / 1e6, rows["max_ns"] / 1e6, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(places, rows["mean_ns"] / 1e6, color=colour, lw=2, marker="o", ms=4, label=kind)
+    if rows["attention_ns"].any():
         axes.plot(
-            places, own["attention_ns"] / 1e6, color=colour, lw=1.5, ls="--", marker=".", label=f"{kind}: attention"
+            places, rows["attention_ns"] / 1e6, color=colour, lw=1.5, ls="--", marker=".", label=f"{kind}: attention"
         )
 
 
 def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
     """The memory of each layer by round, in MiB."""
-    known = rows[rows["allocated_bytes"].notna()]
-    for (_, step), own in known.groupby(["instance", "step"], sort=True, dropna=False):
+    measured = rows[rows["allocated_bytes"].notna()]
+    for (_, step), step_rows in measured.groupby(["instance", "step"], sort=True, dropna=False):
         yield f"step {step}" if not pd.isna(step) else "outside steps"
-        for row in own.to_dict("records"):
+        for row in step_rows.to_dict("records"):
             yield f"  {row['layer']} {row['phase']}: {_sizes(row)}"
 
 

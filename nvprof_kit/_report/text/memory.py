@@ -42,8 +42,8 @@ VIEWS = {
 def memory_report(result: Memory) -> list[RenderableType]:
     """The report: a summary of the device, the requested tables, and warnings."""
     views, select = (result.by,) if result.by else tuple(VIEWS), result.select
-    title_line, *others = header(result)
-    parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, others), ""]
+    title_line, *header_lines = header(result)
+    parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, header_lines), ""]
     tables = select.changed(sort="").each({view: result.table(view) for view in views})
     tables = {
         view: fold_ranked(rows, COSTS[view], select.fold, ALIKE[view]) if view in COSTS else rows
@@ -63,8 +63,8 @@ def memory_page(result: Memory) -> bytes:
     by_view = dict(zip(VIEWS, tables, strict=True))
     last = [Section("Segments", svg=segments), by_view.pop("segment")]
     sections = [Section("Allocated memory over time", svg=timeline), *by_view.values(), *last]
-    shown = [section for section in sections if section.svg or section.table is None or section.table[1]]
-    return page(f"GPU memory: {title(result.path)}", header(result), shown, result.warnings)
+    visible = [section for section in sections if section.svg or section.table is None or section.table[1]]
+    return page(f"GPU memory: {title(result.path)}", header(result), visible, result.warnings)
 
 
 def header(result: Memory) -> list[str]:
@@ -84,20 +84,20 @@ def header(result: Memory) -> list[str]:
     ]
 
 
-def _table(rows: pd.DataFrame, most: int, name: str) -> RenderableType:
-    more = max(len(rows) - most, 0)
+def _table(rows: pd.DataFrame, limit: int, name: str) -> RenderableType:
+    more = max(len(rows) - limit, 0)
     rows = rows.loc[:, rows.notna().any() & (rows.astype(str) != "").any()]
-    names, cells = _plain(rows.head(most))
+    names, cells = _plain(rows.head(limit))
     share = "share" in rows
     text = {"phase", "stack", "size", "kind", "pool", "address"}
     kinds = {"layer": "path", **dict.fromkeys(text, "left"), **KINDS}
     columns = [(name, kinds.get(name, "right")) for name in names]
-    made = table([*columns, ("", "bar")] if share else columns, _RANKS)
-    made.beyond, made.rest = more, f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
+    grid = table([*columns, ("", "bar")] if share else columns, _RANKS)
+    grid.beyond, grid.rest = more, f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
     longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
     for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):
-        made.add_row(*row, *([Bar(shares / longest)] if share else []))
-    return made
+        grid.add_row(*row, *([Bar(shares / longest)] if share else []))
+    return grid
 
 
 def _plain(rows: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

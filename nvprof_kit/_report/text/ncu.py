@@ -41,16 +41,16 @@ def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
     columns = [name for name in lines[0] if any(line.get(name) for line in lines)] if lines else []
     columns = list(dict.fromkeys([*columns, *fold_columns(lines)]))
     kinds = {"bound": "left", "why": "left", "stall": "left", **KINDS}
-    made = table(
+    grid = table(
         [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS | RANKS
     )
-    made.choose(result.select)
+    grid.choose(result.select)
     for row, cells in zip(rows, lines, strict=True):
         cost = float(row["gpu_ns"])
-        made.add_row(path_label(row), row["phase"], *(cells.get(name, "") for name in columns), cost=cost)
+        grid.add_row(path_label(row), row["phase"], *(cells.get(name, "") for name in columns), cost=cost)
     note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
     notes = [note, *fold_notes(columns, "those of all of them", "ms of one of them")]
-    return [*map(Text, header(result)), "", made, "", *notes, *warning_lines(result.warnings)]
+    return [*map(Text, header(result)), "", grid, "", *notes, *warning_lines(result.warnings)]
 
 
 def header(result: NcuLayers) -> list[str]:
@@ -91,17 +91,17 @@ def scaled(value: float) -> str:
 
 def plan_report(plan: NcuPlan) -> list[RenderableType]:
     """The report: the plan's coverage, its rows, and the next command."""
-    made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
+    grid = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Cells.for_total(plan.gpu_ns)
-    made.choose(plan.select)
+    grid.choose(plan.select)
     frame = plan.to_frame()
     names = kernel_names(frame["kernel"].astype(str))
     for row in frame.to_dict("records"):
-        made.add_row(
+        grid.add_row(
             names[row["kernel"]], row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
             percent(row["share"]), percent(row["covered"]),
         )  # fmt: skip
-    return [*map(Text, plan_lines(plan)), "", made, *warning_lines(plan.warnings)]
+    return [*map(Text, plan_lines(plan)), "", grid, *warning_lines(plan.warnings)]
 
 
 def plan_script(plan: NcuPlan, report: str) -> str:
@@ -132,7 +132,7 @@ _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
 
 def plan_lines(plan: NcuPlan) -> list[str]:
     """The plan in a few sentences."""
-    of_what = " ".join(part for part in (plan.layer, plan.phase) if part)
+    of_what = " ".join(word for word in (plan.layer, plan.phase) if word)
     lines = [
         f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time"
         f"{f' of {of_what}' if of_what else ''} in {title(plan.info.path)}, which has {plan.launches:,} launches"

@@ -48,10 +48,10 @@ def _kernel(name: str, lambdas: bool, arguments: bool) -> str:
     """A kernel's short name, with or without numbers of lambdas and plain template arguments."""
     text = name.removeprefix("void ").replace("(anonymous namespace)", "<unnamed>")
     depth = 0
-    for place, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0 and place:
-            text = text[:place]
+        if letter == "(" and depth == 0 and index:
+            text = text[:index]
             break
     text = _CAST.sub("", _NAMESPACES.sub("", text))
     text = _INSTANCE.sub(r"#\1" if lambdas else "", text)
@@ -63,25 +63,29 @@ def _kernel(name: str, lambdas: bool, arguments: bool) -> str:
 
 def _without_plain_arguments(text: str) -> str:
     """A name without the template arguments that are numbers and types."""
-    begin, end = text.find("<"), text.rfind(">")
-    if begin < 0 or end < begin:
+    open_index, end = text.find("<"), text.rfind(">")
+    if open_index < 0 or end < open_index:
         return text
-    arguments = [_without_plain_arguments(part.strip()) for part in _split(text[begin + 1 : end])]
-    telling = [part for part in arguments if part and not _PLAIN_ARGUMENT.fullmatch(part)]
+    arguments = [_without_plain_arguments(argument.strip()) for argument in _split(text[open_index + 1 : end])]
+    telling = [argument for argument in arguments if argument and not _PLAIN_ARGUMENT.fullmatch(argument)]
     if len(telling) == 1 and (wrapped := re.fullmatch(r"\w+<(.*[^>])>+", telling[0])) and "," not in wrapped.group(1):
         telling = [wrapped.group(1)]  # of a wrapper of one function, such as BinaryFunctor<AddFunctor>, the function
-    return f"{text[:begin]}<{', '.join(telling)}>{text[end + 1 :]}" if telling else text[:begin] + text[end + 1 :]
+    return (
+        f"{text[:open_index]}<{', '.join(telling)}>{text[end + 1 :]}"
+        if telling
+        else text[:open_index] + text[end + 1 :]
+    )
 
 
 def _split(arguments: str) -> Iterator[str]:
     """Template arguments one by one."""
-    depth, begin = 0, 0
-    for place, letter in enumerate(arguments):
+    depth, start = 0, 0
+    for index, letter in enumerate(arguments):
         depth += (letter == "<") - (letter == ">")
         if letter == "," and depth == 0:
-            yield arguments[begin:place]
-            begin = place + 1
-    yield arguments[begin:]
+            yield arguments[start:index]
+            start = index + 1
+    yield arguments[start:]
 
 
 def fit(texts: Sequence[str], width: int, paths: bool = False) -> list[str]:
@@ -118,14 +122,14 @@ def _with_differences(text: str, places: Sequence[int], width: int) -> str:
     stem = stem[: max(width // 4, 1)]
     room = (width - len(stem)) // len(places) - 1
     ends = [*places[1:], len(text)]
-    return stem + "".join(f"…{_fitting(text[begin:end], room)}" for begin, end in zip(places, ends, strict=True))
+    return stem + "".join(f"…{_fitting(text[start:end], room)}" for start, end in zip(places, ends, strict=True))
 
 
 def _common_length(texts: Sequence[str]) -> int:
     """Number of letters that texts have in common at their beginning."""
     first, last = min(texts), max(texts)
     length = next(
-        (place for place, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first)
+        (index for index, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first)
     )
     while length and any(text[length : length + 1].isdigit() for text in texts):  # the difference begins with a letter
         length -= 1

@@ -41,24 +41,24 @@ def summary_report(result: Summary) -> list[RenderableType]:
 
 def _readable(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with short kernel names; kernels of an operator are indented below it."""
-    shown = rows
+    readable = rows
     if "kernel_class" in rows:
-        shown = rows.assign(name=rows["name"].map(kernel_names(rows["name"].astype(str))))
+        readable = rows.assign(name=rows["name"].map(kernel_names(rows["name"].astype(str))))
     elif "operator" in rows:
         operators = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
         kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].astype(str)))
-        shown = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
-    return shown
+        readable = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
+    return readable
 
 
 def _table(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
-    shown = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
-    kinds = [(_heading(name, on_gpu), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown]
-    made = table(kinds, {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3})
-    made.beyond, made.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
-    for row in rows[shown].to_dict("records"):
-        made.add_row(*(_cell(str(name), value) for name, value in row.items()))
-    return made
+    columns = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
+    kinds = [(_heading(name, on_gpu), "right" if rows[name].dtype.kind in "iuf" else "left") for name in columns]
+    grid = table(kinds, {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3})
+    grid.beyond, grid.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
+    for row in rows[columns].to_dict("records"):
+        grid.add_row(*(_cell(str(name), value) for name, value in row.items()))
+    return grid
 
 
 def _left_out(name: str, rows: pd.DataFrame) -> bool:
@@ -89,6 +89,6 @@ def _cell(name: str, value: Any) -> str:
         text = mb_cell(value)
         return text if text.endswith("B") else f"{text} MB"
     if isinstance(value, float):
-        whole = f"{int(value):,}" if value == int(value) else f"{value:,.1f}"
-        return rate_cell(value) if name == "gb_per_s" and value != int(value) else whole
+        number = f"{int(value):,}" if value == int(value) else f"{value:,.1f}"
+        return rate_cell(value) if name == "gb_per_s" and value != int(value) else number
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -153,17 +153,17 @@ class Grid:
         """
         rows, hidden = self._shown_rows()
         hidden += self.beyond
-        shown = replace(self, rows=rows)
-        places, widths, lacking = shown._fitting_columns(width, grow)
-        gone = [one.name for place, one in enumerate(self.columns) if place not in places and one.name]
+        visible = replace(self, rows=rows)
+        places, widths, lacking = visible._fitting_columns(width, grow)
+        gone = [column.name for index, column in enumerate(self.columns) if index not in places and column.name]
         parts: list[RenderableType]
         if lacking and not grow:
-            parts, gone = [*shown._stacked(width)], []
+            parts, gone = [*visible._stacked(width)], []
         else:
-            parts = [shown._table(places, widths)]
+            parts = [visible._table(places, widths)]
         if hidden:
-            rest = self.rest or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self._way()}"
-            parts.append(Text(rest.format(f"{hidden:,}"), "dim"))
+            tail = self.rest or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self._way()}"
+            parts.append(Text(tail.format(f"{hidden:,}"), "dim"))
         if gone:
             parts.append(Text(f"Too wide for {width} columns: {', '.join(gone)}; -o FILE.csv has them", "dim"))
         return parts
@@ -175,8 +175,8 @@ class Grid:
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """The preferred width."""
         widths = self._widths()
-        most = _whole([*widths.values(), *(BAR_WIDTH for one in self.columns if one.kind == "bar")])
-        return Measurement(min(_SHORT_LABEL, most), min(most, options.max_width)).normalize()
+        full_width = _whole([*widths.values(), *(BAR_WIDTH for column in self.columns if column.kind == "bar")])
+        return Measurement(min(_SHORT_LABEL, full_width), min(full_width, options.max_width)).normalize()
 
     def _way(self) -> str:
         return self.way or "-o FILE.csv has them all"
@@ -193,77 +193,79 @@ class Grid:
     def _body(self) -> list[Row]:
         """The rows that may be omitted: those with a cost, else those above the first rule."""
         with_cost = [row for row in self.rows if row.cost is not None]
-        until = next((place for place, row in enumerate(self.rows) if row.section), len(self.rows))
+        until = next((index for index, row in enumerate(self.rows) if row.section), len(self.rows))
         return with_cost or self.rows[:until]
 
     def _widths(self) -> dict[int, int]:
         """Preferred width of each column except bars, by position."""
         return {
-            place: max(map(_cells, [one.name, *(row.cells[place] for row in self.rows if not row.section)]))
-            for place, one in enumerate(self.columns)
-            if one.kind != "bar"
+            index: max(map(_cells, [column.name, *(row.cells[index] for row in self.rows if not row.section)]))
+            for index, column in enumerate(self.columns)
+            if column.kind != "bar"
         }
 
     def _fitting_columns(self, width: int, grow: bool) -> tuple[list[int], dict[int, int], int]:
         """The positions of the shown columns, their widths, and the number of cells still missing."""
         natural = self._widths()
-        bars = [place for place, one in enumerate(self.columns) if one.kind == "bar"]
+        bars = [index for index, column in enumerate(self.columns) if column.kind == "bar"]
         order = sorted(range(1, len(self.columns)), key=lambda place: (self.columns[place].rank, place))
-        droppable = [place for place in order if self.columns[place].rank and place in natural]
-        shown = set(natural)
+        droppable = [index for index in order if self.columns[index].rank and index in natural]
+        visible = set(natural)
         while True:
-            widths = {place: natural[place] for place in sorted(shown)}
+            widths = {index: natural[index] for index in sorted(visible)}
             lacking = max(_whole(widths.values()) - width, 0)
             if not grow:
                 lacking = self._shorten(widths, lacking)
             if not lacking or grow or not droppable:
                 break
-            shown.discard(droppable.pop())
+            visible.discard(droppable.pop())
         left = width - _whole(widths.values()) - _GAP
-        if bars and left > 0 and not lacking and len(shown) == len(natural):
+        if bars and left > 0 and not lacking and len(visible) == len(natural):
             widths |= {
-                place: max(min(BAR_WIDTH, left // len(bars)), cell_len(self.columns[place].name)) for place in bars
+                index: max(min(BAR_WIDTH, left // len(bars)), cell_len(self.columns[index].name)) for index in bars
             }
         return sorted(widths), widths, lacking
 
     def _shorten(self, widths: dict[int, int], lacking: int) -> int:
         """Shorten texts, the longest first; returns the number of cells still missing."""
-        texts = [place for place in widths if self.columns[place].is_text]
-        rest, label = ([place for place in texts if (place == 0) == first] for first in (False, True))
-        for group, least in ((rest, _SHORT), (label, _SHORT_LABEL)):
-            floor = {place: max(least, self._longest_word(place)) for place in group}
-            while lacking and (wider := [place for place in group if widths[place] > floor[place]]):
+        texts = [index for index in widths if self.columns[index].is_text]
+        others_than_label, label = ([index for index in texts if (index == 0) == first] for first in (False, True))
+        for group, min_width in ((others_than_label, _SHORT), (label, _SHORT_LABEL)):
+            floor = {index: max(min_width, self._longest_word(index)) for index in group}
+            while lacking and (wider := [index for index in group if widths[index] > floor[index]]):
                 widths[max(wider, key=lambda place: widths[place])] -= 1
                 lacking -= 1
         return lacking
 
-    def _longest_word(self, place: int) -> int:
+    def _longest_word(self, index: int) -> int:
         """Width that a column of words needs; 0 for other columns."""
-        if self.columns[place].kind != "words":
+        if self.columns[index].kind != "words":
             return 0
-        texts = (_plain(row.cells[place]) for row in self.rows if not row.section)
+        texts = (_plain(row.cells[index]) for row in self.rows if not row.section)
         return max((cell_len(word) for text in texts for word in _joined(text).split(" ")), default=0)
 
     def _table(self, places: Sequence[int], widths: dict[int, int]) -> Table:
-        made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for place in places:
-            one = self.columns[place]
-            justify = "right" if one.kind == "right" else "left"
-            made.add_column(one.name, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[place])  # type: ignore[arg-type]
-        cells = {place: self._column_cells(place, widths[place]) for place in places}
+        rich_table = Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+        )
+        for index in places:
+            column = self.columns[index]
+            justify = "right" if column.kind == "right" else "left"
+            rich_table.add_column(column.name, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])  # type: ignore[arg-type]
+        cells = {index: self._column_cells(index, widths[index]) for index in places}
         number = 0
         for row in self.rows:
             if row.section:
-                made.add_section()
+                rich_table.add_section()
             else:
-                made.add_row(*(cells[place][number] for place in places), style=row.style)
+                rich_table.add_row(*(cells[index][number] for index in places), style=row.style)
                 number += 1
-        return made
+        return rich_table
 
-    def _column_cells(self, place: int, width: int) -> list[RenderableType]:
+    def _column_cells(self, index: int, width: int) -> list[RenderableType]:
         """The cells of a column as they fit its width."""
-        cells = [row.cells[place] for row in self.rows if not row.section]
-        column = self.columns[place]
+        cells = [row.cells[index] for row in self.rows if not row.section]
+        column = self.columns[index]
         if column.kind == "words":
             return [
                 "\n".join(textwrap.wrap(_joined(cell), width, break_long_words=False, break_on_hyphens=False)).replace(
@@ -287,7 +289,7 @@ class Grid:
             label, *cells = map(_plain, row.cells)
             yield Text(label, f"bold {row.style}".strip())
             pairs = zip(self.columns[1:], cells, strict=True)
-            items = [f"{one.name} {cell}".strip() for one, cell in pairs if cell and one.kind != "bar"]
+            items = [f"{column.name} {cell}".strip() for column, cell in pairs if cell and column.kind != "bar"]
             yield from (Text(f"  {line}", row.style) for line in _lines(items, width - 2))
 
 
@@ -313,7 +315,7 @@ def _whole(widths: Iterable[int]) -> int:
 
 def _lines(items: Iterable[str], width: int) -> Iterator[str]:
     line = ""
-    for item in (part for one in items for part in textwrap.wrap(one, width, break_long_words=False)):
+    for item in (part for item_text in items for part in textwrap.wrap(item_text, width, break_long_words=False)):
         if line and cell_len(line) + 3 + cell_len(item) > width:
             yield line
             line = ""
@@ -367,10 +369,12 @@ def _print(
     """Tables keep to the width; a line of text is wrapped on a terminal and written as is to a pipe."""
     width = console.width
     for part in parts:
-        for one in part.parts(width, grow=grow) if isinstance(part, Grid) else (part,):
-            if isinstance(one, Table) and grow:
-                console.width = max(width, console.measure(one, options=console.options.update(width=_ANY)).maximum)
-            console.print(one, soft_wrap=isinstance(one, (str, Text)) and not wrap)
+        for renderable in part.parts(width, grow=grow) if isinstance(part, Grid) else (part,):
+            if isinstance(renderable, Table) and grow:
+                console.width = max(
+                    width, console.measure(renderable, options=console.options.update(width=_ANY)).maximum
+                )
+            console.print(renderable, soft_wrap=isinstance(renderable, (str, Text)) and not wrap)
             console.width = width
 
 
@@ -386,20 +390,20 @@ def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = 
     return Grid([Column(name, kind, (ranks or {}).get(name, 1)) for name, kind in columns])
 
 
-def capture_line(info: CaptureInfo, steps: int, shown: int | None = None) -> Text:
+def capture_line(info: CaptureInfo, steps: int, shown_steps: int | None = None) -> Text:
     """A line about the capture: file, tool, GPUs, processes and steps."""
-    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps, shown))
+    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps, shown_steps))
     return Text(title(info.path), "bold").append(facts, style="not bold")
 
 
-def capture_facts(info: CaptureInfo, steps: int, shown: int | None = None) -> list[str]:
+def capture_facts(info: CaptureInfo, steps: int, shown_steps: int | None = None) -> list[str]:
     """Facts about the capture: tool, GPUs, processes and steps, of which `shown` are in the figures."""
-    part = f"{shown} of " if shown is not None and shown != steps else ""
+    prefix = f"{shown_steps} of " if shown_steps is not None and shown_steps != steps else ""
     facts = [
         info.tool,
         counted(info.gpus) if info.on_gpu else "no GPU",
         f"{info.processes} processes" if info.processes > 1 else "",
-        f"{part}{steps or 'no'} step{'s' * (steps != 1)}",
+        f"{prefix}{steps or 'no'} step{'s' * (steps != 1)}",
     ]
     return [fact for fact in facts if fact]
 
@@ -458,8 +462,8 @@ def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
 
 def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[Text]:
     """A note about folded rows of `nvprof_kit._analysis.layers.fold.fold_ranked`, if there are any."""
-    if not any("unlike" in one and "layer" in one and one["layer"].astype(str).str.contains(_FOLDED).any()
-               for one in tables):  # fmt: skip
+    if not any("unlike" in frame and "layer" in frame and frame["layer"].astype(str).str.contains(_FOLDED).any()
+               for frame in tables):  # fmt: skip
         return []
     return [
         Text(

@@ -33,19 +33,19 @@ def timers_report(result: Timers) -> list[RenderableType]:
     names = ["stage", *(["rank"] if by_rank else []), "calls", "mean", "median", "p95", "min", "max", "", "CPU"]
     names += ["skew", "slowest"] if len(result.ranks) > 1 else []
     kinds = {"stage": "left", "": "bar"}
-    made = table(
+    grid = table(
         [(name, kinds.get(name, "right")) for name in names], {"mean": 0, "rank": 0, "max": 0, "CPU": 2, "min": 2}
     )
-    made.choose(result.select)
+    grid.choose(result.select)
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:
         cells = _cells(row, clock, write) | {"": Bar(int(row[f"{clock}_total_ns"]) / longest)}
-        made.add_row(*(cells[name] for name in names), cost=float(row[f"{clock}_total_ns"]))
-    what = "GPU time by CUDA events" if clock == "cuda" else "time on the CPU clock"
-    note = f"Milliseconds of {what}, bars the sum over all calls; CPU is the mean on the CPU clock."
+        grid.add_row(*(cells[name] for name in names), cost=float(row[f"{clock}_total_ns"]))
+    clock_name = "GPU time by CUDA events" if clock == "cuda" else "time on the CPU clock"
+    note = f"Milliseconds of {clock_name}, bars the sum over all calls; CPU is the mean on the CPU clock."
     if len(result.ranks) > 1:
         note += " skew is the mean of longest less shortest among the ranks."
-    return [*_header(result), "", made, "", Text(note, "dim"), *warning_lines(result.warnings)]
+    return [*_header(result), "", grid, "", Text(note, "dim"), *warning_lines(result.warnings)]
 
 
 def verdict_line(verdict: Verdict) -> Text:
@@ -62,13 +62,13 @@ def timeline_figure(result: Timers) -> Figure:
     figure = Figure(figsize=(12, 2.0 + 0.5 * len(result.ranks)), layout="constrained")
     axes = figure.add_subplot()
     lanes = {rank: lane for lane, rank in enumerate(result.ranks)}
-    for number, (stage, own) in enumerate(calls.groupby("stage", observed=True)):
-        for depth, at_depth in own.groupby("depth"):
+    for number, (stage, stage_calls) in enumerate(calls.groupby("stage", observed=True)):
+        for depth, at_depth in stage_calls.groupby("depth"):
             height = max(0.8 - 0.18 * int(depth), 0.2)
             for rank, bars in at_depth.groupby("rank"):
                 spans = list(zip(bars["offset_ns"] / 1e6, bars["cpu_ns"] / 1e6, strict=True))
-                place = (lanes[rank] - height / 2, height)
-                axes.broken_barh(spans, place, color=PALETTE[number % len(PALETTE)], zorder=2 + int(depth))
+                y_span = (lanes[rank] - height / 2, height)
+                axes.broken_barh(spans, y_span, color=PALETTE[number % len(PALETTE)], zorder=2 + int(depth))
         axes.bar(0, 0, color=PALETTE[number % len(PALETTE)], label=str(stage))
     axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes], fontsize=12)
     axes.invert_yaxis()
@@ -100,8 +100,8 @@ def _header(result: Timers) -> list[RenderableType]:
 
 
 def _cells(row: dict[Any, Any], clock: str, write: Callable[[int], str]) -> dict[str, RenderableType]:
-    def text(name: str, shown: Callable[[int], str]) -> str:
-        return "" if pd.isna(row[name]) else shown(int(row[name]))
+    def text(name: str, format_ns: Callable[[int], str]) -> str:
+        return "" if pd.isna(row[name]) else format_ns(int(row[name]))
 
     return {
         "stage": row["stage"],
