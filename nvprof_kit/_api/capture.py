@@ -246,7 +246,23 @@ class Capture:
         operations = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         chosen = _steps(steps, skip_steps)
         result = layers(operations, steps=chosen, by_step=by == "step", memory=memory, splits=splits)
-        return replace(result, sources=self.sources, depth=depth).selected(**rows)
+        return replace(self._with_limits(result, operations), depth=depth).selected(**rows)
+
+    def _with_limits(self, result: Layers, operations: Operations) -> Layers:
+        """Add what the file of counts beside the capture tells; a damaged one is a warning."""
+        from nvprof_kit._trace.flops_file import find_flops, read_flops
+
+        file = find_flops(self.path)
+        if file is None or "step" in result.rows:
+            return replace(result, sources=self.sources)
+        from nvprof_kit._analysis.flops.limits import with_limits
+
+        try:
+            result = with_limits(result, operations, read_flops(file))
+        except CaptureError as error:
+            issue = Issue("counts", "warning", 0.0, f"no limits: {error}")
+            return replace(result, sources=self.sources, warnings=(*result.warnings, issue))
+        return replace(result, sources=(*self.sources, file))
 
     def breakdown(
         self,

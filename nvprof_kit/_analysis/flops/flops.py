@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
-from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, read_counted
-from nvprof_kit._analysis.flops.limits import BYTES, COMPUTE, LIMIT, fused_rows, least_work
+from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
+from nvprof_kit._analysis.flops.limits import row_limits
 from nvprof_kit._analysis.flops.rows import (
     Row,
     Whole,
     captured_rows,
+    times_of,
     uncounted_rows,
     uncounted_shares,
     utilisation,
@@ -35,6 +36,7 @@ from nvprof_kit._analysis.flops.rows import (
 from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.fold import ByLayer, computing_blocks
+from nvprof_kit._analysis.layers.layers import LIMITS
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -100,18 +102,7 @@ COLUMNS: Columns = {
         fold="mean",
     ),
     "mfu": Column("model FLOPs utilization: the same for `model_flops`", "share", kind="float", fold="mean"),
-    "bytes": Column(
-        "bytes that its operators read and write, each storage once an operator; missing for counts without bytes",
-        "bytes",
-        kind="float",
-    ),
-    "limit_ns": Column(
-        "least time that this GPU needs for its operators, in ns: for each the longer of its operations at the peak "
-        "and its memory traffic at the bandwidth; missing without bytes, a peak or a bandwidth",
-        "ns",
-        kind="float",
-    ),
-    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", fold="mean"),
+    **{name: LIMITS[name] for name in ("bytes", "limit_ns", "of_limit")},
     "bound": Column("what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", fold="first"),
     "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
     "note": Column("why a figure is missing, too low or above the peak", kind="str"),
@@ -198,11 +189,11 @@ def flops(
     counted = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
     named = f"the shapes in {trace.info.path}" if counts is None else counts.path
     of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks)
-    times = {row.key: 1.0 if counts is None else _times(row, counted, choice.count) for row in rows}
+    times = {row.key: 1.0 if counts is None else times_of(row, counted, choice.count) for row in rows}
     held = {row.key for row in rows if row.held}
     uncounted = uncounted_rows(operations, counted, rows)
-    least = None if counted.traffic is None else least_work(counted, of_gpu, fused_rows(operations))
-    records = _Records(counted.with_holders(held), times, of_gpu, uncounted, least)
+    limits = row_limits(operations, counted, rows, times, of_gpu)
+    records = _Records(counted.with_holders(held), times, of_gpu, uncounted, limits)
     together = whole(trace, operations.attribution, counted, times, peaks=of_gpu, choice=choice)
     reason = f"the steps together are {records.why_above(together.busy_hfu)}"
     shares = uncounted_shares(operations, counted, rows, choice)
@@ -231,18 +222,6 @@ def flops(
     )
 
 
-def _times(row: Row, counted: Counted, steps: int) -> float:
-    """How often the counted work of a row ran in the capture; NaN if that cannot be known, or if only layers inside it
-    ran.
-    """
-    if row.held:
-        return math.nan
-    if row.key[0] == NO_LAYER and steps and counted.steps:
-        return steps / counted.steps
-    calls = counted.calls.get(row.key, 0)
-    return row.calls / calls if calls else math.nan
-
-
 class _Records:
     """Makes the rows of the table."""
 
@@ -252,12 +231,11 @@ class _Records:
         times: Mapping[Key, float],
         peaks: Peaks | None,
         uncounted: Mapping[Key, float],
-        least: Mapping[Chain, Work] | None,
+        limits: Mapping[Key, dict[str, Any]],
     ) -> None:
         self._work, self._model = counted.nested(), counted.nested(model=True)
         self._inside, self._inside_model = (counted.nested(model=model, times=times) for model in (False, True))
-        self._least = None if least is None else counted.nested(least)
-        self._inside_least = {} if least is None else counted.nested(least, times=times)
+        self._limits = limits
         self._unknown, self._attention = counted.nested_unknown(), counted.nested_attention()
         self._times, self._peaks, self._uncounted = times, peaks, uncounted
 
@@ -268,7 +246,6 @@ class _Records:
         if row.held and row.key in self._inside:
             times, work, model = 1.0, self._inside[row.key], self._inside_model[row.key]
         flops = sum(work.values()) * times
-        least = self._least_of(row, times)
         hfu, mfu = (utilisation(work_part, self._peaks, row.busy_ns, times) for work_part in (work, model))
         return {
             "layer": row.key[0],
@@ -281,20 +258,10 @@ class _Records:
             "tflops_per_s": flops / row.busy_ns / 1000 if row.busy_ns else math.nan,
             "hfu": hfu,
             "mfu": mfu,
-            **least,
-            "of_limit": least["limit_ns"] / row.busy_ns if row.busy_ns else math.nan,
+            **self._limits[row.key],
             "unknown": "; ".join(sorted(self._unknown.get(row.key, ()))),
             "note": NOTES_APART.join(["not in the count"] if math.isnan(times) else self._notes(row, work, hfu)),
         }
-
-    def _least_of(self, row: Row, times: float) -> dict[str, Any]:
-        """Bytes, least time and what limits it; missing if traffic was not counted."""
-        if self._least is None or (math.isnan(times) and row.key not in self._inside_least):
-            return {"bytes": math.nan, "limit_ns": math.nan, "bound": ""}
-        least = self._inside_least.get(row.key, {}) if row.held else self._least.get(row.key, {})
-        bytes_, limit, compute = (least.get(amount, 0.0) * times for amount in (BYTES, LIMIT, COMPUTE))
-        bound = "" if not limit or math.isnan(limit) else "compute" if 2 * compute > limit else "memory"
-        return {"bytes": bytes_, "limit_ns": limit, "bound": bound}
 
     def _notes(self, row: Row, work: Work, hfu: float) -> list[str]:
         notes = []

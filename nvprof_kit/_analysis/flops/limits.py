@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, add
-from nvprof_kit._analysis.hardware import Peaks
+from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, add, read_counted
+from nvprof_kit._analysis.flops.rows import Row, times_of
+from nvprof_kit._analysis.hardware import Peaks, peaks_of
+from nvprof_kit._analysis.layers.layers import LIMITS, Layers
+from nvprof_kit._trace.flops_file import FlopsFile
+from nvprof_kit.names import NO_LAYER
 
 BYTES, LIMIT, COMPUTE = "bytes", "limit_ns", "compute_ns"
 """Amounts of `least_work`: bytes of inputs and outputs; the least time; the part of it in operators that are limited by
@@ -34,6 +40,8 @@ def fused_rows(operations: Operations) -> frozenset[Key]:
         return frozenset()
     names = ops["name"].astype("category").cat
     is_fused = np.array([bool(_FUSED.match(str(name))) for name in names.categories], dtype=bool)
+    if not is_fused.any():
+        return frozenset()
     fused_ops = np.append(is_fused, False)[names.codes.to_numpy()]
     layer, phase = (np.asarray(owner, dtype=object)[fused_ops] for owner in op_owners(operations.attribution))
     return frozenset(zip(map(str, layer), map(str, phase), strict=True))
@@ -67,3 +75,60 @@ def _at_peak(dtype: str, flops: float, peaks: Peaks | None) -> float:
     if not flops:
         return 0.0
     return 1e9 * flops / peaks.flops[dtype] if peaks and dtype in peaks.flops else math.nan
+
+
+def row_limits(
+    operations: Operations, counted: Counted, rows: Sequence[Row], times: Mapping[Key, float], peaks: Peaks | None
+) -> dict[Key, dict[str, Any]]:
+    """``bytes``, ``limit_ns``, ``of_limit`` and ``bound`` of each row; missing if traffic was not counted.
+
+    Args:
+        operations: The operations of the capture.
+        counted: What was counted.
+        rows: The rows.
+        times: How often the counted work of a row ran in the capture, of each row.
+        peaks: The GPU's peaks.
+    """
+    if counted.traffic is None:
+        return {row.key: {"bytes": math.nan, LIMIT: math.nan, "of_limit": math.nan, "bound": ""} for row in rows}
+    counted = counted.with_holders(row.key for row in rows if row.held)
+    least = least_work(counted, peaks, fused_rows(operations))
+    a_call, inside = counted.nested(least), counted.nested(least, times=times)
+    limits = {}
+    for row in rows:
+        work, often = (inside.get(row.key, {}), 1.0) if row.held else (a_call.get(row.key, {}), times[row.key])
+        bytes_, limit, compute = (work.get(amount, 0.0) * often for amount in (BYTES, LIMIT, COMPUTE))
+        limits[row.key] = {
+            "bytes": bytes_,
+            LIMIT: limit,
+            "of_limit": limit / row.busy_ns if row.busy_ns else math.nan,
+            "bound": "" if not limit or math.isnan(limit) else "compute" if 2 * compute > limit else "memory",
+        }
+    return limits
+
+
+def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> Layers:
+    """Add the columns `LIMITS` to a per-layer table that is not by step, as far as they are known.
+
+    Args:
+        result: The table.
+        operations: Its operations.
+        counts: The counts from a run of the same program.
+    """
+    counted, info = read_counted(counts), result.info
+    columns = ("layer", "phase", "calls", "gpu_busy_ns")
+    rows = [
+        Row((layer, phase), calls, busy_ns, held=not calls and layer != NO_LAYER)
+        for layer, phase, calls, busy_ns in result.rows[list(columns)].itertuples(index=False)
+    ]
+    times = {row.key: times_of(row, counted, result.steps.count) for row in rows}
+    limits = row_limits(operations, counted, rows, times, peaks_of(info.gpus if info.on_gpu else ()))
+    with_held = counted.with_holders(row.key for row in rows if row.held)
+    a_call, inside = with_held.nested(), with_held.nested(times=times)
+    flop = [
+        sum(inside.get(row.key, {}).values()) if row.held else sum(a_call.get(row.key, {}).values()) * times[row.key]
+        for row in rows
+    ]
+    amounts = {"flop": flop, **{name: [limits[row.key][name] for row in rows] for name in LIMITS if name != "flop"}}
+    table = result.rows.assign(**amounts)
+    return replace(result, rows=table.drop(columns=[name for name in LIMITS if table[name].isna().all()]))

@@ -67,6 +67,18 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
     return sorted(rows, key=order_of)
 
 
+def times_of(row: Row, counted: Counted, steps: int) -> float:
+    """How often the counted work of a row ran in the capture's `steps`; NaN if that cannot be known, or if only layers
+    inside it ran.
+    """
+    if row.held:
+        return math.nan
+    if row.key[0] == NO_LAYER and steps and counted.steps:
+        return steps / counted.steps
+    calls = counted.calls.get(row.key, 0)
+    return row.calls / calls if calls else math.nan
+
+
 def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:
     """Rows that run matrix or attention kernels although no operation was counted or is unknown there, because these
     kernels were not launched by PyTorch operators. Each with the share of such kernels in its own time.

@@ -78,6 +78,23 @@ COLUMNS: Columns = {
 """The columns of `Layers.rows` and what they mean."""
 
 
+LIMITS: Columns = {
+    "flop": Column(
+        "floating point operations in `gpu_busy_ns`, where they were counted (`nvprof_kit.count_flops`)",
+        "flop",
+        kind="float",
+    ),
+    "bytes": Column("bytes that its operators read and write, each storage once an operator", "bytes", kind="float"),
+    "limit_ns": Column(
+        "least time that this GPU needs for its operators, in ns: for each the longer of its operations at the peak "
+        "and its memory traffic at the bandwidth; missing without bytes, a peak or a bandwidth",
+        "ns",
+        kind="float",
+    ),
+    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", fold="mean"),
+}
+"""Columns that exist only with counts beside the capture, as far as they are known; not by step."""
+
 BY_STEP = ("step", "instance")
 """Columns that exist only by step."""
 
@@ -163,7 +180,7 @@ class Layers(Result):
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     depth: int | None = None
 
-    columns: ClassVar = {"layers": {**COLUMNS, **MEMORY, **SPLIT_COLUMNS}}
+    columns: ClassVar = {"layers": {**COLUMNS, **LIMITS, **MEMORY, **SPLIT_COLUMNS}}
 
     def table(self, view: str | None = None) -> pd.DataFrame:
         """The rows in model order, ``(none)`` last."""

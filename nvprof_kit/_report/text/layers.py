@@ -54,7 +54,10 @@ OUTSIDE = "outside"
 LITTLE = 0.7
 """With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
 
-_RANKS = {"total": 0, "total share": 0, "self share": 3, "calls": 3, "CPU": 4}
+_OF_LIMIT = ("limit_ns", "limited_ns")
+"""Columns added to the tree: the least time of the work of a row, and the time it took, all phases together."""
+
+_RANKS = {"total": 0, "total share": 0, "of limit": 1, "self share": 3, "calls": 3, "CPU": 4}
 _RANKS |= dict.fromkeys(MEMORY_COLUMNS.values(), 2) | RANKS
 _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
 """Sort columns of the data that have a different name in the tree."""
@@ -70,9 +73,19 @@ def tree_table(result: Layers) -> list[RenderableType]:
     """The table with a column per phase, and a description of its figures."""
     lines, total = tree_lines(result), total_line(result)
     splits = split_headings(result)
-    headings = ["layer", "calls", *(splits.values() or LAYER_PHASES), "total", "comm", "self share", "total share", ""]
+    headings = [
+        "layer",
+        "calls",
+        *(splits.values() or LAYER_PHASES),
+        "total",
+        "comm",
+        "of limit",
+        "self share",
+        "total share",
+        "",
+    ]
     headings += ["CPU", *MEMORY_COLUMNS.values()]
-    optional = {"recompute", "comm", *MEMORY_COLUMNS.values()}
+    optional = {"recompute", "comm", "of limit", *MEMORY_COLUMNS.values()}
     used = {heading for cells in (total, *(cells for _, cells in lines)) for heading, cell in cells.items() if cell}
     headings = [heading for heading in headings if heading not in optional or heading in used]
     headings += fold_columns(cells for _, cells in lines)
@@ -147,15 +160,25 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
     select, tree = result.select, result.tree
     memory = None if result.memory is None else memory_tree(result.memory, tree)
     tree = tree if memory is None else tree.assign(**memory)
+    if "limit_ns" in result.rows:
+        tree = tree.assign(**_limits(result.rows, tree))
     tree = select.among(tree if times is None else tree.assign(**times))
     if result.depth is not None:
         tree = tree[tree["depth"] < result.depth]
-    memory_columns = [name for name in MEMORY_COLUMNS if name in tree]
-    folded = fold(tree.drop(columns=memory_columns), select.fold)
+    optional = [name for name in (*MEMORY_COLUMNS, *_OF_LIMIT) if name in tree]
+    folded = fold(tree.drop(columns=optional), select.fold)
     how = {"peak_bytes": "max"}
-    printed = folded.tree.assign(**{name: folded.joined(tree[name], how.get(name, "sum")) for name in memory_columns})
+    printed = folded.tree.assign(**{name: folded.joined(tree[name], how.get(name, "sum")) for name in optional})
     key = select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
     return select.changed(sort=_SORTS.get(key, select.sort)).sorted(printed)
+
+
+def _limits(rows: pd.DataFrame, tree: pd.DataFrame) -> dict[str, pd.Series]:
+    """The columns `_OF_LIMIT` of the tree: sums over the phases of a layer that have a limit; `(none)` by phase."""
+    rows = rows[rows["limit_ns"] > 0]
+    sums, places = (of["layer"].where(of["layer"] != NO_LAYER, NO_LAYER + of["phase"]) for of in (rows, tree))
+    limit = rows[["limit_ns", "gpu_busy_ns"]].groupby(sums).sum().reindex(places, fill_value=0.0)
+    return {name: limit[of].set_axis(tree.index) for name, of in zip(_OF_LIMIT, limit, strict=True)}
 
 
 def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
@@ -178,6 +201,8 @@ def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
             **_times(result, row, ms),
             **fold_cells(row, ms),
         }
+        if row.get("limit_ns"):
+            cells["of limit"] = percent(row["limit_ns"] / row["limited_ns"])
         for name, heading in MEMORY_COLUMNS.items():
             cells[heading] = mib_cell(int(row[name])) if str(row.get(name)) not in ("nan", "<NA>", "None", "0") else ""
         lines.append((row, cells))
@@ -295,6 +320,11 @@ def _notes(result: Layers, headings: list[str]) -> list[Text]:
     ]
     if result.summary.comm_ns:
         notes.append("comm is the part of total in communication, which may be waiting for other ranks.")
+    if "of limit" in headings:
+        notes.append(
+            "of limit: the least time that this GPU needs for these operators, over the time they took; "
+            "`nvprof-kit flops` has it by phase."
+        )
     notes += [note.plain for note in fold_notes(headings, "their sums", "of one of them, without communication")]
     if result.memory is not None:
         notes.append(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -169,6 +171,42 @@ def test_of_compiled_layers_only_products_have_a_least_time(tmp_path: Path) -> N
     rows = table(nvprof_kit.open(capture).flops(with_bytes(tmp_path, operators)))
     assert rows["m.a", "forward"]["limit_ns"] == pytest.approx(80)
     assert rows["m", "forward"]["limit_ns"] == pytest.approx(80 + 15)
+
+
+MODELS = sorted(path.name.partition(".")[0] for path in (TESTS / "data" / "limits").glob("*.sqlite.xz"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_layer_of_ten_models_is_faster_than_its_limit(model: str) -> None:
+    """Dense, MoE, SSM, ViT, diffusion, encoder-decoder, LoRA, checkpointed, compiled and decode on an H200."""
+    rows = nvprof_kit.open(TESTS / "data" / "limits" / f"{model}.sqlite.xz").flops().rows
+    long = rows[rows["gpu_busy_ns"] > 20_000 * rows["calls"].clip(lower=1)]
+    assert len(MODELS) == 10 and len(long) > 10 and long["limit_ns"].notna().all()
+    assert long["of_limit"].max() < 1.0
+
+
+def test_layers_have_the_limit_where_counts_lie_beside(tmp_path: Path) -> None:
+    source = TESTS / "data" / "limits" / "llama.sqlite.xz"
+    shutil.copy(source, tmp_path / "run.sqlite.xz")
+    capture, keys = nvprof_kit.open(source), ["layer", "phase"]
+    rows = capture.layers().to_frame().set_index(keys)
+    expected = capture.flops().rows.set_index(keys).rename(columns={"flops": "flop"})
+    columns = ["flop", "bytes", "limit_ns", "of_limit"]
+    common = rows.index.intersection(expected.index)
+    assert len(common) == len(expected) > 40
+    # near the truth where kernels are good: large products, and an AdamW that also makes its states
+    assert rows["of_limit"]["model.layers.0.mlp", "forward"] == pytest.approx(0.80, abs=0.01)
+    assert rows["of_limit"]["(none)", "optimizer"] == pytest.approx(0.72, abs=0.01)
+    pd.testing.assert_frame_equal(rows.loc[common, columns], expected.loc[common, columns])
+    printed = str(capture.layers())
+    assert "of limit" in printed and "81.1 %" in printed
+    assert not set(columns) & set(capture.layers(by="step").to_frame())
+    without = nvprof_kit.open(tmp_path / "run.sqlite.xz").layers()
+    assert not set(columns) & set(without.to_frame()) and "of limit" not in str(without)
+    (tmp_path / "run.flops.json").write_text("{")
+    damaged = nvprof_kit.open(tmp_path / "run.sqlite.xz").layers()
+    assert any("no limits: " in warning and "not JSON" in warning for warning in damaged.warnings)
+    pd.testing.assert_frame_equal(damaged.to_frame(), without.to_frame())
 
 
 def test_counts_without_bytes_have_no_limit(tmp_path: Path) -> None:
