@@ -9,8 +9,9 @@ from nvprof_kit._findings import Finding, by_severity, checked
 from nvprof_kit._trace.nsys.health import CaptureHealth
 from nvprof_kit._trace.nsys.scrub import secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
+from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue, in_order
-from nvprof_kit.names import DOMAIN
+from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES
 
 OVERHEAD_SHARE = 0.01
 """Minimum share of profiler overhead in the window for a finding."""
@@ -35,6 +36,39 @@ def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Findi
     """Findings of each capture by its path, most severe first; one without kernels is judged relative to the others."""
     any_kernels = any(capture.rows.get(_KERNELS) for capture in captures)
     return {capture.path: by_severity(_examine(capture, any_kernels)) for capture in captures}
+
+
+def examine_trace(trace: Trace) -> tuple[Finding, ...]:
+    """Findings of a PyTorch trace, most severe first."""
+    return by_severity(_examine_trace(trace))
+
+
+def _examine_trace(trace: Trace) -> Iterator[Finding]:
+    info, operations = trace.info, len(trace.ops)
+    if info.on_gpu:
+        yield checked("ok", "kernels", f"{operations:,} GPU operations, {len(trace.api):,} launching calls")
+    else:
+        yield checked(
+            "warning",
+            "kernels",
+            f"no GPU operation, {operations:,} intervals of CPU operators",
+            "all times are of the CPU",
+            "record with the activity CUDA: nvprof-kit record, or activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA], on a GPU that no other profiler uses",
+        )
+    layers = int((trace.ranges["category"].isin([category.value for category in LAYER_CATEGORIES])).sum())
+    if layers:
+        yield checked("ok", "ranges", f"{layers:,} calls of modules")
+    else:
+        yield checked(
+            "warning",
+            "ranges",
+            "no calls of modules",
+            "layers are from the order of kernels or from operators alone",
+            "record with nvprof-kit record --annotate, or with with_stack=True",
+        )
+    window_ns = int(trace.ops["end_ns"].max() - trace.ops["start_ns"].min()) if operations else 0
+    yield from _length(CaptureHealth(info.path, info.schema, {}, window_ns=window_ns))
 
 
 _CHECKED = ("lost-kernels", "overhead", "whole-graphs", "nsys-message", "open-ranges", "no-layers", "no-gpu", "rows")

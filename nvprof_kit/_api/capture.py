@@ -217,6 +217,7 @@ class Capture:
         depth: int | None = None,
         memory: bool = False,
         columns: Split | Sequence[Split] = (),
+        process: int | None = None,
         steps: Steps = None,
         skip_steps: int = 0,
         **rows: Unpack[RowOptions],
@@ -229,21 +230,27 @@ class Capture:
             memory: Add the memory of each layer; needs a capture with memory marks or memory events.
             columns: Add columns that split the time by kernel ``class``, or by ``phase`` of the loop (such as prefill
                 and decode). Cannot be combined with ``by``.
+            process: The rank of one process of a capture with several; None adds them up.
             steps: Which steps to include: ``3``, ``"3:5"`` or ``range(3, 5)``.
             skip_steps: How many steps to leave out at the start of the capture.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
             CaptureError: ``memory`` is set and the capture has no memory data.
-            UsageError: None of the requested steps is in the capture, or ``by`` and ``columns`` are both set.
+            UsageError: None of the requested steps is in the capture, no process has the rank, or ``by`` and
+                ``columns`` are both set.
         """
         splits = (columns,) if isinstance(columns, str) else tuple(columns)
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
+        from nvprof_kit._analysis.attribution.attribution import Operations
         from nvprof_kit._analysis.layers.layers import OPTIONAL, layers
+        from nvprof_kit._trace.jobs.finding import of_process
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         operations = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
+        if process is not None:
+            operations = Operations(of_process(operations.trace, self.path, process), self._kernel_rules)
         chosen = _steps(steps, skip_steps)
         result = layers(operations, steps=chosen, by_step=by == "step", memory=memory, splits=splits)
         return replace(self._with_limits(result, operations), depth=depth).selected(**rows)

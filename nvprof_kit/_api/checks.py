@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvprof_kit._findings import by_severity
-from nvprof_kit._trace.files.kinds import NEEDED_NSYS, has_tables
+from nvprof_kit._trace.files.kinds import NEEDED, has_tables
 from nvprof_kit.errors import CaptureError, NvprofKitError, UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.checks import Checks
     from nvprof_kit.issues import Issue
 
-_SUFFIXES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
-"""Suffixes of nsys captures."""
+_TRACE_SUFFIXES = (".json", ".json.gz", ".json.xz")
+_SUFFIXES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz", *_TRACE_SUFFIXES)
+"""Suffixes of PyTorch's traces, and of all captures."""
 
 
 def is_capture(path: str | Path) -> bool:
-    """Whether a path has the name of an nsys capture, or is a folder of its tables."""
+    """Whether a path has the name of a capture, or is a folder of nsys's tables."""
     return str(path).endswith(_SUFFIXES) or has_tables(Path(path))
 
 
@@ -27,31 +28,34 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
     """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
 
     Args:
-        captures: nsys captures to check. Without captures, the machine is checked: GPU, driver, nsys, ncu, permissions,
+        captures: Captures to check. Without captures, the machine is checked: GPU, driver, nsys, ncu, permissions,
             other profilers, free disk space.
         command: When checking the machine, also check the Python, torch and script of this command. The command is not
             executed.
 
     Raises:
-        CaptureError: A file is not an nsys capture.
+        CaptureError: A file is not a capture.
     """
     from nvprof_kit._analysis.checks import Checks
 
     if captures:
-        from nvprof_kit._analysis.doctor import examine_captures, examine_issues
+        from nvprof_kit._analysis.doctor import examine_captures, examine_issues, examine_trace
         from nvprof_kit._trace.nsys.health import read_health
+        from nvprof_kit._trace.open import open_capture
 
         strangers = [capture for capture in captures if not is_capture(capture)]
         if strangers:
-            raise CaptureError(f"{strangers[0]}: not an nsys capture; needed {NEEDED_NSYS}")
-        findings_by_path = examine_captures([read_health(Path(capture)) for capture in captures])
-        paths = tuple(map(Path, captures))
+            raise CaptureError(f"{strangers[0]}: not a capture; needed {NEEDED}")
+        traces = [str(capture) for capture in captures if str(capture).endswith(_TRACE_SUFFIXES)]
+        others = [Path(capture) for capture in captures if str(capture) not in traces]
+        findings_by_path = examine_captures([read_health(path) for path in others])
+        findings_by_path |= {path: examine_trace(open_capture(path)) for path in traces}
         return Checks(
             {
-                path: by_severity((*findings, *examine_issues(_issues(Path(path)))))
-                for path, findings in findings_by_path.items()
+                str(path): by_severity((*findings_by_path[str(path)], *examine_issues(_issues(Path(path)))))
+                for path in captures
             },
-            sources=paths,
+            sources=tuple(map(Path, captures)),
         )
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine

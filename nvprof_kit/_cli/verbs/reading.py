@@ -39,6 +39,9 @@ _depth = click.option("--depth", type=click.IntRange(min=1), help="Levels of the
     type=click.Choice(["class", "phase"]),
     help="Add columns that split the time by kernel class or by phase of the loop (prefill, decode). Repeatable.",
 )
+@click.option(
+    "--process", type=int, metavar="RANK", help="One process of a capture with several. [default: all, added up]"
+)
 @step_options
 def layers(capture: Capture, **options: Any) -> Result:
     """GPU and CPU time of each layer by phase, and the time outside all layers.

@@ -402,7 +402,7 @@ def capture_facts(info: CaptureInfo, steps: int, shown_steps: int | None = None)
     facts = [
         info.tool,
         counted(info.gpus) if info.on_gpu else "no GPU",
-        f"{info.processes} processes" if info.processes > 1 else "",
+        f"{info.processes} processes, added up" if info.processes > 1 else "",
         f"{prefix}{steps or 'no'} step{'s' * (steps != 1)}",
     ]
     return [fact for fact in facts if fact]

@@ -6,15 +6,16 @@ import gzip
 import lzma
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
 from nvprof_kit._trace.files.packed import UNREADABLE, check_file
 from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.open import nsys_export
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import TABLES, Trace
 from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import GroupName, groups_text, parse_groups
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
@@ -147,6 +148,33 @@ def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, Rank
     raise CaptureError(
         f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
     )
+
+
+def of_process(trace: Trace, path: Path, rank: int) -> Trace:
+    """The part of a capture that the process of a rank recorded, see `ranks_in`.
+
+    Raises:
+        UsageError: No process of the capture has this rank.
+    """
+    ranks = {name.rank: pid for pid, name in ranks_in(trace, path, None).items()} if trace.info.processes > 1 else {}
+    if rank not in ranks:
+        available = f"it has {', '.join(map(str, sorted(ranks)))}" if ranks else "it has one process"
+        raise UsageError(f"{path}: no process of rank {rank}; {available}")
+    pid = ranks[rank]
+    if pid < 0:  # several processes that are one rank
+        return trace
+    tables = {
+        name: table[table["pid"] == pid].reset_index(drop=True)
+        for name in TABLES
+        if (table := getattr(trace, name)) is not None and "pid" in table
+    }
+    on_device = set(few(tables["ops"]["device"].to_numpy()).tolist())
+    gpus = zip(trace.info.ordinals, trace.info.gpus, strict=False)
+    used = {ordinal: gpu for ordinal, gpu in gpus if ordinal in on_device}
+    text = f"only the process of rank {rank} is in the figures, one of {len(ranks)} with GPU work"
+    warnings = (*trace.info.warnings, Issue("one-process", "note", 1.0, text))
+    info = replace(trace.info, processes=1, gpus=tuple(used.values()), ordinals=tuple(used), warnings=warnings)
+    return replace(trace, info=info, **tables)
 
 
 def processes_warnings(trace: Trace, rank: RankName, pid: int) -> list[str]:

@@ -200,3 +200,19 @@ def test_an_error_is_an_exit_status(tmp_path: Path) -> None:
     status, said = ask(str(file.write()))
     assert status == 1 and said.startswith("error   kernels: no kernel and no CUDA call")
     assert ask("--format", "csv")[0] in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("trace", "level", "said"),
+    [
+        ("foreign/kineto-modules.json.xz", "warning", "no calls of modules"),
+        ("foreign/kineto-stack.json.xz", "ok", "calls of modules"),
+        ("kineto/ddp.rank0.json.xz", "ok", "calls of modules"),
+    ],
+)
+def test_a_trace_of_pytorch_is_checked(trace: str, level: str, said: str) -> None:
+    done = CliRunner().invoke(group, ["doctor", str(DATA / trace), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["rows"]
+    assert any(row["level"] == level and said in row["seen"] for row in rows), rows
+    assert any("GPU operations" in row["seen"] for row in rows)

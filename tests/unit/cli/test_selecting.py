@@ -133,6 +133,19 @@ def test_an_engines_steps_are_phases(tmp_path: Path) -> None:
     assert [layer[f"during_{phase}_ns"] for phase in steps.values()] == ["10", "11", "12", "13"]
 
 
+def test_one_process_of_several(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "job.sqlite")
+    for pid, length in ((500, 30), (400, 50)):  # the ranks are in the order of their devices
+        file.range_("layers.0", 0, 900, category="forward", pid=pid)
+        file.kernel(100, 100 + length, launched=(20, 30), pid=pid, device=int(pid == 400))
+    path = str(file.write())
+    times = [rows("layers", path, *words)[0]["gpu_self_ns"] for words in ((), ("--process", "0"), ("--process", "1"))]
+    assert times == ["80", "30", "50"]
+    assert "only the process of rank 1 is in the figures, one of 2" in table("layers", path, "--process", "1")
+    with pytest.raises(UsageError, match="no process of rank 2; it has 0, 1"):
+        raise CliRunner().invoke(group, ["layers", path, "--process", "2"]).exception or AssertionError
+
+
 def test_by_step_folds_too(capture: str) -> None:
     assert labels(table("layers", capture, "--by", "step")) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
 

@@ -9,7 +9,7 @@ import click
 
 from nvprof_kit._api.checks import is_capture
 from nvprof_kit._cli.output import Output, writing
-from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
 
 _COMMAND = "nvprof_kit.command"
 """Whether the words follow ``--``."""
@@ -38,14 +38,15 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
         disk;
     with a COMMAND also the Python, torch and script that the command runs. It starts no profile and changes nothing.
 
-    A CAPTURE is an nsys .sqlite or .nsys-rep, or a folder of `nsys export --type=parquetdir`. Each finding says what
+    A CAPTURE is an nsys .sqlite or .nsys-rep, a folder of `nsys export --type=parquetdir`, or a PyTorch trace. Each
+    finding says what
     was seen, why it matters and how to fix it. The exit status is 1 if a finding is an error.
     """
     from nvprof_kit._api.checks import doctor as examine
 
     separated = click.get_current_context().meta[_COMMAND]
     if words and not separated and Path(words[0]).is_file():  # a program to run is not of a known kind
-        expect(words[0], NSYS, NEEDED_NSYS)
+        expect(words[0], CAPTURES, NEEDED)
     of_captures = bool(words) and is_capture(words[0])
     if of_captures:
         output.spare(words)

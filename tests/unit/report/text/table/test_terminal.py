@@ -58,7 +58,10 @@ def test_capture_line() -> None:
     info = CaptureInfo(
         path="r.sqlite", tool="nsys 2024.2", gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"), processes=2
     )
-    assert str(capture_line(info, 1)) == "r.sqlite · nsys 2024.2 · 2 x NVIDIA H200, NVIDIA L4 · 2 processes · 1 step"
+    assert (
+        str(capture_line(info, 1))
+        == "r.sqlite · nsys 2024.2 · 2 x NVIDIA H200, NVIDIA L4 · 2 processes, added up · 1 step"
+    )
     cpu = CaptureInfo(path="r.json", tool="PyTorch profiler (Kineto)", on_gpu=False)
     assert str(capture_line(cpu, 0)) == "r.json · PyTorch profiler (Kineto) · no GPU · no steps"
 
