@@ -71,7 +71,7 @@ class RankTable(Result):
         """The selected rows; where equal blocks are folded, ``charges`` with ``folded_into`` and ``unlike``."""
         if not self.select.fold or self.name != "charges":
             return super().to_frame()
-        return self.select.of(mark_ranked(self.rows, "wait_ns"))
+        return self.select.of(mark_ranked(self.rows, waits.CHARGE_COLUMNS, "wait_ns"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

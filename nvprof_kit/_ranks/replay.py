@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PATH_COLUMNS: Columns = {
-    "step": Column("step, -1 outside steps"),
-    "rank": Column("rank on the path"),
+    "step": Column("step, -1 outside steps", fold="key"),
+    "rank": Column("rank on the path", fold="key"),
     "layer": Column("layer, or `(none)`", kind="str"),
     "phase": Column("phase of that layer, or of the loop", kind="str"),
     "what": Column("`compute`, `copy`, `transfer`, or idle with its cause", kind="str"),

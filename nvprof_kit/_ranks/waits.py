@@ -45,8 +45,8 @@ WAIT_COLUMNS: Columns = {
 """The columns of the table of waits."""
 
 CHARGE_COLUMNS: Columns = {
-    "step": Column("step, -1 outside steps"),
-    "rank": Column("rank that caused the waiting"),
+    "step": Column("step, -1 outside steps", fold="key"),
+    "rank": Column("rank that caused the waiting", fold="key"),
     "cause": Column("cause of the waiting", kind="str"),
     "layer": Column("layer in which it lost the time", kind="str"),
     "phase": Column("phase of that layer, or of the loop", kind="str"),

@@ -68,8 +68,10 @@ IDLE_COLUMNS: Columns = {
     "call": Column("CUDA API call it was in, '' if none", kind="str"),
     "gaps": Column("number of idle gaps with this cause and place"),
     "idle_ns": Column("idle time with this cause and place", "ns"),
-    "longest_ns": Column("the longest such time in one gap", "ns"),
-    "longest_at_ns": Column("its start, in ns since the start of the capture; jump there in Nsight", "ns"),
+    "longest_ns": Column("the longest such time in one gap", "ns", fold="max"),
+    "longest_at_ns": Column(
+        "its start, in ns since the start of the capture; jump there in Nsight", "ns", fold="first"
+    ),
 }
 """The columns of `Breakdown.idle`."""
 
@@ -182,7 +184,9 @@ class Breakdown(Result):
         """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         rows, view = self.table(view), view or self.view or "steps"
         if self.select.fold and view in COSTS:
-            marked = mark_ranked(with_cost(view, rows), COSTS[view], ALIKE.get(view, ()))
+            marked = mark_ranked(
+                with_cost(view, rows), self.columns_of(f"breakdown-{view}"), COSTS[view], ALIKE.get(view, ())
+            )
             rows = marked[[*rows.columns, "folded_into", "unlike"]]
         return self.select.of(rows)
 

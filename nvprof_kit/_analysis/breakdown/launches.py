@@ -27,12 +27,14 @@ LAUNCH_COLUMNS: Columns = {
     ),
     "short_ops": Column("number of operations shorter than the call that launched them"),
     "delay_ns": Column(
-        "median time from the return of the launching call to the start of the operation; 0 if it started before", "ns"
+        "median time from the return of the launching call to the start of the operation; 0 if it started before",
+        "ns",
+        fold="mean",
     ),
     "idle_ns": Column(
         "time in which the device was idle because the host, in this layer, had not launched the next operation", "ns"
     ),
-    "launch_bound": Column("True if `idle_ns` exceeds a tenth of `gpu_ns`", kind="bool"),
+    "launch_bound": Column("True if `idle_ns` exceeds a tenth of `gpu_ns`", kind="bool", fold="key"),
 }
 """The columns of the launch analysis."""
 

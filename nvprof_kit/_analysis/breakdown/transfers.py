@@ -30,20 +30,24 @@ COMM_COLUMNS: Columns = {
     "ops": Column("kernels"),
     "gpu_ns": Column("sum of their durations", "ns"),
     "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
-    "hidden": Column("the overlapped part, as a share of `gpu_ns`", "share", kind="float"),
+    "hidden": Column("the overlapped part, as a share of `gpu_ns`", "share", kind="float", fold="mean"),
     "waiting_ns": Column(
         "the part of `exposed_ns` in excess of the fastest similar collective: possibly waiting for other ranks", "ns"
     ),
     "bytes": Column("bytes of the larger buffer (all of an all-gather's output), missing if unknown", "bytes"),
     "exposed_bytes": Column("estimate of the bytes moved while exposed, in proportion to time", "bytes"),
-    "ranks": Column("number of ranks in the group; missing if unknown or not the same for all"),
+    "ranks": Column("number of ranks in the group; missing if unknown or not the same for all", fold="key"),
     "algorithm_gb_per_s": Column(
         "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks",
         "gb_per_s",
         kind="float",
+        fold="mean",
     ),
     "bus_gb_per_s": Column(
-        "bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link", "gb_per_s", kind="float"
+        "bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link",
+        "gb_per_s",
+        kind="float",
+        fold="mean",
     ),
 }
 """The columns of the communication table."""
@@ -57,11 +61,11 @@ COPY_COLUMNS: Columns = {
     "bytes": Column("sum of their bytes", "bytes"),
     "gpu_ns": Column("sum of their durations", "ns"),
     "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
-    "gb_per_s": Column("bytes over duration, 10⁹ bytes per second", "gb_per_s", kind="float"),
+    "gb_per_s": Column("bytes over duration, 10⁹ bytes per second", "gb_per_s", kind="float", fold="mean"),
     "link": Column(
         "link of a copy to or from the host or another GPU: `PCIe 5 x16`, `NVLink`; '' if unknown", kind="str"
     ),
-    "of_link": Column("`gb_per_s` as a share of the link's bandwidth in one direction", kind="float"),
+    "of_link": Column("`gb_per_s` as a share of the link's bandwidth in one direction", kind="float", fold="mean"),
     "blocking": Column("number of copies that block the host: synchronous calls, or pageable memory"),
 }
 """The columns of the copy table."""

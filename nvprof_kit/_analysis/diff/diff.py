@@ -52,23 +52,34 @@ COLUMNS: Columns = {
     "change_ns": Column("the difference", "ns"),
     "change": Column("the difference divided by `base_ns`; missing if that is 0", "share", kind="float"),
     "low": Column(
-        "lower end of the 95 % confidence interval of `change`; missing with too few steps", "share", kind="float"
+        "lower end of the 95 % confidence interval of `change`; missing with too few steps",
+        "share",
+        kind="float",
+        fold="min",
     ),
-    "high": Column("upper end of the interval", "share", kind="float"),
+    "high": Column("upper end of the interval", "share", kind="float", fold="max"),
     "p": Column(
         "p-value of no change (t test), corrected for the number of rows of the same level; missing if a side has one "
         "run, because the noise between runs is then assumed",
         kind="float",
+        fold="max",
     ),
-    "p_alone": Column("the p-value before the correction; missing as `p` is", kind="float"),
+    "p_alone": Column("the p-value before the correction; missing as `p` is", kind="float", fold="max"),
     "verdict": Column("`slower`, `faster`, `same`, `undecided`, `new`, `gone`", kind="str"),
-    "within": Column("the change is within ± this value with 95 % confidence", "share", kind="float"),
+    "within": Column("the change is within ± this value with 95 % confidence", "share", kind="float", fold="max"),
     "at_most": Column(
-        "the change is below this value with 95 % confidence; gates compare it with their limit", "share", kind="float"
+        "the change is below this value with 95 % confidence; gates compare it with their limit",
+        "share",
+        kind="float",
+        fold="max",
     ),
-    "error": Column("standard error of `change`, from steps and runs; missing if `change` is", "share", kind="float"),
+    "error": Column(
+        "standard error of `change`, from steps and runs; missing if `change` is", "share", kind="float", fold="max"
+    ),
     "df": Column(
-        "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs", kind="float"
+        "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs",
+        kind="float",
+        fold="min",
     ),
 }
 """The columns of `Diff.rows`."""
@@ -156,7 +167,7 @@ class Diff(Result):
         rows = self.among(rows)
         if not self.select.fold:
             return rows
-        return mark_ranked(rows, "change_ns", ALIKE)
+        return mark_ranked(rows, COLUMNS, "change_ns", ALIKE)
 
     def among(self, rows: pd.DataFrame) -> pd.DataFrame:
         if not self.select.where:

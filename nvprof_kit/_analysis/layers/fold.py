@@ -24,6 +24,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
+from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -550,18 +551,15 @@ def computing_blocks(operations: Operations, is_wanted: npt.NDArray[np.bool_]) -
 EACH = ("median", "min", "max")
 """The columns that `fold_ranked` adds, with the unit of the cost behind them: those of one of the folded rows."""
 
-_LARGEST = ("longest_ns", "largest", "largest_bytes", "p", "within", "high")
-_LEAST = ("low",)
-_MEAN = ("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s", "of_link", "hidden", "delay_ns", "short_ns")
-_FIRST = ("longest_at_ns",)
-_KEYS = ("ranks", "process", "device", "rank", "step", "stream", "slowest", "launch_bound")
 
-
-def fold_ranked(rows: pd.DataFrame, cost: str, folds: bool | None, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Fold equal blocks into one row with their sums.
+def fold_ranked(
+    rows: pd.DataFrame, columns: Columns, cost: str, folds: bool | None, equal_columns: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Fold equal blocks into one row with their sums, or what else their columns fold to.
 
     Args:
         rows: Rows with a column ``layer``.
+        columns: Their columns; a number that is not among them is summed.
         cost: The column that ranks the rows.
         equal_columns: The columns to compare; empty for the cost.
         folds: Whether to fold; None folds if many blocks are equal.
@@ -575,7 +573,7 @@ def fold_ranked(rows: pd.DataFrame, cost: str, folds: bool | None, equal_columns
 
     if folds is False or "layer" not in rows or len(rows) < LEAST:
         return rows
-    groups, differences = _groups(rows, cost, equal_columns or (cost,))
+    groups, differences = _groups(rows, columns, cost, equal_columns or (cost,))
     largest = max(map(len, groups), default=0)
     if largest < (LEAST if folds else MANY):
         return rows
@@ -586,7 +584,7 @@ def fold_ranked(rows: pd.DataFrame, cost: str, folds: bool | None, equal_columns
         if row_number not in inside:
             records.append({**row, "unlike": differences.get(row_number, "")})
     for group in groups:
-        records.append({**_joined(rows.iloc[group], cost, unit), "unlike": differences.get(group[0], "")})
+        records.append({**_joined(rows.iloc[group], columns, cost, unit), "unlike": differences.get(group[0], "")})
     each = [f"{name}_{unit}" for name in EACH]
     table = pd.DataFrame(records, columns=[*rows.columns, *each, "unlike"])
     for name in rows.columns:
@@ -596,11 +594,11 @@ def fold_ranked(rows: pd.DataFrame, cost: str, folds: bool | None, equal_columns
     return ranked
 
 
-def mark_ranked(rows: pd.DataFrame, cost: str, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
+def mark_ranked(rows: pd.DataFrame, columns: Columns, cost: str, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
     """Add the columns ``folded_into``, the label of the folded row, and ``unlike``, unless there is one."""
     if "layer" not in rows:
         return rows
-    groups, note_of_row = _groups(rows, cost, equal_columns or (cost,))
+    groups, note_of_row = _groups(rows, columns, cost, equal_columns or (cost,))
     layers = rows["layer"].astype(str).tolist()
     into = [""] * len(rows)
     for group in groups:
@@ -611,10 +609,13 @@ def mark_ranked(rows: pd.DataFrame, cost: str, equal_columns: Sequence[str] = ()
     return marked if "unlike" in rows else marked.assign(unlike=np.array(differences, dtype=object))
 
 
-def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[list[list[int]], dict[int, str]]:
+def _groups(
+    rows: pd.DataFrame, columns: Columns, cost: str, alike_by: Sequence[str]
+) -> tuple[list[list[int]], dict[int, str]]:
     """The places of the rows that fold together, and how rows differ from their equals."""
     layers = rows["layer"].astype(str).tolist()
-    keys = [rows[name].astype(str).tolist() for name in rows.columns if name != "layer" and _is_key(rows, str(name))]
+    names = [name for name in rows.columns if name != "layer" and _fold_of(rows, columns, str(name)) == "key"]
+    keys = [rows[name].astype(str).tolist() for name in names]
     rows_of_key: dict[tuple[str, ...], list[int]] = {}
     for row_number, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
         if key[0] != layers[row_number]:
@@ -666,23 +667,23 @@ def _alike_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Flo
     return lists
 
 
-def _is_key(rows: pd.DataFrame, name: str) -> bool:
-    return name in _KEYS or rows[name].dtype.kind not in "iuf"
+def _fold_of(rows: pd.DataFrame, columns: Columns, name: str) -> Fold:
+    """How a column folds: what is no number identifies the row."""
+    if rows[name].dtype.kind not in "iuf":
+        return "key"
+    column = column_of(columns, name)
+    return "sum" if column is None else column.fold
 
 
-def _joined(group: pd.DataFrame, cost: str, unit: str) -> dict[Any, Any]:
+def _joined(group: pd.DataFrame, columns: Columns, cost: str, unit: str) -> dict[Any, Any]:
     """One row for several."""
     row = dict(group.iloc[0].to_dict())
-    for name in group.columns:
-        if _is_key(group, str(name)) or name in _FIRST or group[name].isna().all():
+    for name, values in group.items():
+        how = _fold_of(group, columns, str(name))
+        if how in ("key", "first") or values.isna().all():
             continue
-        values = group[name]
-        row[name] = (
-            values.max() if name in _LARGEST else values.min() if name in _LEAST
-            else values.mean() if name in _MEAN else values.sum()
-        )  # fmt: skip
-        if values.dtype.kind in "iu":
-            row[name] = round(row[name])
+        figure = values.agg(how)
+        row[name] = round(figure) if values.dtype.kind in "iu" else figure
     figures = (group[cost].median(), group[cost].min(), group[cost].max())
     label = f"{fold_label(group['layer'].astype(str).tolist())} x{len(group)}"
     return {

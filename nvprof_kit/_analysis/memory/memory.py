@@ -39,7 +39,7 @@ HOLDERS: Columns = MappingProxyType(
         ),
         "bytes": Column("bytes held at the peak", "bytes"),
         "blocks": Column("number of blocks"),
-        "largest_bytes": Column("size of the largest", "bytes"),
+        "largest_bytes": Column("size of the largest", "bytes", fold="max"),
         "share": Column("`bytes` divided by the peak", "share", kind="float"),
     }
 )
@@ -172,7 +172,7 @@ class Memory(Result):
         """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         rows, view = self.table(view), view or self.by or "layer"
         if self.select.fold and view in COSTS:
-            rows = mark_ranked(rows, COSTS[view], ALIKE[view])
+            rows = mark_ranked(rows, COLUMNS[view], COSTS[view], ALIKE[view])
         return self.select.of(rows)
 
 

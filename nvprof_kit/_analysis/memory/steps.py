@@ -123,7 +123,7 @@ TRAFFIC: Columns = MappingProxyType(
         "phase": Column("phase of the layer, or of the loop", kind="str"),
         "allocations": Column("number of allocations"),
         "allocated_bytes": Column("sum of their bytes", "bytes"),
-        "largest_bytes": Column("size of the largest", "bytes"),
+        "largest_bytes": Column("size of the largest", "bytes", fold="max"),
         "peak_bytes": Column("maximum of the bytes held at a time", "bytes"),
         "kept_bytes": Column("bytes still held at the end of the snapshot", "bytes"),
     }

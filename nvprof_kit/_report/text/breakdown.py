@@ -60,7 +60,9 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     """The report: the capture, the breakdown of each step, and the detail tables, each with its first rows."""
     view, top, select = result.view, result.select.top or 10, result.select
     tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
-    tables = select.each(folded({name: one for name, one in select.changed(sort="").each(tables).items()}, select.fold))
+    tables = select.each(
+        folded(result, {name: one for name, one in select.changed(sort="").each(tables).items()}, select.fold)
+    )
     steps = len(result.choice.shown)
     parts: list[RenderableType] = [capture_line(result.info, steps), ""]
     if view in (None, "steps"):
@@ -84,16 +86,14 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings), ""]
 
 
-def folded(tables: Mapping[str, pd.DataFrame], wanted: bool | None) -> dict[str, pd.DataFrame]:
+def folded(result: Breakdown, tables: Mapping[str, pd.DataFrame], fold: bool | None) -> dict[str, pd.DataFrame]:
     """The tables with equal blocks in one row."""
-    return {
-        name: fold_ranked(with_cost(name, one), COSTS[name], wanted, ALIKE.get(name, ())).drop(columns=_PATH)
-        if name == "critical-path"
-        else fold_ranked(one, COSTS[name], wanted, ALIKE.get(name, ()))
-        if name in COSTS
-        else one
-        for name, one in tables.items()
-    }
+    rows_of = dict(tables)
+    for view in rows_of.keys() & COSTS.keys():
+        columns = result.columns_of(f"breakdown-{view}")
+        rows = fold_ranked(with_cost(view, tables[view]), columns, COSTS[view], fold, ALIKE.get(view, ()))
+        rows_of[view] = rows.drop(columns=_PATH, errors="ignore")
+    return rows_of
 
 
 def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> RenderableType:

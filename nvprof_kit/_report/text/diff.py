@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.diff.diff import ALIKE, LEVELS
+from nvprof_kit._analysis.diff.diff import ALIKE, COLUMNS, LEVELS
 from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
@@ -147,7 +147,7 @@ def _changed(result: Diff, fold: bool | None) -> pd.DataFrame:
     same = rows["verdict"].isin(("same", "undecided"))
     changed: pd.DataFrame = rows[(rows["level"] == "step") | ~same]
     layers = changed[changed["level"] == "layer"]
-    folded = fold_ranked(layers, "change_ns", fold, ALIKE)
+    folded = fold_ranked(layers, COLUMNS, "change_ns", fold, ALIKE)
     if folded is layers:
         return changed
     folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
-from nvprof_kit._analysis.memory.memory import ALIKE, COSTS
+from nvprof_kit._analysis.memory.memory import ALIKE, COLUMNS, COSTS
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.text.table import KINDS, Bar, ranked_notes, table, warning_lines
@@ -46,7 +46,7 @@ def memory_report(result: Memory) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, header_lines), ""]
     tables = select.changed(sort="").each({view: result.table(view) for view in views})
     tables = {
-        view: fold_ranked(rows, COSTS[view], select.fold, ALIKE[view]) if view in COSTS else rows
+        view: fold_ranked(rows, COLUMNS[view], COSTS[view], select.fold, ALIKE[view]) if view in COSTS else rows
         for view, rows in tables.items()
     }
     for view, rows in select.each(tables).items():

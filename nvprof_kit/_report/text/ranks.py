@@ -10,8 +10,11 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.answer import job_size
+from nvprof_kit._ranks.replay import PATH_COLUMNS
+from nvprof_kit._ranks.waits import CHARGE_COLUMNS
 from nvprof_kit._report.text.table import Grid, table, warning_lines
 from nvprof_kit._report.text.units import Cells, percent
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
@@ -58,7 +61,9 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
     if not len(charges):
         return []
     keys = ["rank", "cause", "layer", "phase"]
-    sums = _folded(charges.groupby(keys, sort=False)["wait_ns"].sum().sort_values(ascending=False), fold)
+    sums = _folded(
+        charges.groupby(keys, sort=False)["wait_ns"].sum().sort_values(ascending=False), CHARGE_COLUMNS, fold
+    )
     made = table(
         [
             ("late rank", "right"),
@@ -110,10 +115,10 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
     return [Text("Whom the others waited for", "bold"), made, ""]
 
 
-def _folded(sums: pd.Series[int], fold: bool | None) -> pd.Series[int]:
+def _folded(sums: pd.Series[int], columns: Columns, fold: bool | None) -> pd.Series[int]:
     """Sums by layer and other keys, with equal blocks in one."""
     keys = list(sums.index.names)
-    rows = fold_ranked(sums.reset_index(), str(sums.name), fold)
+    rows = fold_ranked(sums.reset_index(), columns, str(sums.name), fold)
     made: pd.Series[int] = rows.set_index(keys)[sums.name]
     return made
 
@@ -172,7 +177,9 @@ def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:
     gap = wide.max(axis=1) - wide.min(axis=1)
     rows = wide.assign(by_ns=gap, slowest=wide.idxmax(axis=1)).rename(columns=str).reset_index()
     names = {str(rank): rank for rank in wide.columns}
-    found = fold_ranked(rows, "by_ns", fold, tuple(names)).rename(columns=names)
+    found = fold_ranked(rows, {"slowest": Column("rank", fold="key")}, "by_ns", fold, tuple(names)).rename(
+        columns=names
+    )
     made: pd.DataFrame = found.set_index(["layer", "phase"])[list(names.values())]
     return made
 
@@ -237,7 +244,7 @@ def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
 def _path(path: pd.DataFrame, top: int, fold: bool | None) -> list[RenderableType]:
     """The critical path over all steps, the longest parts first."""
     keys = ["rank", "layer", "phase", "what"]
-    sums = _folded(path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False), fold)
+    sums = _folded(path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False), PATH_COLUMNS, fold)
     total = max(int(sums.sum()), 1)
     made = table(
         [

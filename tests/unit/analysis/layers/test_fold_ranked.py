@@ -6,6 +6,9 @@ import pandas as pd
 import pytest
 
 from nvprof_kit._analysis.layers.fold import fold_ranked, mark_ranked
+from nvprof_kit._result.column import Column
+
+COLUMNS = {"gpu_ns": Column("time", "ns"), "gb_per_s": Column("rate", "gb_per_s", kind="float", fold="mean")}
 
 
 def copies(costs: list[int], phase: str = "forward") -> pd.DataFrame:
@@ -18,7 +21,7 @@ def copies(costs: list[int], phase: str = "forward") -> pd.DataFrame:
 
 
 def test_equal_rows_are_one_with_their_sums() -> None:
-    folded = fold_ranked(copies([100, 102, 98, 100, 300]), "gpu_ns", True)
+    folded = fold_ranked(copies([100, 102, 98, 100, 300]), COLUMNS, "gpu_ns", True)
     assert folded["layer"].tolist() == ["(none)", "layers.0-3.mlp x4", "layers.4.mlp"]
     together = folded.iloc[1]
     # 100 + 102 + 98 + 100; two operations each; the mean rate of 10, 11, 12 and 13
@@ -31,38 +34,41 @@ def test_equal_rows_are_one_with_their_sums() -> None:
 
 def test_by_default_only_many_fold() -> None:
     few, many = copies([100] * 7), copies([100] * 8)
-    assert fold_ranked(few, "gpu_ns", None) is few
-    assert fold_ranked(many, "gpu_ns", None)["layer"].tolist() == ["layers.0-7.mlp x8", "(none)"]
-    assert fold_ranked(many, "gpu_ns", False) is many
+    assert fold_ranked(few, COLUMNS, "gpu_ns", None) is few
+    assert fold_ranked(many, COLUMNS, "gpu_ns", None)["layer"].tolist() == ["layers.0-7.mlp x8", "(none)"]
+    assert fold_ranked(many, COLUMNS, "gpu_ns", False) is many
 
 
 def test_what_differs_in_a_text_or_another_cost_stays_apart() -> None:
     both = pd.concat([copies([100] * 3), copies([100] * 3, "backward").iloc[:3]], ignore_index=True)
-    folded = fold_ranked(both, "gpu_ns", True)
+    folded = fold_ranked(both, COLUMNS, "gpu_ns", True)
     assert sorted(zip(folded["layer"], folded["phase"], strict=True)) == [
         ("(none)", "data"),
         ("layers.0-2.mlp x3", "backward"),
         ("layers.0-2.mlp x3", "forward"),
     ]
     wide = copies([100] * 4).assign(host_ns=[50, 50, 50, 900, 0])
-    folded = fold_ranked(wide, "gpu_ns", True, ("gpu_ns", "host_ns"))
+    folded = fold_ranked(wide, COLUMNS, "gpu_ns", True, ("gpu_ns", "host_ns"))
     assert folded["layer"].tolist() == ["(none)", "layers.0-2.mlp x3", "layers.3.mlp"]
 
 
 def test_a_layer_with_several_rows_of_a_kind_does_not_fold() -> None:
     twice = pd.concat([copies([100] * 3)] * 2, ignore_index=True)
-    assert fold_ranked(twice, "gpu_ns", True) is twice
+    assert fold_ranked(twice, COLUMNS, "gpu_ns", True) is twice
 
 
 @pytest.mark.parametrize("rows", [copies([]), pd.DataFrame({"stack": ["a"], "gpu_ns": [1]})])
 def test_nothing_to_fold(rows: pd.DataFrame) -> None:
-    assert fold_ranked(rows, "gpu_ns", True) is rows
-    assert "folded_into" not in mark_ranked(rows, "gpu_ns") or not mark_ranked(rows, "gpu_ns")["folded_into"].any()
+    assert fold_ranked(rows, COLUMNS, "gpu_ns", True) is rows
+    assert (
+        "folded_into" not in mark_ranked(rows, COLUMNS, "gpu_ns")
+        or not mark_ranked(rows, COLUMNS, "gpu_ns")["folded_into"].any()
+    )
 
 
 def test_a_file_keeps_every_row() -> None:
     rows = copies([100, 102, 98, 300])
-    marked = mark_ranked(rows, "gpu_ns")
+    marked = mark_ranked(rows, COLUMNS, "gpu_ns")
     assert marked["folded_into"].tolist() == ["layers.0-2.mlp"] * 3 + ["", ""]
     assert marked["unlike"].tolist() == ["", "", "", "+200 %", ""]
     assert marked[list(rows.columns)].equals(rows)
@@ -72,7 +78,7 @@ def test_lists_in_lists_fold_by_place_unless_the_places_are_alike() -> None:
     # experts cost the same; of each decoder block, layer.0 is self-attention, layer.1 cross-attention
     expert = [{"layer": f"layers.{one}.experts.{two}", "gpu_ns": 100 + one} for one in range(4) for two in range(3)]
     decoder = [{"layer": f"block.{one}.layer.{two}", "gpu_ns": (600, 200)[two]} for one in range(4) for two in range(2)]
-    assert fold_ranked(pd.DataFrame([*expert, *decoder]), "gpu_ns", True)["layer"].tolist() == [
+    assert fold_ranked(pd.DataFrame([*expert, *decoder]), COLUMNS, "gpu_ns", True)["layer"].tolist() == [
         "block.0-3.layer.0 x4",
         "layers.0-3.experts.0-2 x12",
         "block.0-3.layer.1 x4",
