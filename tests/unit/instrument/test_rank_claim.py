@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -165,3 +166,10 @@ def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert [path.name for path in (tmp_path / "rank0").iterdir()] == ["timer_rank0.log"]
     assert "load, start=" in (tmp_path / "rank0" / "timer_rank0.log").read_text()
+
+
+def test_a_folder_that_was_deleted_is_claimed_anew(tmp_path: Path) -> None:
+    folder = claim(tmp_path / "rank0")
+    shutil.rmtree(folder)
+    assert claim(tmp_path / "rank0") == folder
+    assert folder.is_dir()

@@ -10,7 +10,6 @@ import pytest
 
 from nvprof_kit import annotate_model, record, step
 from nvprof_kit._instrument import ranks, session
-from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import RankName, parse_rank, rank_text
 
 IDS = ("NVPROF_KIT_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
@@ -79,7 +78,7 @@ def test_annotate_model_and_steps_mark_once(sink, monkeypatch: pytest.MonkeyPatc
 
 def test_the_mark_bears_the_rank(sink, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, RANK="3", WORLD_SIZE="8")
-    said: list[Range] = []
+    said: list[session.Range] = []
     monkeypatch.setattr(sink, "mark", said.append)
     with step(0):
         pass

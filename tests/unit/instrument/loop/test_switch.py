@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from nvprof_kit import LayerProfiler, MemoryProfiler, memory_snapshot
-from nvprof_kit._instrument.loop.schedule import PRESETS, USUAL, VARIABLE, Schedule
+from nvprof_kit import LayerProfiler, MemoryProfiler, Schedule, memory_snapshot
 from nvprof_kit.errors import UsageError
+
+ON = Schedule(skip_first=5, warmup=1, active=3)
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +26,12 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         (False, None),
         ("off", None),
         ("0", None),
-        (True, USUAL),
-        (" ON ", USUAL),
-        ("1", USUAL),
+        (True, ON),
+        (" ON ", ON),
+        ("1", ON),
         ("4:10", Schedule.between(4, 10)),
         ((4, 10), Schedule.between(4, 10)),
-        ("early", PRESETS["early"]),
+        ("early", Schedule(warmup=1, active=5)),
         (Schedule(active=2), Schedule(active=2)),
     ],
 )
@@ -39,12 +40,12 @@ def test_what_is_taken_for_a_switch(asked: object, meant: Schedule | None) -> No
 
 
 def test_the_environment_is_asked_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "3:5")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "3:5")
     assert Schedule.of() == Schedule.between(3, 5)
     assert Schedule.of(False) is None
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "")
     assert Schedule.of() is None
-    monkeypatch.setenv(VARIABLE, "sometimes")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
     with pytest.raises(UsageError, match="sometimes"):
         Schedule.of()
 
@@ -53,7 +54,7 @@ def test_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     Schedule.add_argument(parser)
     assert parser.parse_args([]).profiling is None
-    assert Schedule.of(parser.parse_args(["--profiling"]).profiling) == USUAL
+    assert Schedule.of(parser.parse_args(["--profiling"]).profiling) == ON
     assert Schedule.of(parser.parse_args(["--profiling", "7:9"]).profiling) == Schedule.between(7, 9)
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(["--profiling", "now and then"])

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.ranges.backends import Level, Nvtx, NvtxWithMemory, Range, read_cuda
 from nvprof_kit.names import Category
+
+Nvtx, NvtxWithMemory, Range = session.Nvtx, session.NvtxWithMemory, session.Range
+
+
+class Level(NamedTuple):
+    allocated: int
+    peak: int
+
 
 LAYER, PHASE = Range("layers.0", Category.FORWARD, 0), Range("forward", Category.PHASE)
 INNER = Range("layers.0.mlp", Category.BACKWARD, 0)
@@ -58,7 +66,7 @@ def test_nothing_is_said_where_there_is_nothing_to_read() -> None:
     backend.open(LAYER, LAYER)
     backend.close(LAYER)
     assert backend.said == []
-    assert read_cuda() is None, "no CUDA here"
+    assert session.read_cuda() is None, "no CUDA here"
 
 
 def test_ranges_that_were_open_before_are_closed() -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._instrument.meters.timers import GlobalTimer
-from nvprof_kit._trace.timer_log import read_timer_logs
+from nvprof_kit import global_timer, open_timers
+
+GlobalTimer = type(global_timer)
+
 
 LINE = re.compile(
     r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), "
@@ -153,7 +155,7 @@ def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path: Path) -> 
     for process in running:
         process.communicate("\n", timeout=60)
     assert "timer_rank0.log" in names and len(set(names)) == 2
-    logs = read_timer_logs([tmp_path / "time_log"])
+    logs = open_timers(tmp_path / "time_log").logs
     assert len(logs.stages) == 2
     assert len(logs.warnings) == 1 and "have the launcher set RANK" in logs.warnings[0]
 

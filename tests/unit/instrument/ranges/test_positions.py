@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from model_zoo import ZOO, make
 
+import nvprof_kit
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument import session
-from nvprof_kit._instrument.ranges.backends import Kineto
 from nvprof_kit.names import parse_kineto_name, parse_range
 
 
@@ -27,11 +25,8 @@ class Event(NamedTuple):
 def record(subject: Any, path: Path, **options: Any) -> list[Event]:
     """One step under the profiler, after one that warms up."""
     subject.loss(subject.model).backward()
-    with annotate_model(subject.model, steps=False, **options), torch.profiler.profile() as profiler:
-        session.activate(Kineto())
+    with annotate_model(subject.model, steps=False, **options), nvprof_kit.record(path):
         subject.loss(subject.model).backward()
-        session.deactivate()
-    profiler.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     return [
         Event(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"], event.get("args", {}))
