@@ -122,7 +122,7 @@ def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         try:
             flops = int(formula(*args, **kwargs, out_val=out))
         except Exception:  # the formula does not support this form of the operator
-            flops = None
+            flops = _grouped_query_flops(_name(operator), args)
     return Work(_name(operator), _dtype([*args, *kwargs.values()], operator), flops)
 
 
@@ -134,6 +134,21 @@ def _name(operator: Any) -> str:
 def _formula(operator: Any) -> Any:
     packet = getattr(operator, "_overloadpacket", operator)
     return flop_registry.get(packet) or _OWN.get(packet)
+
+
+def _grouped_query_flops(name: str, args: tuple[Any, ...]) -> int | None:
+    """Fused attention with fewer heads of keys and values than of queries, which the counter of PyTorch 2.9 and older
+    refuses; None for any other operator.
+    """
+    backward = name.endswith("attention_backward")
+    if not name.startswith("aten::_scaled_dot_product_") or not (backward or name.endswith("attention")):
+        return None
+    query, key, value = args[backward : backward + 3]
+    if not query.dim() == key.dim() == value.dim() == 4 or query.shape[1] % key.shape[1]:
+        return None
+    batch, heads, queries, width = query.shape
+    products = 3 * width + 2 * value.shape[3] if backward else width + value.shape[3]
+    return int(2 * batch * heads * queries * key.shape[2] * products)
 
 
 def _grouped_mm_flop(a: Any, b: Any, *_args: Any, out_val: Any = None, **_kwargs: Any) -> int:

@@ -485,3 +485,18 @@ def test_a_causal_mask_leaves_half_of_the_scores(tmp_path: Path) -> None:
     said = counted(tmp_path, lambda: nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True))
     (row,) = products(said)
     assert row["flops"] == 4 * 2 * 64 * 64 * 16 and row["least_flops"] == row["flops"] * 65 // 128
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_grouped_queries_are_counted_by_any_release(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key = torch.ones(2, 8, 16, 4), torch.ones(2, 2, 32, 4)
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward if backward else operator
+    args = (query,) * backward + (query, key, key)
+
+    def refuses(*_args: object, **_kwargs: object) -> int:
+        raise AssertionError  # as the formula of PyTorch 2.9 does
+
+    expected = 2 * 2 * 8 * 16 * 32 * (5 * 4 if backward else 2 * 4)
+    monkeypatch.setitem(flop_registry, operator, refuses)
+    assert work_of(operator.default, args, {}, query).flops == expected
