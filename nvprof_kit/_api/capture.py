@@ -328,7 +328,7 @@ class Capture:
         Raises:
             UsageError: A view or column is unknown, or none of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
+        from nvprof_kit._analysis.summary.summary import VIEWS, needed, summary
 
         views = (view,) if isinstance(view, str) else tuple(view)
         for name in views:
@@ -337,8 +337,15 @@ class Capture:
         operations = self._operations(
             set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
         )
-        options = SummaryOptions(views, by == "step", sort, self._kernel_rules, chosen)
-        result = summary(operations.trace, options, operations)
+        result = summary(
+            operations.trace,
+            views,
+            operations,
+            by_step=by == "step",
+            sort=sort,
+            own_rules=self._kernel_rules,
+            steps=chosen,
+        )
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")

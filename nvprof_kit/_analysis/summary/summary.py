@@ -56,25 +56,6 @@ MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
 """The parts in the model view; `data` is the data loader."""
 
 
-@dataclass(frozen=True)
-class SummaryOptions:
-    """Options of a summary.
-
-    Attributes:
-        views: Which of `VIEWS`, all by default.
-        by_step: One row per step instead of one over all.
-        sort: Column to sort the rows by, descending; by default each view's own order.
-        own_rules: The user's rules for kernel classes, tried before the built-in ones.
-        steps: The steps to include, by default all but warm-up.
-    """
-
-    views: tuple[str, ...] = ()
-    by_step: bool = False
-    sort: str = ""
-    own_rules: tuple[Rule, ...] = ()
-    steps: StepOptions = ALL_STEPS
-
-
 _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "device": (("busy_ns",), ("name", "process", "device")),
     "overview": (("gpu_total_ns",), ("event",)),
@@ -130,16 +111,34 @@ class Summary(Result):
         return self.views[view or next(iter(self.views))]
 
 
-def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> Summary:
-    """Summarize a capture opened with `OPTIONAL`; attribution and classes come from `known`, if given."""
-    options = options or SummaryOptions()
-    facts = Facts(trace, options.own_rules, options.by_step, options.steps, known)
-    views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
+def summary(
+    trace: Trace,
+    views: Sequence[str] = (),
+    known: Operations | None = None,
+    *,
+    by_step: bool = False,
+    sort: str = "",
+    own_rules: tuple[Rule, ...] = (),
+    steps: StepOptions = ALL_STEPS,
+) -> Summary:
+    """Summarize a capture opened with `OPTIONAL`.
+
+    Args:
+        trace: The capture.
+        views: Which of `VIEWS`, all by default.
+        known: The same operations, if their owners and classes are already known.
+        by_step: One row per step instead of one over all.
+        sort: Column to sort the rows by, descending; by default each view's own order.
+        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        steps: The steps to include, by default all but warm-up.
+    """
+    facts = Facts(trace, own_rules, by_step, steps, known)
+    tables = {name: _sorted(facts.finished(VIEWS[name](facts)), sort) for name in views or VIEWS}
     return Summary(
-        views=views,
+        views=tables,
         notes={
             name: _note(name, table, trace.info.on_gpu) + _other_domains(name, trace.info)
-            for name, table in views.items()
+            for name, table in tables.items()
         },
         steps=facts.step_count,
         warnings=(

@@ -18,7 +18,7 @@ from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit import StepOptions
-from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, Summary, SummaryOptions, summary
+from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, Summary, summary
 from nvprof_kit._cli import group
 from nvprof_kit._trace.open import open_capture
 
@@ -42,7 +42,7 @@ def small(path: Path) -> Path:
 
 
 def analysed(path: Path, **options: Any) -> Summary:
-    return summary(open_capture(path, optional=OPTIONAL), SummaryOptions(**options))
+    return summary(open_capture(path, optional=OPTIONAL), **options)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_how_busy_the_cpu_is(tmp_path: Path) -> None:
     switches(file, 8, 500, on=False)  # on a CPU since before: from the first switch, at -50
     switches(file, 9, 1900)  # still on one at the last switch, at 2500
     switches(file, 50, 0, 250, 2000, 2500, pid=8)
-    views = summary(open_capture(file.write(), optional=OPTIONAL), SummaryOptions(by_step=True))
+    views = summary(open_capture(file.write(), optional=OPTIONAL), by_step=True)
     rows = views.views["device"].astype(object)
     names = ["step", "process", "device", "name", "busy_ns", "utilisation"]
     # step 0: thread 7 300 + 100, thread 8 500; step 1: thread 7 400, thread 9 100
@@ -188,7 +188,7 @@ def test_kernels_are_below_the_operator_that_the_profiler_links_them_to(capture:
 @pytest.mark.parametrize("by_step", [False, True])
 def test_real_captures_lose_nothing(capture: str, by_step: bool) -> None:
     trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL)
-    views = summary(trace, SummaryOptions(by_step=by_step, steps=StepOptions(everything=True))).views
+    views = summary(trace, by_step=by_step, steps=StepOptions(everything=True)).views
     spent = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     assert views["kernel"]["gpu_total_ns"].sum() + views["memory"]["gpu_total_ns"].sum() == spent
     assert views["kernel"]["calls"].sum() + views["memory"]["calls"].sum() == len(trace.ops)
