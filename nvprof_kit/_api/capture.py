@@ -121,10 +121,10 @@ def diff(
         CaptureError: The captures cannot be compared.
         UsageError: A gate matches no row, or none of the requested steps is in a capture.
     """
-    first, *others = [base] if isinstance(base, (Capture, str, Path)) else base
+    first, *more_runs = [base] if isinstance(base, (Capture, str, Path)) else base
     if not isinstance(first, Capture):
         first = Capture(first, rules=rules, domain=domain, kernel_rules=kernel_rules)
-    return first.diff(new, base=others, **options)
+    return first.diff(new, base=more_runs, **options)
 
 
 class Capture:
@@ -848,8 +848,8 @@ class Capture:
 
             times = times[chosen_steps(steps, times["step"].to_numpy(), str(self.path))]
         instance = typical_step(times) if step is None else instance_of(times, step, str(self.path))
-        shown = timeline(operations.trace, operations.attribution, instance)
-        return timeline_figure(shown, operations.trace.info.gpus, depth), shown.ops, operations.trace.info.warnings
+        drawn = timeline(operations.trace, operations.attribution, instance)
+        return timeline_figure(drawn, operations.trace.info.gpus, depth), drawn.ops, operations.trace.info.warnings
 
 
 _PLOTS: tuple[PlotView, ...] = ("layers", "timeline")

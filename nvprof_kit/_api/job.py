@@ -416,8 +416,8 @@ def open_job(
         return Job(JobTables(Path(named[0])), domain=domain, rules=read)
     tasks = tasks_of(named, "", domain, read, ranks or {})
     if maps is None and len(tasks) <= IN_MEMORY:
-        made = run(make_maps, tasks, workers=workers, executor=executor, done=done)
-        return Job(JobTables(made), domain=domain, rules=read)
+        job = run(make_maps, tasks, workers=workers, executor=executor, done=done)
+        return Job(JobTables(job), domain=domain, rules=read)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
     tasks = [replace(task, folder=str(folder)) for task in tasks]

@@ -10,7 +10,7 @@ from nvprof_kit._result.formats import plain
 def printable(value: Any) -> Any:
     """A value of JSON types without the control characters of a capture in its texts and keys."""
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(character) for name, character in value.items()}
     if isinstance(value, (list, tuple)):
-        return [printable(one) for one in value]
+        return [printable(character) for character in value]
     return plain(value) if isinstance(value, str) else value

@@ -81,21 +81,21 @@ def selecting(
 
         decorated: Callable[..., None] = parsed
         offered = (fold, bool(top), sort, where)
-        for option, wanted in zip((_FOLD, _top(top), _SORT, _WHERE), offered, strict=True):
-            decorated = option(decorated) if wanted else decorated
+        for option, is_offered in zip((_FOLD, _top(top), _SORT, _WHERE), offered, strict=True):
+            decorated = option(decorated) if is_offered else decorated
         return decorated
 
     return decorate
 
 
-def top_option(default: int, counted: str) -> Callable[..., Any]:
+def top_option(default: int, help_text: str) -> Callable[..., Any]:
     """``--top`` of a verb with several tables or paragraphs, passed as ``top``.
 
     Args:
         default: The maximum number of rows without the option.
-        counted: What it counts, for the help.
+        help_text: What it counts.
     """
-    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=f"{counted}.")
+    return click.option("--top", type=click.IntRange(min=1), default=default, show_default=True, help=f"{help_text}.")
 
 
 def _top(text: str) -> Callable[..., Any]:

@@ -168,8 +168,8 @@ def _apart(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[Ren
     last: RenderableType = ""
     said: set[str] = set()
     for number, parts in enumerate(results):
-        issues = {part.plain for part in parts if isinstance(part, Text) and part.plain.startswith("! ")}
-        printed = [part for part in parts if not (isinstance(part, Text) and part.plain in said)]
+        issues = {piece.plain for piece in parts if isinstance(piece, Text) and piece.plain.startswith("! ")}
+        printed = [piece for piece in parts if not (isinstance(piece, Text) and piece.plain in said)]
         said |= issues
         yield ["", *printed] if number and last != "" else printed
         last = parts[-1] if parts else last

@@ -33,8 +33,8 @@ Named = TypeVar("Named", str, Path)
 def each(captures: Sequence[Named], work: Callable[[Named], Made]) -> list[Made]:
     """Apply `work` to each capture and show the current one."""
     answers = []
-    with progress() as say:
+    with progress() as report:
         for number, capture in enumerate(captures, 1):
-            say(f"reading {capture}" + (f", {number} of {len(captures)}" if len(captures) > 1 else ""))
+            report(f"reading {capture}" + (f", {number} of {len(captures)}" if len(captures) > 1 else ""))
             answers.append(work(capture))
     return answers

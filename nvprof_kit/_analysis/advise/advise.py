@@ -130,7 +130,7 @@ class Advice(Result):
         """The findings as a table with `COLUMNS`."""
         import pandas as pd
 
-        table = pd.DataFrame(map(asdict, self.findings), columns=[one.name for one in fields(Finding)])
+        table = pd.DataFrame(map(asdict, self.findings), columns=[field.name for field in fields(Finding)])
         table = table.rename(columns={"fix": "advice"})
         table.insert(0, "rank", range(1, len(table) + 1))
         table["saves"] = table["saves_ns"].astype(float) / self.wall_ns
@@ -142,8 +142,8 @@ def advise(
     trace: Trace,
     own_rules: tuple[Rule, ...] = (),
     steps: StepOptions = ALL_STEPS,
-    known: Operations | None = None,
-    late: RankVerdict | None = None,
+    operations: Operations | None = None,
+    verdict: RankVerdict | None = None,
     *,
     times: Breakdown | None = None,
 ) -> Advice:
@@ -153,8 +153,8 @@ def advise(
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, tried before the package's.
         steps: Which steps to look at, by default all but warm-up.
-        known: The same operations, if their owners and classes are already known.
-        late: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
+        operations: The same operations, if their owners and classes are already known.
+        verdict: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
         times: The breakdown of the same steps, if it is already known.
 
     Raises:
@@ -166,11 +166,11 @@ def advise(
             f"{trace.info.path}: nothing ran on a GPU, and all advice is about GPU work; record the program on a "
             "machine with a GPU, or see `layers` for CPU times"
         )
-    evidence = Evidence(trace, own_rules, steps, known, late, times=times)
+    evidence = Evidence(trace, own_rules, steps, operations, verdict, times=times)
     findings = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
-    if late is not None and late.rank is not None:
-        findings = _with_slowest(_slowest(evidence, late), findings)
+    if verdict is not None and verdict.rank is not None:
+        findings = _with_slowest(_slowest(evidence, verdict), findings)
     parts = evidence.steps_and_gpus
     return Advice(
         findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in findings),
@@ -196,30 +196,32 @@ def _merged(findings: list[Finding]) -> list[Finding]:
 
 def _with_slowest(slowest: Finding, findings: list[Finding]) -> list[Finding]:
     """The slowest rank's finding, then the others; an outlier layer at the same place is merged into it."""
-    place = (slowest.layer, slowest.phase)
+    slowest_place = (slowest.layer, slowest.phase)
     same = [
-        finding for finding in findings if finding.rule == "outlier-layer" and (finding.layer, finding.phase) == place
+        finding
+        for finding in findings
+        if finding.rule == "outlier-layer" and (finding.layer, finding.phase) == slowest_place
     ]
     evidence = "; ".join([slowest.evidence, *(f"{finding.title.lower()}: {finding.evidence}" for finding in same)])
-    others = [finding for finding in findings if finding not in same and finding.rule != "rank-wait"]
-    return [replace(slowest, evidence=evidence), *others]
+    other_findings = [finding for finding in findings if finding not in same and finding.rule != "rank-wait"]
+    return [replace(slowest, evidence=evidence), *other_findings]
 
 
-def _slowest(evidence: Evidence, late: RankVerdict) -> Finding:
+def _slowest(evidence: Evidence, verdict: RankVerdict) -> Finding:
     """The finding that the other ranks wait for one."""
     saves = min(evidence.waited_ns, evidence.wall_ns)
     rows = np.flatnonzero(evidence.classes.is_a("comm") & evidence.inside)
     start, end = evidence.longest(rows) if len(rows) else (0, 0)
     return Finding(
         "slowest-rank",
-        f"The other ranks wait for rank {late.rank}",
-        late.sentence,
-        late.layer or "",
-        late.phase or "",
+        f"The other ranks wait for rank {verdict.rank}",
+        verdict.sentence,
+        verdict.layer or "",
+        verdict.phase or "",
         start,
         end,
         saves,
-        f"fix rank {late.rank} first: {late.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
-        "high" if late.severity == "critical" else "medium",
+        f"fix rank {verdict.rank} first: {verdict.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
+        "high" if verdict.severity == "critical" else "medium",
         "the other ranks still wait as long when this rank does the same work as they do",
     )

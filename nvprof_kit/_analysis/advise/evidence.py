@@ -80,8 +80,8 @@ class Evidence(Operations):
         trace: The capture, with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
         own_rules: Rules for kernel classes, tried before the package's.
         steps: Which steps to look at, by default all but warm-up.
-        known: The same operations, if their owners and classes are already known.
-        late: The verdict on the captures of all ranks.
+        operations: The same operations, if their owners and classes are already known.
+        verdict: The verdict on the captures of all ranks.
         times: The result of `nvprof_kit._analysis.breakdown.breakdown.breakdown` for these steps, if known.
     """
 
@@ -90,13 +90,13 @@ class Evidence(Operations):
         trace: Trace,
         own_rules: Sequence[Rule] = (),
         steps: StepOptions = ALL_STEPS,
-        known: Operations | None = None,
-        late: RankVerdict | None = None,
+        operations: Operations | None = None,
+        verdict: RankVerdict | None = None,
         *,
         times: Breakdown | None = None,
     ) -> None:
-        super().__init__(trace, own_rules, known)
-        self._steps, self._late, self._times = steps, late, times
+        super().__init__(trace, own_rules, operations)
+        self._steps, self._late, self._times = steps, verdict, times
 
     @property
     def waited_ns(self) -> int:
@@ -190,10 +190,10 @@ class Evidence(Operations):
         phases = self.ops["phase"][self.inside]
         if self._among(phases, _EVALUATES).mean() > 0.5:
             return "evaluation"
-        named = [found.groups() for name in self.attribution.ranges.names if (found := _SEQUENCES.search(name.text))]
+        named = [match.groups() for name in self.attribution.ranges.names if (match := _SEQUENCES.search(name.text))]
         prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
         if not named:
-            decodes, prefills = (bool(few) for few in self._few_tokens())
+            decodes, prefills = (bool(is_few) for is_few in self._few_tokens())
         return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
 
     def _few_tokens(self) -> tuple[bool, bool]:
@@ -201,8 +201,8 @@ class Evidence(Operations):
         light = self.classes.is_a("elementwise") | self.classes.is_a("norm")
         light &= self.inside & (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
         median = self.ops["ns"][light].groupby(self.attribution.step[light]).median()
-        few = float((median < FEW_TOKENS_NS).mean()) if len(median) else 0.0
-        return few >= 0.2, few <= 0.8
+        share_of_few = float((median < FEW_TOKENS_NS).mean()) if len(median) else 0.0
+        return share_of_few >= 0.2, share_of_few <= 0.8
 
     @cached_property
     def score_kernels(self) -> Int64Array:

@@ -101,14 +101,14 @@ def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
     if saves < LOST_SHARE * facts.wall_ns:
         return
     mhz = 1e6 if top > 1e6 else 1.0
-    others = {
+    mean_of_metric = {
         str(name): float(group["value"].mean())
         for name, group in rows[names.str.contains(_POWER) | names.str.contains(_REASON)].groupby(names)
     }
     figures = (
         f"the clock of GPU {device} is {values[low].mean() / mhz:,.0f} MHz on average in "
         f"{share(low.sum(), len(low))} of the samples in which it works, and reaches {top / mhz:,.0f} MHz"
-        f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in others.items())}"
+        f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in mean_of_metric.items())}"
     )
     worst = clock["time_ns"].to_numpy()[int(values.argmin())]
     step = int(np.median(np.diff(clock["time_ns"].to_numpy())))
@@ -120,11 +120,11 @@ def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _works(facts: Evidence, device: int, moments: Int64Array) -> npt.NDArray[np.bool_]:
+def _works(facts: Evidence, device: int, times_ns: Int64Array) -> npt.NDArray[np.bool_]:
     """Whether operations of this GPU run at these moments."""
     ops = facts.trace.ops[(facts.trace.ops["device"] == device).to_numpy() & facts.inside]
     starts, ends = (np.sort(ops[name].to_numpy()) for name in ("start_ns", "end_ns"))
-    running = np.searchsorted(starts, moments, side="right") > np.searchsorted(ends, moments, side="right")
+    running = np.searchsorted(starts, times_ns, side="right") > np.searchsorted(ends, times_ns, side="right")
     works: npt.NDArray[np.bool_] = running
     return works
 

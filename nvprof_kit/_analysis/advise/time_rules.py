@@ -195,8 +195,8 @@ def slow_host_in_layer(facts: Evidence) -> Iterator[Finding]:
     saves = int(worst["excess"]) * len(windows)
     if saves < SLOW_HOST_SHARE * facts.wall_ns:
         return
-    there = here[(here["layer"] == worst["layer"]) & (here["phase"] == worst["phase"])]
-    longest = there.loc[there["idle_ns"].idxmax()]
+    in_worst = here[(here["layer"] == worst["layer"]) & (here["phase"] == worst["phase"])]
+    longest = in_worst.loc[in_worst["idle_ns"].idxmax()]
     start = int(longest["start_ns"])
     figures = (
         f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
@@ -231,8 +231,8 @@ def _read_back(facts: Evidence) -> str:
     places = rows.groupby(["layer", "phase"], observed=True, sort=False).size()
     layer, phase = places.index[int(places.to_numpy().argmax())]
     more = len(places) - 1
-    others = f" and {more} other place{'s' * (more > 1)} copy" if more else " copies"
-    return f"{layer} {phase}{others} data to the host"
+    other_places = f" and {more} other place{'s' * (more > 1)} copy" if more else " copies"
+    return f"{layer} {phase}{other_places} data to the host"
 
 
 def sync_points(facts: Evidence) -> Iterator[Finding]:
@@ -246,10 +246,10 @@ def sync_points(facts: Evidence) -> Iterator[Finding]:
         (rows_there for _, rows_there in waits.groupby(["kind", "phase", "call"], sort=False)),
         key=lambda rows_there: -int(rows_there["lost_ns"].sum()),
     )
-    others = [rows_there for rows_there in places[1:PLACES] if _notable_waits(rows_there, facts)]
-    lost_ns = int(waits["lost_ns"].sum() - sum(rows_there["lost_ns"].sum() for rows_there in others))
+    more_places = [rows_there for rows_there in places[1:PLACES] if _notable_waits(rows_there, facts)]
+    lost_ns = int(waits["lost_ns"].sum() - sum(rows_there["lost_ns"].sum() for rows_there in more_places))
     steps = bool(facts.choice.count)
-    for rows_there in (places[0], *others):
+    for rows_there in (places[0], *more_places):
         saves = lost_ns if rows_there is places[0] else int(rows_there["lost_ns"].sum())
         by_layer = rows_there.groupby("layer", sort=False)["lost_ns"].sum()
         in_layer = rows_there[rows_there["layer"] == by_layer.idxmax()]
@@ -363,7 +363,7 @@ def python_functions(facts: Evidence) -> Iterator[Finding]:
     by_function = rows.groupby("operator", observed=True, sort=False)["idle_ns"].sum().sort_values(ascending=False)
     function = str(by_function.index[0])
     name = function.rpartition(": ")[2]
-    others = ", ".join(f"{text}: {facts.ms(ns)}" for text, ns in by_function.iloc[1:3].items())
+    other_functions = ", ".join(f"{text}: {facts.ms(ns)}" for text, ns in by_function.iloc[1:3].items())
     for finding in _idle(
         facts, "python", ("python",), DATA_SHARE, title=f"The GPU waits for {name}",
         advice=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process",
@@ -373,7 +373,7 @@ def python_functions(facts: Evidence) -> Iterator[Finding]:
         figures = (
             f"{facts.ms(finding.saves_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} "
             f"({share(finding.saves_ns, facts.wall_ns)}) idle while the host runs Python outside layers; most in "
-            f"{function}: {facts.ms(int(by_function.iloc[0]))}{f'; {others}' if others else ''}"
+            f"{function}: {facts.ms(int(by_function.iloc[0]))}{f'; {other_functions}' if other_functions else ''}"
         )
         start, end = _at(worst)
         yield replace(finding, evidence=figures, layer=worst["layer"], phase=worst["phase"], start_ns=start, end_ns=end)
@@ -474,8 +474,8 @@ def _moved(row: Any) -> str:
 
 def _longest_collective(facts: Evidence, row: Any) -> tuple[int, int]:
     """Start and end of the longest collective in the layer and phase of a row."""
-    there = (facts.ops["layer"] == row["layer"]) & (facts.ops["phase"] == row["phase"])
-    return facts.longest(np.flatnonzero(facts.classes.is_a("comm") & facts.inside & there.to_numpy()))
+    in_layer = (facts.ops["layer"] == row["layer"]) & (facts.ops["phase"] == row["phase"])
+    return facts.longest(np.flatnonzero(facts.classes.is_a("comm") & facts.inside & in_layer.to_numpy()))
 
 
 def unstable_step(facts: Evidence) -> Iterator[Finding]:
@@ -531,9 +531,9 @@ class _Unstable(NamedTuple):
 
     @property
     def named(self) -> str:
-        words = {"compute_ns": "computing", "exposed_copy_ns": "copying"}
+        name_of_part = {"compute_ns": "computing", "exposed_copy_ns": "copying"}
         cause = self.part.removeprefix("idle_").removesuffix("_ns")
-        return words.get(self.part) or f"idle: {CAUSES[cause]}"
+        return name_of_part.get(self.part) or f"idle: {CAUSES[cause]}"
 
 
 _RULE_OF = {

@@ -174,8 +174,8 @@ def unfused_chains(facts: Evidence) -> Iterator[Finding]:
     by_place = np.bincount(layer[first].astype(np.int64) * len(phases) + phase[first], weights=saved)
     code = int(by_place.argmax())
     name, where = str(names[code // len(phases)]), str(phases[code % len(phases)])
-    there = (layer[first] == code // len(phases)) & (phase[first] == code % len(phases))
-    worst = int(np.where(there, saved, 0).argmax())
+    in_place = (layer[first] == code // len(phases)) & (phase[first] == code % len(phases))
+    worst = int(np.where(in_place, saved, 0).argmax())
     start = int(ops["start_ns"].iloc[first[worst]])
     figures = (
         f"{int((saved > 0).sum())} chains of {CHAIN_LENGTH} or more such kernels, "
@@ -254,10 +254,10 @@ def unfused_attention(facts: Evidence) -> Iterator[Finding]:
         f"scale, mask and copy kernels over the scores between the products, in {scores['layer'].nunique()} layers; "
         f"most in {layer} {phase}: {facts.ms(int(by_place.max()))}"
     )
-    there = (scores["layer"] == layer) & (scores["phase"] == phase)
+    in_place = (scores["layer"] == layer) & (scores["phase"] == phase)
     yield Finding(
         "unfused-attention", "Attention is not fused", figures, str(layer), str(phase),
-        *facts.longest(rows[there.to_numpy()]), saves,
+        *facts.longest(rows[in_place.to_numpy()]), saves,
         "use fused attention: attn_implementation='sdpa' or 'flash_attention_2', scaled_dot_product_attention",
         "high", "fused attention takes as long in these layers",
     )  # fmt: skip
@@ -287,15 +287,15 @@ def logits_of_all_tokens(facts: Evidence) -> Iterator[Finding]:
     saves = facts.busy_ns(kernels[np.append(order[reads], np.unique(last_head[reads]))])
     if not reads.any() or saves < LOGITS_SHARE * facts.wall_ns:
         return
-    head = kernels[last_head[reads][0]]
-    layer, phase = str(ops["layer"].iloc[head]), str(ops["phase"].iloc[head])
+    head_kernel = kernels[last_head[reads][0]]
+    layer, phase = str(ops["layer"].iloc[head_kernel]), str(ops["phase"].iloc[head_kernel])
     figures = (
         f"{facts.ms(saves)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(saves, facts.wall_ns)}) in {layer} "
         f"and kernels on its logits, which take up to {ns[reads].max() / usual_ns:,.0f} times as long as those on the "
         "activations of a block: so many are the logits of all tokens"
     )
     yield Finding(
-        "logits", "Logits of all tokens", figures, layer, phase, *facts.longest(np.array([head])), saves,
+        "logits", "Logits of all tokens", figures, layer, phase, *facts.longest(np.array([head_kernel])), saves,
         "compute the logits of each sequence's last token only (logits_to_keep=1 in transformers), and keep them in "
         "bf16", "medium", "the program needs the logits of every token, as scoring does",
     )  # fmt: skip
@@ -383,7 +383,9 @@ def outlier_layers(facts: Evidence) -> Iterator[Finding]:
             f"median of the {int(worst['many'])} layers like it is {facts.ms(worst['ns'] - worst['lost'])}"
         )
         if len(rows_of_block) > 1:
-            other_places = ", ".join(f"{one['layer']} {one['phase']}" for _, one in rows_of_block.iloc[1:5].iterrows())
+            other_places = ", ".join(
+                f"{outlier['layer']} {outlier['phase']}" for _, outlier in rows_of_block.iloc[1:5].iterrows()
+            )
             figures += f"; {block} also takes longer in {len(rows_of_block) - 1} more: {other_places}"
         advice = (
             "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "

@@ -91,14 +91,17 @@ class Timeline:
             lookups: Changes of what is innermost, and the innermost from each on.
             changes_only: Other changes.
         """
-        changes = [*(one for one, _ in lookups), *changes_only]
-        lanes = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.lanes for one in changes)]))
-        nonempty = [one for one in changes if len(one.keys)]
-        origin = min((one.line.origin for one in nonempty), default=0)
-        line = Line(origin, max((one.line.origin + one.line.span for one in nonempty), default=origin + 2) - origin)
-        parts = [_on_line(one, lanes, line) for one in changes]
+        changes = [*(interval for interval, _ in lookups), *changes_only]
+        lanes = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(interval.lanes for interval in changes)]))
+        nonempty = [interval for interval in changes if len(interval.keys)]
+        origin = min((interval.line.origin for interval in nonempty), default=0)
+        line = Line(
+            origin,
+            max((interval.line.origin + interval.line.span for interval in nonempty), default=origin + 2) - origin,
+        )
+        parts = [_on_line(interval, lanes, line) for interval in changes]
         # most changes are of one part, mostly of the calls: the others are put into it, which is faster than a sort
-        counts = [len(part) for part in parts]
+        counts = [len(interval_part) for interval_part in parts]
         largest = counts.index(max(counts))
         smaller = [number for number in range(len(parts)) if number != largest]
         more = np.concatenate([parts[number] for number in smaller])
@@ -106,13 +109,13 @@ class Timeline:
         order = np.argsort(more, kind="stable")
         position = np.searchsorted(parts[largest], more[order])
         keys = np.insert(parts[largest], position, more[order])
-        part = np.insert(np.full(counts[largest], largest, dtype=np.int8), position, part_of_more[order])
+        interval_part = np.insert(np.full(counts[largest], largest, dtype=np.int8), position, part_of_more[order])
         del parts  # each of these columns is as long as all changes
         last = np.append(keys[1:] > keys[:-1], True)[: len(keys)]  # of changes at the same time
         keys = keys[last]
         states = []
         for number, (_, owner) in enumerate(lookups):
-            latest = np.cumsum(part == number, dtype=np.int32)[last]
+            latest = np.cumsum(interval_part == number, dtype=np.int32)[last]
             state = np.full(len(keys) + 1, NONE, dtype=np.int64)
             state[:-1] = np.append(owner[: counts[number]], owner.dtype.type(NONE))[latest - 1]
             states.append(state)

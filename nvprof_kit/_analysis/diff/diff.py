@@ -187,7 +187,7 @@ def diff(
     base: Trace | Sequence[Trace],
     new: Trace | Sequence[Trace],
     gates: Sequence[Gate] = (),
-    known: Sequence[Operations | None] = (),
+    operations: Sequence[Operations | None] = (),
     *,
     steps: StepOptions = ALL_STEPS,
     min_steps: int = 2,
@@ -203,7 +203,7 @@ def diff(
         base: The capture before, or several runs.
         new: The capture after, or several runs.
         gates: What must not become slower.
-        known: The operations of each run, BASE's first, if their owners and classes are already known.
+        operations: The operations of each run, BASE's first, if their owners and classes are already known.
         steps: Which steps of each capture to compare, by default all but warm-up.
         min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
         run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
@@ -219,7 +219,7 @@ def diff(
     """
     sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
     infos = [tuple(run.info for run in side) for side in sides]
-    known_operations = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
+    known_operations = iter((*operations, *[None] * (len(infos[0]) + len(infos[1]) - len(operations))))
     before, after = (
         tuple(step_sums(run, own_rules, steps, min_steps, next(known_operations)) for run in side) for side in sides
     )

@@ -78,19 +78,19 @@ class Noise:
     assumed: bool
 
     @classmethod
-    def between(cls, runs: int, idle: float, on_gpu: bool, given: float | None) -> Noise:
+    def between(cls, runs: int, idle: float, on_gpu: bool, run_noise: float | None) -> Noise:
         """The least noise where several runs a side measure it; where they do not, what is assumed.
 
         Args:
             runs: How many a side has, the fewer of both.
             idle: Share of the step time in which the GPU waits for the host.
             on_gpu: Whether the operations ran on a GPU, and not on the CPU.
-            given: The noise of GPU time, if the user knows it.
+            run_noise: The noise of GPU time, if the user knows it.
         """
         if runs > 1:
-            minimum = RUN_NOISE if given is None else given
+            minimum = RUN_NOISE if run_noise is None else run_noise
             return cls(minimum, max(minimum, HOST_RUN_NOISE * idle), assumed=False)
-        operations = HOST_NOISE if not on_gpu else ASSUMED_NOISE if given is None else given
+        operations = HOST_NOISE if not on_gpu else ASSUMED_NOISE if run_noise is None else run_noise
         return cls(operations, max(operations, HOST_NOISE * idle), assumed=True)
 
 

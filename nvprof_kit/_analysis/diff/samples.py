@@ -61,8 +61,8 @@ def step_sums(
     trace: Trace,
     own_rules: Sequence[Rule] = (),
     options: StepOptions = ALL_STEPS,
-    least: int = 0,
-    known: Operations | None = None,
+    min_steps: int = 0,
+    attributed: Operations | None = None,
 ) -> StepSums:
     """Sum a capture's operations by step and by layer, phase and class; operations outside these steps are left out.
 
@@ -70,14 +70,14 @@ def step_sums(
         trace: The capture, with the column ``name``.
         own_rules: Rules for kernel classes, tried before the package's.
         options: Which steps, by default all but warm-up.
-        least: The number of steps needed; if there are fewer without warm-up, warm-up steps are included.
-        known: The same operations, if their owners and classes are already known.
+        min_steps: The number of steps needed; if there are fewer without warm-up, warm-up steps are included.
+        attributed: The same operations, if their owners and classes are already known.
     """
-    operations = Operations(trace, own_rules, known)
+    operations = Operations(trace, own_rules, attributed)
     attribution, classes = operations.attribution, operations.classes
     choice = choose_steps(trace, attribution, options)
     left_out = left_out_warnings(choice)
-    if not choice.asked and choice.count < least:
+    if not choice.asked and choice.count < min_steps:
         choice = replace(choice, shown=np.ones_like(choice.shown))
         left_out = as_issues(
             "warm-up",
@@ -92,7 +92,7 @@ def step_sums(
     return replace(sums, wall=_wall(trace, attribution, column, len(steps)), left_out=left_out)
 
 
-def block_sums(trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> StepSums:
+def block_sums(trace: Trace, own_rules: Sequence[Rule] = (), attributed: Operations | None = None) -> StepSums:
     """The samples of a capture without steps: every run of a block that is not at the edge of the window.
 
     The blocks are those of the stack with the most GPU time, named without their numbers. A block's forward, recompute
@@ -100,7 +100,7 @@ def block_sums(trace: Trace, own_rules: Sequence[Rule] = (), known: Operations |
     """
     import pandas as pd
 
-    operations = Operations(trace, own_rules, known)
+    operations = Operations(trace, own_rules, attributed)
     attribution, ranges = operations.attribution, operations.attribution.ranges
     layer, phase = op_owners(attribution)
     matches = [_BLOCK.match(str(text)) for text in layer.categories]
@@ -128,13 +128,13 @@ def block_sums(trace: Trace, own_rules: Sequence[Rule] = (), known: Operations |
     runs["number"] = [layer_index(ranges.names[name].text) for name in runs["name"]]
     runs["occurrence"] = runs.groupby(["pid", "name"]).cumcount()
     edges = pd.DataFrame({"tid": ranges.tid, "start": ranges.start, "end": ranges.whole_end}).groupby("tid")
-    begin, finish = edges["start"].transform("min").to_numpy(), edges["end"].transform("max").to_numpy()
-    runs["cut"] = (ranges.start[rows] <= begin[rows]) | (ranges.whole_end[rows] >= finish[rows])
+    begin_ns, finish = edges["start"].transform("min").to_numpy(), edges["end"].transform("max").to_numpy()
+    runs["cut"] = (ranges.start[rows] <= begin_ns[rows]) | (ranges.whole_end[rows] >= finish[rows])
     samples = runs.groupby(["pid", "number", "occurrence"], sort=False)
     runs["sample"] = samples.ngroup()
-    whole = ~runs.groupby("sample")["cut"].any()
-    steps = np.flatnonzero(whole.to_numpy())
-    column = np.full(len(whole) + 1, NONE, dtype=np.int64)
+    is_whole = ~runs.groupby("sample")["cut"].any()
+    steps = np.flatnonzero(is_whole.to_numpy())
+    column = np.full(len(is_whole) + 1, NONE, dtype=np.int64)
     column[steps] = np.arange(len(steps))
     sample_of_run = np.full(len(ranges.name) + 1, NONE, dtype=np.int64)
     sample_of_run[rows] = runs["sample"].to_numpy()

@@ -46,9 +46,9 @@ class Facts(Operations):
         own_rules: Sequence[Rule],
         by_step: bool,
         steps: StepOptions,
-        known: Operations | None = None,
+        operations: Operations | None = None,
     ) -> None:
-        super().__init__(trace, own_rules, known)
+        super().__init__(trace, own_rules, operations)
         self.by_step, self._steps = by_step, steps
 
     @cached_property
@@ -59,8 +59,8 @@ class Facts(Operations):
     @cached_property
     def _of_instance(self) -> npt.NDArray[np.bool_]:
         """Whether each step instance is included, with an entry for outside steps appended."""
-        whole = self.choice.everything or not len(self.choice.shown)
-        return np.append(self.choice.shown, whole)
+        total = self.choice.everything or not len(self.choice.shown)
+        return np.append(self.choice.shown, total)
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
@@ -164,10 +164,10 @@ class Facts(Operations):
         tid, call_start = host.tid[calls], host.start[calls]
         step = ranges.step_at(ranges.nesting.innermost(tid, call_start))
         unattributed = np.flatnonzero(step == NONE)
-        around = Elsewhere(ranges, ranges.step >= 0).open_at(
+        enclosing = Elsewhere(ranges, ranges.step >= 0).open_at(
             host.pid(calls[unattributed]), tid[unattributed], call_start[unattributed]
         )
-        step[unattributed] = np.append(ranges.step, NONE)[around]
+        step[unattributed] = np.append(ranges.step, NONE)[enclosing]
         return step
 
     def states(self, by: Sequence[str]) -> pd.DataFrame:
@@ -181,7 +181,7 @@ class Facts(Operations):
                 "process": [one.process for one in devices],
                 "device": [one.device for one in devices],
                 "wall_ns": self.windows.end - self.windows.start,
-                **{f"{state}_ns": self.active.spent[:, place] for place, state in enumerate(STATES)},
+                **{f"{state}_ns": self.active.spent[:, position] for position, state in enumerate(STATES)},
                 "comm_ns": self.active.comm,
                 "copy_ns": self.active.copy,
             }
@@ -192,22 +192,24 @@ class Facts(Operations):
         table: pd.DataFrame = summed.reset_index()
         return table
 
-    def statistics(self, frame: pd.DataFrame, by: Sequence[str], whole: int) -> pd.DataFrame:
+    def statistics(self, frame: pd.DataFrame, by: Sequence[str], total_ns: int) -> pd.DataFrame:
         """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns.
 
         Args:
             frame: One row per item: the columns of `by`, ``cpu`` and ``gpu`` in ns, and ``step`` as an index.
             by: The columns to group by.
-            whole: Denominator of the GPU time ratio; that of the CPU time ratio is the view's total.
+            total_ns: Denominator of the GPU time ratio; that of the CPU time ratio is the view's total.
         """
         keys = [*self.step_columns, *by]
         group: Int64Array = frame.groupby(keys, observed=True, sort=False, dropna=False).ngroup().to_numpy()
         first = _first_rows(group)
         table = frame[keys].iloc[first].astype({name: str for name in by})
-        return self.statistics_of(table, group, {side: frame[side].to_numpy(dtype=np.int64) for side in _SIDES}, whole)
+        return self.statistics_of(
+            table, group, {side: frame[side].to_numpy(dtype=np.int64) for side in _SIDES}, total_ns
+        )
 
     def statistics_of(
-        self, table: pd.DataFrame, group: Int64Array, spent: Mapping[str, Int64Array], whole: int
+        self, table: pd.DataFrame, group: Int64Array, duration_ns: Mapping[str, Int64Array], total_ns: int
     ) -> pd.DataFrame:
         """Add the same columns to a table with one row per group.
 
@@ -215,15 +217,15 @@ class Facts(Operations):
             table: What the groups are; the costliest come first, by GPU time, or CPU time if there is
                 none; of equal ones the first row.
             group: The row of each item in the table.
-            spent: ``cpu`` and ``gpu`` time of each item in ns.
-            whole: As in `statistics`.
+            duration_ns: ``cpu`` and ``gpu`` time of each item in ns.
+            total_ns: As in `statistics`.
         """
         calls = np.bincount(group)
         table = table.assign(calls=calls)
-        for side, values in spent.items():
-            found = _of_groups(group, values, calls)
-            table = table.assign(**{f"{side}_{name}_ns": values for name, values in found.items()})
-            total = max(int(found["total"].sum()), 1) if side == "cpu" else max(whole, 1)
+        for side, values in duration_ns.items():
+            statistics = _of_groups(group, values, calls)
+            table = table.assign(**{f"{side}_{name}_ns": values for name, values in statistics.items()})
+            total = max(int(statistics["total"].sum()), 1) if side == "cpu" else max(total_ns, 1)
             table[f"{side}_ratio"] = table[f"{side}_total_ns"] / total
         cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
         ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", ignore_index=True)
@@ -243,8 +245,8 @@ class Facts(Operations):
         instance = instance[order]
         numbered: pd.DataFrame = table.iloc[order].reset_index(drop=True).drop(columns="step")
         numbers = np.append(steps, 0)[instance]
-        for place, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
-            numbered.insert(place, name, pd.Series(values, dtype="Int64").mask(instance < 0))
+        for position, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
+            numbered.insert(position, name, pd.Series(values, dtype="Int64").mask(instance < 0))
         return numbered
 
 

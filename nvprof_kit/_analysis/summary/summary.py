@@ -114,7 +114,7 @@ class Summary(Result):
 def summary(
     trace: Trace,
     views: Sequence[str] = (),
-    known: Operations | None = None,
+    operations: Operations | None = None,
     *,
     by_step: bool = False,
     sort: str = "",
@@ -126,13 +126,13 @@ def summary(
     Args:
         trace: The capture.
         views: Which of `VIEWS`, all by default.
-        known: The same operations, if their owners and classes are already known.
+        operations: The same operations, if their owners and classes are already known.
         by_step: One row per step instead of one over all.
         sort: Column to sort the rows by, descending; by default each view's own order.
         own_rules: The user's rules for kernel classes, tried before the built-in ones.
         steps: The steps to include, by default all but warm-up.
     """
-    facts = Facts(trace, own_rules, by_step, steps, known)
+    facts = Facts(trace, own_rules, by_step, steps, operations)
     tables = {name: _sorted(facts.finished(VIEWS[name](facts)), sort) for name in views or VIEWS}
     return Summary(
         views=tables,
@@ -201,9 +201,13 @@ def _busy(
     """
     group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
     groups = int(group.max(initial=0)) + 1
-    some = group if counts is None else group[counts]
-    numbers, lengths = np.bincount(some, minlength=groups), union_lengths(start, end, lane, group, groups)
-    return [(one - 1, int(numbers[one]), int(lengths[one])) for one in range(groups) if numbers[one] or lengths[one]]
+    interval = group if counts is None else group[counts]
+    numbers, lengths = np.bincount(interval, minlength=groups), union_lengths(start, end, lane, group, groups)
+    return [
+        (union - 1, int(numbers[union]), int(lengths[union]))
+        for union in range(groups)
+        if numbers[union] or lengths[union]
+    ]
 
 
 def _model(facts: Facts) -> pd.DataFrame:
@@ -246,8 +250,8 @@ def _model(facts: Facts) -> pd.DataFrame:
 
 
 def _part(phase: str) -> int:
-    known = {"dataloader": "data", "zero_grad": "optimizer"}.get(phase.lower(), phase.lower())
-    return MODEL_PARTS.index(known) if known in MODEL_PARTS else MODEL_PARTS.index("other")
+    is_known = {"dataloader": "data", "zero_grad": "optimizer"}.get(phase.lower(), phase.lower())
+    return MODEL_PARTS.index(is_known) if is_known in MODEL_PARTS else MODEL_PARTS.index("other")
 
 
 def _distributed(facts: Facts) -> pd.DataFrame:

@@ -147,12 +147,12 @@ def _cpus(facts: Facts) -> pd.DataFrame:
     import pandas as pd
 
     windows, rows = facts.windows, []
-    first = {one.pid: place for place, one in reversed([*enumerate(windows.devices)])}
-    for pid, place in sorted(first.items(), key=lambda pair: pair[1]):
-        of_first = facts.counted_windows[windows.device[facts.counted_windows] == place]
-        process = windows.devices[place].process
-        for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, place)):
-            spent = (
+    first = {cpu.pid: position for position, cpu in reversed([*enumerate(windows.devices)])}
+    for pid, position in sorted(first.items(), key=lambda pair: pair[1]):
+        of_first = facts.counted_windows[windows.device[facts.counted_windows] == position]
+        process = windows.devices[position].process
+        for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, position)):
+            busy_ns = (
                 np.full(len(of_first), -1)
                 if busy is None
                 else _inside(busy, windows.start[of_first], windows.end[of_first])
@@ -160,7 +160,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
             rows += [
                 (step, process if name == "CPU" else None, None, name, wall, ns)
                 for step, wall, ns in zip(
-                    windows.instance[of_first].tolist(), (windows.end - windows.start)[of_first], spent, strict=True
+                    windows.instance[of_first].tolist(), (windows.end - windows.start)[of_first], busy_ns, strict=True
                 )
             ]
     # dtype object, because with None pandas would use floats, which cannot represent every step number
@@ -182,13 +182,13 @@ def _threads(facts: Facts, pid: int) -> _Stretches | None:
     return of_process["start_ns"].to_numpy(), of_process["end_ns"].to_numpy()
 
 
-def _others(facts: Facts, known: dict[int, int], place: int) -> list[tuple[_Stretches, str]]:
+def _others(facts: Facts, named: dict[int, int], position: int) -> list[tuple[_Stretches, str]]:
     """The same for all processes without a GPU, once: data loader workers and any other process that nsys recorded."""
     scheduled = facts.trace.scheduled
-    if place != 0 or scheduled is None or scheduled["pid"].isin(known).all():
+    if position != 0 or scheduled is None or scheduled["pid"].isin(named).all():
         return []
-    others = scheduled[~scheduled["pid"].isin(known)]
-    return [((others["start_ns"].to_numpy(), others["end_ns"].to_numpy()), "CPU, other processes")]
+    rest = scheduled[~scheduled["pid"].isin(named)]
+    return [((rest["start_ns"].to_numpy(), rest["end_ns"].to_numpy()), "CPU, other processes")]
 
 
 def _inside(intervals: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:
@@ -220,9 +220,9 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     group, first = by_appearance((distinct_rows(keys["step"], both) if keys else distinct(both))[1])
     of_name, of_family = np.divmod(both[first], max(len(families), 1))
     del both  # as large as a column of the capture
-    family_of_row = [families[one] for one in of_family.tolist()]
+    family_of_row = [families[kernel] for kernel in of_family.tolist()]
     columns = {
-        "name": [str(name.categories[one]) for one in of_name.tolist()],
+        "name": [str(name.categories[kernel]) for kernel in of_name.tolist()],
         "kernel_class": [family.kernel_class for family in family_of_row],
         "family": [family.name for family in family_of_row],
     }
@@ -261,8 +261,8 @@ def user_view(facts: Facts) -> pd.DataFrame:
     gpu += _from_other_threads(facts)
     frame = pd.DataFrame(
         {
-            "range": [ranges.names[one].text for one in ranges.name.tolist()],
-            "category": [ranges.names[one].category.value for one in ranges.name.tolist()],
+            "range": [ranges.names[span].text for span in ranges.name.tolist()],
+            "category": [ranges.names[span].category.value for span in ranges.name.tolist()],
             "step": steps_around(ranges, np.arange(len(ranges.start))),
             "cpu": ranges.end - ranges.start,
             "gpu": gpu,
@@ -317,11 +317,13 @@ def operator_view(facts: Facts) -> pd.DataFrame:
     below = _ops(facts, ops).assign(
         operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
     )
-    counted = facts.counted_calls(rows)
-    counted = counted[np.lexsort((host.start[counted], host.tid[counted]))]
-    frame = frame.iloc[np.searchsorted(rows, counted)]
-    operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
-    rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
+    in_steps = facts.counted_calls(rows)
+    in_steps = in_steps[np.lexsort((host.start[in_steps], host.tid[in_steps]))]
+    frame = frame.iloc[np.searchsorted(rows, in_steps)]
+    operators, kernels = (
+        facts.statistics(operator, ["operator", "kernel"], facts.gpu_ns) for operator in (frame, below)
+    )
+    rank = {name: position for position, name in enumerate(dict.fromkeys(operators["operator"]))}
     table = pd.concat([operators, kernels], ignore_index=True)
     table["rank"] = table["operator"].map(rank)
     keys = [*facts.step_columns, "rank"]
@@ -333,8 +335,8 @@ def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """Sort the table of `operator_view` by a column, descending: operators, each followed by its kernels."""
     keys = [name for name in ("instance", "operator") if name in table]
     operators = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
-    place = operators.assign(place=range(len(operators)))[[*keys, "place"]]
-    placed = table.assign(inner=table["kernel"] != "").merge(place, on=keys, how="left")
+    position = operators.assign(place=range(len(operators)))[[*keys, "place"]]
+    placed = table.assign(inner=table["kernel"] != "").merge(position, on=keys, how="left")
     by = [*keys[:-1], "place", "inner", column]
     placed = placed.sort_values(by, ascending=[name != column for name in by], kind="stable", ignore_index=True)
     ordered: pd.DataFrame = placed.drop(columns=["place", "inner"])
@@ -352,8 +354,8 @@ def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
 
 def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array, count: int) -> Int64Array:
     """For each range, the total duration of operations launched in it or in a nested range."""
-    mine = inner >= 0
-    total = exact_sums(inner[mine], duration[mine], count)
+    own_rows = inner >= 0
+    total = exact_sums(inner[own_rows], duration[own_rows], count)
     for level in range(int(nesting.depth.max(initial=0)), 0, -1):
         here = np.flatnonzero((nesting.depth == level) & (nesting.parent != NONE))
         np.add.at(total, nesting.parent[here], total[here])

@@ -23,15 +23,15 @@ class _Sides(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat ``--vs`` before each of its words."""
-        words: list[str] = []
+        parsed: list[str] = []
         after_vs = False
         for word in args:
             if word.startswith("-"):
                 after_vs = word == "--vs"
-            elif after_vs and words[-1:] != ["--vs"]:
-                words.append("--vs")
-            words.append(word)
-        return super().parse_args(ctx, words)
+            elif after_vs and parsed[-1:] != ["--vs"]:
+                parsed.append("--vs")
+            parsed.append(word)
+        return super().parse_args(ctx, parsed)
 
 
 def _sides(captures: tuple[str, ...], news: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -101,11 +101,11 @@ def diff(
     'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared.
     --format md writes a report for a pull request.
     """
-    (base, *more), (new, *others) = _sides(captures, news)
-    request = Reading((base, *more, new, *others), named_domain(domain), output)
-    runs = [request.open(one, rules, rules_path) for one in request.captures]
-    with progress() as say:
-        say(f"comparing {base} with {new}, step by step")
+    (base, *more), (new, *more_news) = _sides(captures, news)
+    request = Reading((base, *more, new, *more_news), named_domain(domain), output)
+    runs = [request.open(capture, rules, rules_path) for capture in request.captures]
+    with progress() as report:
+        report(f"comparing {base} with {new}, step by step")
         result = runs[0].diff(
             runs[1 + len(more) :],
             base=runs[1 : 1 + len(more)],

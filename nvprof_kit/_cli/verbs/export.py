@@ -31,13 +31,13 @@ def export(request: Reading, step: int | None, steps: StepOptions, rules: str | 
     """
     form: Any = request.output.form
     opened = request.open(request.captures[0], rules)
-    with progress() as say:
+    with progress() as report:
         if len(request.captures) == 1:
-            say(f"reading {request.captures[0]} and writing it as {form}")
+            report(f"reading {request.captures[0]} and writing it as {form}")
             return request.output.write_document(opened.perfetto(step=step, form=form, steps=steps))
         from nvprof_kit._api.job import open_job
 
-        say("aligning the ranks' clocks")
+        report("aligning the ranks' clocks")
         job = open_job(request.captures, domain=opened.domain, rules=opened._rules)
-        say(f"reading {len(request.captures)} captures and writing them as {form}")
+        report(f"reading {len(request.captures)} captures and writing them as {form}")
         request.output.write_document(job.perfetto(step=step, form=form, steps=steps))

@@ -39,7 +39,7 @@ def plot(
     if step is not None and view != "timeline":
         raise UsageError("--step is for --view timeline; layers shows every step")
     (capture,) = request.captures
-    with progress() as say:
-        say(f"reading and drawing {capture}")
+    with progress() as report:
+        report(f"reading and drawing {capture}")
         result = request.open(capture, rules).plot(view, depth=depth, step=step, steps=steps)
         request.output.write_results([result])

@@ -99,7 +99,7 @@ def compare(
     for capture in captures:
         expect(capture, CAPTURES, f"{NEEDED}; or a folder of them")
     named = read_rules(rules)
-    with progress() as say:
+    with progress() as report:
         job = open_job(
             captures,
             maps=maps,
@@ -107,9 +107,9 @@ def compare(
             rules=named,
             ranks=_given(given),
             workers=workers,
-            done=lambda capture: say(f"mapping {capture}"),
+            done=lambda capture: report(f"mapping {capture}"),
         )
-        say("comparing ranks")
+        report("comparing ranks")
         if output.form == "html":
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
             page = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
@@ -179,7 +179,7 @@ def map_(
     switch_threads_often()
     from nvprof_kit._api.job import map_captures
 
-    with progress() as say:
+    with progress() as report:
         names = map_captures(
             captures,
             maps,
@@ -189,7 +189,7 @@ def map_(
             workers=workers,
             dask=dask,
             part=_part(part),
-            done=lambda capture: say(f"mapping {capture}"),
+            done=lambda capture: report(f"mapping {capture}"),
         )
     click.echo(f"{maps}: {len(names)} maps", err=True)
 

@@ -195,8 +195,8 @@ def timers(output: Output, logs: tuple[Path, ...], **options: Any) -> None:
     """
     from nvprof_kit._api.sources import open_timers
 
-    with progress() as say:
-        say("reading logs and comparing ranks")
+    with progress() as report:
+        report("reading logs and comparing ranks")
         opened = open_timers(*logs)
         output.spare(opened.sources)
         for log in logs:
@@ -230,7 +230,7 @@ def memory(output: Output, snapshot: Path, **options: Any) -> None:
 
     output.spare([snapshot])
     expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
-    with progress() as say:
-        say(f"reading {snapshot}")
+    with progress() as report:
+        report(f"reading {snapshot}")
         result = open_snapshot(snapshot).memory(**options)
     output.write_results([result])

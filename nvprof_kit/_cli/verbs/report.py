@@ -46,7 +46,7 @@ def report(
     for capture in others:
         expect(capture, CAPTURES, NEEDED)
     request.output.spare(request.captures)
-    with progress() as say:
-        say(f"reading {', '.join(request.captures)} and writing the page")
+    with progress() as progress_line:
+        progress_line(f"reading {', '.join(request.captures)} and writing the page")
         page = request.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
     request.output.write_document(page)

@@ -33,8 +33,8 @@ def scrub(capture: Path, target: Path | None, force: bool, also: str | None) -> 
 
     expect(capture, NSYS, "an nsys export, .sqlite or .sqlite.xz")
     target = target or scrubbed_name(capture)
-    with progress() as say:
-        say(f"copying {capture}")
+    with progress() as report:
+        report(f"copying {capture}")
         removed = write_copy(capture, target, also=also, force=force)
-    taken = ", ".join(f"{count} {what}" for what, count in removed.items() if count)
+    taken = ", ".join(f"{count} {kind}" for kind, count in removed.items() if count)
     click.echo(f"{target}: without {taken or 'anything to take out: there was nothing private in it'}", err=True)

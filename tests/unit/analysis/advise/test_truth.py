@@ -52,7 +52,7 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path)
 def test_the_slowest_rank_comes_first_and_its_waiting_is_no_saving() -> None:
     trace = open_capture(DATA / "ranks/ddp-layer.rank0-2024.2.sqlite.xz", optional=OPTIONAL)
     late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "critical", 30_000_000, "rank 1 is the straggler")
-    alone, told = advise(trace), advise(trace, late=late)
+    alone, told = advise(trace), advise(trace, verdict=late)
     assert told.findings[0].rule == "slowest-rank"
     assert (told.findings[0].layer, told.findings[0].confidence) == ("model.layers.2.mlp", "high")
     assert told.findings[0].saves_ns == 30_000_000
@@ -63,6 +63,6 @@ def test_the_slowest_rank_comes_first_and_its_waiting_is_no_saving() -> None:
 def test_the_slowest_ranks_own_layer_is_told_with_it() -> None:
     trace = open_capture(DATA / "ranks/ddp-layer.rank1-2024.2.sqlite.xz", optional=OPTIONAL)
     late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "warning", 30_000_000, "rank 1 is the straggler")
-    findings = advise(trace, late=late).findings
+    findings = advise(trace, verdict=late).findings
     assert "a layer slower than its peers: model.layers.2.mlp forward" in findings[0].evidence
     assert "outlier-layer" not in {one.rule for one in findings[1:]}
