@@ -62,7 +62,7 @@ def _array(name: str, declared: str, values: tuple[object, ...]) -> pyarrow.Arra
         )
     if any(isinstance(value, float) for value in present) or declared.upper() in ("REAL", "FLOAT"):
         return pyarrow.array(values, pyarrow.float64())
-    if not present and "TEXT" in declared.upper():
+    if not present and ("TEXT" in declared.upper() or name == "text"):
         return pyarrow.array(values, pyarrow.string())
     type_ = _TYPES.get(name, pyarrow.int64())
     if pyarrow.types.is_boolean(type_):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.brute_force.layers import BruteForce
+from support.captures.as_folder import as_folder
 from support.captures.nsys_file import PUSH_POP, START_END, NsysFile
 from support.lane import examples
 
@@ -66,9 +68,10 @@ def test_any_capture(
             lay_out(file, tree, 0, tid, pid)  # type: ignore[arg-type]
         for (pid, tid), call, start, length, device in launched:
             file.kernel(start, start + length, launched=(call, call + 1), tid=tid, pid=pid, device=device)
-        path = file.write()
-        truth = BruteForce(path)
-        for by_step in (False, True):
+        file.write()
+        truth = BruteForce(file.path)
+        tables = as_folder(file.path, Path(folder) / "any_pqtdir")
+        for path, by_step in itertools.product((file.path, tables), (False, True)):
             keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
             result = nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None)
             rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
@@ -101,11 +104,13 @@ def test_ranges_that_cross(
             file.kernel(
                 20_000 + 10 * number, 20_000 + 10 * number + length, launched=(100 * call + 20, 100 * call + 21)
             )
-        path = file.write()
-        result = nvprof_kit.open(path).layers(steps="all")
-        rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
-        ours = {(row["layer"], row["phase"]): {name: row[name] for name in NUMBERS} for row in rows.to_dict("records")}
-        expected = {
-            key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(parent=parent).items()
-        }
-        assert ours == expected
+        file.write()
+        truth = BruteForce(file.path)
+        for path in (file.path, as_folder(file.path, Path(folder) / "any_pqtdir", "arrow")):
+            result = nvprof_kit.open(path).layers(steps="all")
+            rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
+            ours = {
+                (row["layer"], row["phase"]): {name: row[name] for name in NUMBERS} for row in rows.to_dict("records")
+            }
+            expected = {key: {name: row[name] for name in NUMBERS} for key, row in truth.table(parent=parent).items()}
+            assert ours == expected
