@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.capture import Capture
-    from nvprof_kit._report.export.job_trace import RankClock
+    from nvprof_kit._report.export.trace_events import RankClock
     from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.schema import CaptureInfo
 
@@ -43,8 +43,7 @@ def trace_of_ranks(
     Raises:
         UsageError: A capture does not belong to exactly one rank of the job.
     """
-    from nvprof_kit._report.export.job_trace import job_trace
-    from nvprof_kit._report.export.trace_events import suffixes_of
+    from nvprof_kit._report.export.trace_events import job_trace, suffixes_of
     from nvprof_kit._result.writer import Document
 
     by_rank = _clocks(clocks)
@@ -76,7 +75,7 @@ def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Re
 
 
 def _clocks(clocks: pd.DataFrame) -> dict[int, RankClock]:
-    from nvprof_kit._report.export.job_trace import RankClock
+    from nvprof_kit._report.export.trace_events import RankClock
 
     made = {}
     for row in clocks.to_dict("records"):

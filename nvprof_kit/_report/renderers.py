@@ -71,7 +71,7 @@ def page(result: Result) -> bytes:
     if make := _renderer(result, "page"):
         made: bytes = make(result)
         return made
-    from nvprof_kit._report.page.plain import result_page
+    from nvprof_kit._report.page.template import result_page
 
     return result_page(type(result).__name__, html_of(result.parts()))
 

@@ -1,14 +1,11 @@
-"""Traces in the JSON Trace Event Format, plain or gzipped, for the Perfetto UI and chrome://tracing.
-
-Times are microseconds since the first event with three decimals, so exact nanoseconds. Each operation also has its
-duration in nanoseconds, layer, phase and step as arguments, so that queries give the same numbers as our tables.
-"""
+"""Traces in the JSON Trace Event Format, plain or gzipped, for the Perfetto UI and chrome://tracing."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +20,7 @@ from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
+
 
 _Part = Any
 """A string for all lines, or an array with one per line."""
@@ -146,3 +144,68 @@ def _texts(labels: Labels, quoted: _Quoted) -> pa.Array:
 def _quoted(value: Any) -> str:
     """JSON without escaping non-ASCII letters, because Perfetto shows escapes as is. Lone surrogates become ``?``."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+
+
+_APART = 100_000
+"""Distance between the process numbers of two ranks; ten times as much for tracks."""
+
+
+@dataclass(frozen=True)
+class RankClock:
+    """A rank and the conversion of its times to the common clock.
+
+    Attributes:
+        rank: The rank.
+        offset_ns: Offset to add to its times at `at_ns`; None if unknown, which the trace then says.
+        drift: Additional offset per nanosecond after `at_ns`.
+        at_ns: Reference time on the rank's clock.
+    """
+
+    rank: int
+    offset_ns: int | None
+    drift: float = 0.0
+    at_ns: int = 0
+
+    def __call__(self, times: Int64Array) -> Int64Array:
+        """Convert times of the rank to the common clock."""
+        moved: Int64Array = times + (self.offset_ns or 0)
+        return moved if not self.drift else moved + np.round(self.drift * (times - self.at_ns)).astype(np.int64)
+
+    @property
+    def name(self) -> str:
+        """Name of the rank's processes."""
+        return f"rank {self.rank}" if self.offset_ns is not None else f"rank {self.rank}, on a clock of its own"
+
+
+def job_trace(
+    ranks: Iterable[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]], origin: int, file_format: str
+) -> Iterator[bytes]:
+    """The trace in chunks; each rank is read when needed.
+
+    Args:
+        ranks: The ranks in order, each with a function that reads it.
+        origin: Time zero on the common clock.
+        file_format: ``json`` or ``json.gz``.
+    """
+    named = list(ranks)
+    about = {"ranks": ", ".join(str(clock.rank) for clock, _ in named)}
+    parts = (_part(number, clock, read, origin) for number, (clock, read) in enumerate(named))
+    return events(parts, about, file_format)
+
+
+def _part(number: int, clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]], origin: int) -> Part:
+    drawn, info = read()
+    shift = number * _APART
+
+    def renamed(track: Process | Track) -> Process | Track:
+        if isinstance(track, Process):
+            return Process(track.pid + shift, track.order + shift, f"{clock.name} · {track.name}")
+        return Track(track.pid + shift, track.tid + 10 * shift, track.name)
+
+    def moved(own_slices: Slices) -> Slices:
+        start, end = (np.maximum(clock(times), origin) for times in (own_slices.start_ns, own_slices.end_ns))
+        return own_slices._replace(
+            process=own_slices.process + shift, track=own_slices.track + 10 * shift, start_ns=start, end_ns=end
+        )
+
+    return Part(map(renamed, tracks(drawn, info)), slices(drawn, moved, origin))

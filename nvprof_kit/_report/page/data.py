@@ -26,8 +26,7 @@ from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory, memory_tree
 from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
 from nvprof_kit._findings import Finding
-from nvprof_kit._report.page.kernels import KernelTable, kernel_table
-from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
+from nvprof_kit._report.page.tables import KernelTable, PageTable, breakdown_tables, kernel_table, short_text
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
 from nvprof_kit._report.text.advise import saving
 from nvprof_kit._report.text.layers import heading, time_name

@@ -12,10 +12,8 @@ import numpy.typing as npt
 from nvprof_kit._analysis.layers.fold import FoldedTree, fold
 from nvprof_kit._report.page import timeline
 from nvprof_kit._report.page.data import MAX_ROWS, PHASES, Sheet, row_names
-from nvprof_kit._report.page.kernels import MAX_KERNELS, drawn_kernels
-from nvprof_kit._report.page.packing import Block
-from nvprof_kit._report.page.tables import short_text
-from nvprof_kit._report.page.timeline import Texts, drawn_timeline
+from nvprof_kit._report.page.tables import MAX_KERNELS, drawn_kernels, short_text
+from nvprof_kit._report.page.timeline import Block, Texts, drawn_timeline
 from nvprof_kit._report.text.layers import layers_by_step, time_name
 
 if TYPE_CHECKING:

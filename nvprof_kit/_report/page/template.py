@@ -1,14 +1,11 @@
-"""Renders all HTML pages: one template environment with escaping, and one Content Security Policy.
-
-A page is a single file that loads nothing from the network. Texts from a capture are escaped by the template or encoded
-as JSON; the policy permits only the script with the given hash.
-"""
+"""Fills the templates of pages, everything from a capture escaped; plain pages are headings, tables and plots."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -73,3 +70,29 @@ def _environment() -> jinja2.Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
     return environment
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page.
+
+    Attributes:
+        title: The heading.
+        svg: A figure from `nvprof_kit._report.page.template.svg_of`.
+        table: Header and rows of a table, as text.
+    """
+
+    title: str
+    svg: Markup | str = ""
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
+
+
+def page(title: str, lines: Iterable[str], sections: Iterable[Section], warnings: Iterable[str] = ()) -> bytes:
+    """A page as UTF-8: title, lines, sections, and warnings about the figures."""
+    parts = {"lines": list(lines), "sections": list(sections), "warnings": list(warnings)}
+    return render("plain.html", (), ("plain.css",), title=title, **parts)
+
+
+def result_page(title: str, element: str) -> bytes:
+    """A page with one HTML element, such as Rich writes it."""
+    return render("result.html", (), ("plain.css",), title=title, shown=trusted(element))

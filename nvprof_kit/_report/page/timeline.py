@@ -1,12 +1,9 @@
-"""Timeline data for the page's script: groups of rows, each with columns of starts and durations without overlaps.
-
-The rows contain all steps; selecting a step zooms to its time range. If a capture has more operations than the page may
-contain, consecutive short operations in one layer are merged into one box with their count and total duration. In
-highlighted steps, operations are not merged.
-"""
+"""Timeline data for the page's script: groups of rows, each with columns of starts and durations without overlaps."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,13 +12,60 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._report.page.packing import Block, Column
 from nvprof_kit._report.text.units import duration, percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.timeline import Lane, Timeline
+
+
+Column = list[Any]
+"""Position of a column: type, offset in bytes, number of values, and whether they are differences."""
+
+_SMALL = ("u1", "u2", "u4")
+
+
+class Block:
+    """The columns of one part of the page."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, values: npt.ArrayLike, *, rising: bool = False) -> Column:
+        """Add a column.
+
+        Args:
+            values: Integers up to 2^53, or floats.
+            rising: Whether the values never decrease; then their differences are stored.
+        """
+        column = np.asarray(values)
+        count = len(column)
+        if rising and count:
+            column = np.diff(column, prepend=column.dtype.type(0))
+        kind = _kind(column)
+        data = column.astype(f"<{kind}").tobytes()
+        entry = [kind, self._size, count, int(rising)]
+        padded = data + bytes(-len(data) % 8)
+        self._pieces.append(padded)
+        self._size += len(padded)
+        return entry
+
+    def packed(self) -> str:
+        """The block as base64."""
+        return base64.b64encode(gzip.compress(b"".join(self._pieces), compresslevel=6, mtime=0)).decode()
+
+
+def _kind(column: npt.NDArray[Any]) -> str:
+    """The smallest type for the values of a column."""
+    if not len(column):
+        return "u1"
+    if column.dtype.kind not in "iub" or int(column.min()) < 0:
+        return "f8"
+    largest = int(column.max())
+    return next((kind for kind in _SMALL if largest <= np.iinfo(kind).max), "f8")
+
 
 MAX_ROWS = 250_000
 """Maximum number of operation boxes of all captures on a page; half as many for layer spans, ranges and gaps."""

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
 from nvprof_kit._analysis.memory.memory import ALIKE, COLUMNS, COSTS
-from nvprof_kit._report.page.plain import Section, page
-from nvprof_kit._report.page.template import svg_of
+from nvprof_kit._report.page.template import Section, page, svg_of
 from nvprof_kit._report.text.table import KINDS, Bar, ranked_notes, table, warning_lines
 from nvprof_kit._report.text.units import memory_size, mib_cell, percent
 from nvprof_kit._result.formats import title

@@ -35,10 +35,9 @@ from nvprof_kit._report.page.data import (
     total_change,
 )
 from nvprof_kit._report.page.drawing import drawn, folds_of
-from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.page import report_page
 from nvprof_kit._report.page.tables import MAX_TEXT, short_text
-from nvprof_kit._report.page.timeline import Moments, Texts, drawn_timeline
+from nvprof_kit._report.page.timeline import Block, Moments, Texts, drawn_timeline
 from nvprof_kit._report.plots.timeline import timeline_bands
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
