@@ -158,7 +158,7 @@ class Output:
                     print_to(sys.stdout, parts)
                 sys.stdout.flush()
         else:
-            write_file(self.path, text_of(chain(*_apart(results)), kept=True), inputs=inputs)
+            write_file(self.path, text_of(chain(*_apart(results)), to_file=True), inputs=inputs)
 
 
 def _apart(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[RenderableType]]:

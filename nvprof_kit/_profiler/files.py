@@ -90,7 +90,7 @@ class WindowFiles:
         from nvprof_kit._report.text.table import print_to, text_of
         from nvprof_kit._result.writer import write_file
 
-        write_file(self.path(f"rank_{self._rank}.log"), text_of(profile_report(profile, facts), kept=True))
+        write_file(self.path(f"rank_{self._rank}.log"), text_of(profile_report(profile, facts), to_file=True))
         if echo and self._rank == 0:
             print_to(sys.stdout, [*profile_head(profile, facts), f"Files: {self.path('*')}"])
 

@@ -69,8 +69,8 @@ def figure(result: Result) -> Figure:
 def page(result: Result) -> bytes:
     """An answer as a self-contained HTML page: its own, or what is printed."""
     if make := _renderer(result, "page"):
-        made: bytes = make(result)
-        return made
+        html: bytes = make(result)
+        return html
     from nvprof_kit._report.page.template import result_page
 
     return result_page(type(result).__name__, html_of(result.parts()))

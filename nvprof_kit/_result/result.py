@@ -158,27 +158,29 @@ class Result(ABC):
         page: bytes = renderers().page(self)
         return page
 
-    def encode(self, form: str) -> bytes:
+    def encode(self, data_format: str) -> bytes:
         """Encode the result.
 
         Args:
-            form: ``table`` or a format of `save`, without the dot: ``csv``, ``json``, ``md``, ``parquet``, ``html``,
-                ``png``, …
+            data_format: ``table`` or a format of `save`, without the dot: ``csv``, ``json``, ``md``, ``parquet``,
+                ``html``, ``png``, …
 
         Raises:
             UsageError: The result has no plot.
         """
-        if form == TABLE:
-            text: str = renderers().text_of(self.parts(), kept=True)
+        if data_format == TABLE:
+            text: str = renderers().text_of(self.parts(), to_file=True)
             return text.encode("utf-8", "replace")
-        if form == "html":
+        if data_format == "html":
             return self.page()
-        if form in formats.PICTURES:
-            picture: bytes = renderers().encode_figure(self.figure(), form)
+        if data_format in formats.PICTURES:
+            picture: bytes = renderers().encode_figure(self.figure(), data_format)
             return picture
-        if form == "json":
+        if data_format == "json":
             return self._json(self.to_frame())
-        return formats.encode(self.to_frame(), form) + (formats.quoted(printed(self.warnings)) if form == "md" else b"")
+        return formats.encode(self.to_frame(), data_format) + (
+            formats.quoted(printed(self.warnings)) if data_format == "md" else b""
+        )
 
     def selected(
         self: _Own,
@@ -224,9 +226,9 @@ class Result(ABC):
         }
         return formats.json_answer(facts, table, self.columns_of(self.schema))
 
-    def warnings_beside(self, form: str) -> Sequence[str]:
+    def warnings_beside(self, data_format: str) -> Sequence[str]:
         """The warnings that a format has no place for."""
-        return () if form in (TABLE, "html", "json", "md") else printed(self.warnings)
+        return () if data_format in (TABLE, "html", "json", "md") else printed(self.warnings)
 
     def save(self, path: str | Path) -> Path:
         """Write the result to a file. The file appears complete or not at all.
@@ -242,10 +244,10 @@ class Result(ABC):
             UsageError: The suffix is unknown, the result has no plot, or the file is an input or cannot be written.
         """
         path = Path(path)
-        form = BY_SUFFIX.get(path.suffix.lower())
-        if form is None:
+        data_format = BY_SUFFIX.get(path.suffix.lower())
+        if data_format is None:
             raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(BY_SUFFIX)}")
-        return write_file(path, self.encode(form), inputs=self.sources)
+        return write_file(path, self.encode(data_format), inputs=self.sources)
 
     def __str__(self) -> str:
         """The table that the command line prints."""
@@ -309,7 +311,7 @@ class Several(Result):
 
     def parts(self) -> list[RenderableType]:
         """The printed results, one below the other."""
-        return [part for result in self.results for part in result.parts()]
+        return [renderable for result in self.results for renderable in result.parts()]
 
 
 def no_plot(subject: str) -> UsageError:

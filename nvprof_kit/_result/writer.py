@@ -149,13 +149,13 @@ class Document:
     """A file for another program, not yet written.
 
     Attributes:
-        made: The bytes, or a function that yields them in chunks, so that a large file need not fit in memory.
+        content: The bytes, or a function that yields them in chunks, so that a large file need not fit in memory.
         suffixes: Allowed file suffixes.
         sources: The input files; `save` refuses to overwrite them.
         warnings: What may be missing in it.
     """
 
-    made: bytes | Callable[[], Iterable[bytes]]
+    content: bytes | Callable[[], Iterable[bytes]]
     suffixes: tuple[str, ...]
     sources: tuple[Path, ...] = ()
     warnings: tuple[Issue, ...] = ()
@@ -163,11 +163,11 @@ class Document:
     @property
     def data(self) -> bytes:
         """The content as bytes."""
-        return self.made if isinstance(self.made, bytes) else b"".join(self.made())
+        return self.content if isinstance(self.content, bytes) else b"".join(self.content())
 
     def pieces(self) -> Iterable[bytes]:
         """The content in chunks of bytes."""
-        return (self.made,) if isinstance(self.made, bytes) else self.made()
+        return (self.content,) if isinstance(self.content, bytes) else self.content()
 
     def save(self, path: str | Path) -> Path:
         """Write the file. It appears complete or not at all.
@@ -181,13 +181,13 @@ class Document:
         path = Path(path)
         if not path.name.lower().endswith(self.suffixes):
             raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(self.suffixes)}")
-        if isinstance(self.made, bytes):
-            return write_file(path, self.made, inputs=self.sources)
+        if isinstance(self.content, bytes):
+            return write_file(path, self.content, inputs=self.sources)
         with writing(path, inputs=self.sources) as file:
-            file.writelines(self.made())
+            file.writelines(self.content())
         return path
 
     def __repr__(self) -> str:
         """The size and the allowed suffixes, without the content."""
-        size = f"of {len(self.made):,} bytes" if isinstance(self.made, bytes) else "that is made as it is written"
+        size = f"of {len(self.content):,} bytes" if isinstance(self.content, bytes) else "that is made as it is written"
         return f"<a document {size}; save it as {' or '.join(self.suffixes)}>"

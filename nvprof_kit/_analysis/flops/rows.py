@@ -55,7 +55,10 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
     column = 1 if len(choice.shown) else 0
     calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
-    rows = [Row(sums.keys[index], int(calls[index]), int(busy[index]), sums.keys[index] in sums.held) for index in seen]
+    rows = [
+        Row(sums.keys[index], int(calls[index]), int(busy[index]), sums.keys[index] in sums.without_ranges)
+        for index in seen
+    ]
     loop = {phase: order_of for order_of, phase in enumerate(sums.loop_phases)}
 
     def order_of(row: Row) -> tuple[int, int]:

@@ -133,11 +133,11 @@ class Folding:
 
     Attributes:
         into: Path of the folded row for each folded layer; layers with their own row are not in it.
-        unlike: How a layer differs from its equals, '' if it does not.
+        differences: How a layer differs from its equals, '' if it does not.
     """
 
     into: Mapping[str, str]
-    unlike: Mapping[str, str]
+    differences: Mapping[str, str]
 
     @classmethod
     def of(cls, blocks: Blocks, folds: bool | None) -> Folding:
@@ -150,13 +150,13 @@ class Folding:
         of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in _rows(blocks, folds)]
         return cls(
             {layer: row.label for row, layers in of_row if len(layers) > 1 for layer in layers},
-            {layer: row.unlike for row, layers in of_row for layer in layers},
+            {layer: row.difference for row, layers in of_row for layer in layers},
         )
 
     def marked(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Add the columns `folded_into`, the path of the folded row, and `unlike` to rows of layers."""
         layer = rows["layer"].astype(object)
-        added = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.unlike))}
+        added = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.differences))}
         marked_rows: pd.DataFrame = rows.assign(
             **{name: column.fillna("").astype(object) for name, column in added.items()}
         )
@@ -187,7 +187,7 @@ class Folding:
             row_values = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
             each = group[cost]
             figures = (several.get(path, 1), round(float(each.median())), int(each.min()), int(each.max()))
-            difference = self.unlike.get(group["layer"].iloc[0], "")
+            difference = self.differences.get(group["layer"].iloc[0], "")
             records.append({**row_values, "phase": phase, **dict(zip(COLUMNS, (*figures, difference), strict=True))})
         table: pd.DataFrame = pd.DataFrame(records, columns=[*rows.columns, *COLUMNS])
         return table
@@ -259,7 +259,7 @@ def fold(tree: pd.DataFrame, folds: bool | None = True) -> FoldedTree:
         "median_ns": [round(float(np.median(times))) for times in each],
         "min_ns": [int(times.min()) for times in each],
         "max_ns": [int(times.max()) for times in each],
-        "unlike": [row.unlike for row in rows],
+        "unlike": [row.difference for row in rows],
     }
     table: pd.DataFrame = pd.concat([pd.DataFrame(texts), sums, pd.DataFrame(added)], axis=1)
     table = table[[*tree.columns, *COLUMNS]]
@@ -271,7 +271,7 @@ class _Row:
     label: str
     parent: str
     nodes: list[int]
-    unlike: str = ""
+    difference: str = ""
 
 
 def _rows(blocks: Blocks, folds: bool | None) -> list[_Row]:

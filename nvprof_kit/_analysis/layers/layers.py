@@ -296,8 +296,8 @@ class _Builder:
         sums, shown_columns = self.sums, self.shown
         arrays = {}
         for name, values in sums.arrays.items():
-            shown = values if values.shape[1] < self.columns.width else values[:, shown_columns]
-            arrays[name] = shown if self.by_step else shown.sum(axis=1, keepdims=True)
+            shown_values = values if values.shape[1] < self.columns.width else values[:, shown_columns]
+            arrays[name] = shown_values if self.by_step else shown_values.sum(axis=1, keepdims=True)
         seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
         in_order = self._in_order()
         # sort by step, then in model order

@@ -37,8 +37,8 @@ class LayerSums:
 
     Attributes:
         keys: The (layer, phase) pairs.
-        held: Those without a range of their own: the layer did not run in that phase, only layers inside it did. Their
-            totals are those of these layers, everything else is 0.
+        without_ranges: Those without a range of their own: the layer did not run in that phase, only layers inside it
+            did. Their totals are those of these layers, everything else is 0.
         tree: The layers, without `NO_LAYER`.
         loop_phases: Texts of the phase ranges, by first start.
         calls, ops, self_ns, compute_ns, comm_ns, copy_ns, total_ns, cpu_ns: The columns of the per-layer table.
@@ -46,7 +46,7 @@ class LayerSums:
     """
 
     keys: list[tuple[str, str]]
-    held: frozenset[tuple[str, str]]
+    without_ranges: frozenset[tuple[str, str]]
     tree: ModelTree
     loop_phases: tuple[str, ...]
     calls: Int64Array
@@ -151,7 +151,7 @@ def sum_layers(
     calls[len(keyed.keys) - len(keys_of_parents) :] = 0  # a replay ran layers inside them, but not them
     return LayerSums(
         keys=keyed.keys,
-        held=frozenset(keys_of_parents),
+        without_ranges=frozenset(keys_of_parents),
         tree=tree,
         loop_phases=keyed.loop_phases,
         calls=calls,

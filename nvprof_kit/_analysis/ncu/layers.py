@@ -390,5 +390,5 @@ def _kernels(work: Work) -> pd.DataFrame:
     }
     for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes"):
         table[name] = work.counted[name].to_numpy()[item]
-    made: pd.DataFrame = pd.DataFrame(table)
-    return made
+    kernels: pd.DataFrame = pd.DataFrame(table)
+    return kernels

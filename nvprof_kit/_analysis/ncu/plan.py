@@ -183,8 +183,8 @@ class NcuPlan(Result):
         passes = PASSES.get(self.section_set)
         if passes is None:
             return None
-        least, for_each_gb = SECONDS_PER_PASS
-        each = passes * (least + for_each_gb * self.memory_gb)
+        fixed_seconds, for_each_gb = SECONDS_PER_PASS
+        each = passes * (fixed_seconds + for_each_gb * self.memory_gb)
         program = self.info.session_ns / 1e9
         return program + each * self.measurements, program + each * self.launches
 

@@ -202,7 +202,7 @@ def _flops_headline(flops: Flops) -> Headline:
 def _idle_headline(view: Moments, idle: int, window: int) -> Headline:
     number = view.steps[0].number
     where = f"of step {number}" if number is not None else "of the capture"
-    devices = len({lane.device for lane in view.shown.lanes})
+    devices = len({lane.device for lane in view.timeline.lanes})
     return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
 
 

@@ -29,13 +29,13 @@ class Fold:
     Attributes:
         name: The combined path: ``layers.0-79``.
         rows: The rows of the blocks on the page.
-        place: The row in the folded tree.
+        line: The row in the folded tree.
         each: Time of one block, as text.
     """
 
     name: str
     rows: tuple[int, ...]
-    place: int
+    line: int
     each: str
 
 
@@ -47,13 +47,13 @@ class Folds:
         rows: The rows of the capture's tree on the page.
         tree: The folded tree, with the columns of the tree and of `nvprof_kit._analysis.layers.fold`.
         folds: The folds with several blocks.
-        unlike: For each row of the page, how it differs from its equals; '' if it does not.
+        differences: For each row of the page, how it differs from its equals; '' if it does not.
     """
 
     rows: npt.NDArray[np.int64]
     tree: pd.DataFrame
     folds: tuple[Fold, ...]
-    unlike: tuple[str, ...]
+    differences: tuple[str, ...]
 
 
 def folds_of(sheet: Sheet, of: int = 1) -> Folds:

@@ -186,13 +186,13 @@ def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]]
     for position, number in enumerate(folded.rows.tolist()):
         if position in fold_at_row:
             fold = folded.folds[fold_at_row[position]]
-            fold_row = page_row(joined[fold.place][0], fold.name, joined[fold.place][1])
+            fold_row = page_row(joined[fold.line][0], fold.name, joined[fold.line][1])
             fold_row["cells"] += [_cell("", None) for _ in more]
             links = {"row": len(folded.rows) + fold_at_row[position], "count": len(fold.rows), "each": fold.each}
             rows.append({**fold_row, **links, "inside": False, "unlike": ""})
         page_line = page_row(lines[number][0], row_paths[number], lines[number][1])
         page_line["cells"] += [column[number] for column in more.values()]
-        links = {"row": position, "count": 1, "inside": position in inside, "unlike": folded.unlike[position]}
+        links = {"row": position, "count": 1, "inside": position in inside, "unlike": folded.differences[position]}
         rows.append({**page_line, **links})
     return ["layer", *names, *more], rows, [*(last.get(name, "") for name in names), *("" for _ in more)]
 

@@ -98,14 +98,14 @@ class Moments:
     """The content of the timeline.
 
     Attributes:
-        shown: The timeline of the whole capture or of one step.
+        timeline: The timeline of the whole capture or of one step.
         steps: The selectable steps, starting with the one shown first.
-        apart: Step instances whose operations are never merged.
+        unmerged: Step instances whose operations are never merged.
     """
 
-    shown: Timeline
+    timeline: Timeline
     steps: Sequence[ShownStep]
-    apart: Sequence[int] = ()
+    unmerged: Sequence[int] = ()
 
 
 def idle_sentence(device: int, idle_ns: int, window_ns: int, gaps: int) -> str:
@@ -131,11 +131,11 @@ class Texts:
         return numbers_of_rows
 
 
-def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MAX_ROWS) -> dict[str, Any]:
+def drawn_timeline(content: Moments, texts: Texts, block: Block, limit: int = MAX_ROWS) -> dict[str, Any]:
     """The timeline as columns of a block; times are ns since ``start``.
 
     Args:
-        moments: The content.
+        content: What is on it.
         texts: The string table to add texts to.
         block: The block to add columns to.
         limit: Maximum number of operation boxes.
@@ -145,10 +145,10 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
         row being kind (``idle``, ``layer``, ``op``, ``range``) and columns start, length, text, phase (both numbers of
         texts), and for operations layer, instance (0 outside steps), count and busy; note: what is merged or omitted.
     """
-    timeline = moments.shown
+    timeline = content.timeline
     left_out: list[str] = []
-    separate = set(moments.apart)
-    windows = [(step.start_ns, step.end_ns) for step in moments.steps if step.instance in separate]
+    separate = set(content.unmerged)
+    windows = [(step.start_ns, step.end_ns) for step in content.steps if step.instance in separate]
     drawing = _Drawing(timeline, texts, block, windows)
     ops = _together(timeline, separate, limit, left_out)
     spans, ranges, idle = (
@@ -172,7 +172,7 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
             "length": step.end_ns - step.start_ns,
             "idle": step.idle,
         }
-        for step in moments.steps
+        for step in content.steps
     ]
     note = f"{'; '.join(left_out)}. All numbers and tables include them." if left_out else ""
     return {
@@ -187,7 +187,7 @@ class _Ops(NamedTuple):
     """Operation boxes: their columns, the number of operations in each, and their total duration."""
 
     frame: pd.DataFrame
-    held: Int64Array
+    counts: Int64Array
     busy: Int64Array
 
 
@@ -264,8 +264,8 @@ class _Drawing:
         length = (frame["end_ns"] - frame["start_ns"]).to_numpy()
         start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
         rank = length.copy()
-        for window_start, finish in self._windows:
-            rank[(start < finish) & (end > window_start)] += _LONGEST_NS
+        for window_start, window_end in self._windows:
+            rank[(start < window_end) & (end > window_start)] += _LONGEST_NS
         longest_rows = np.sort(np.argpartition(-rank, limit - 1)[:limit])
         gone = np.ones(len(frame), dtype=bool)
         gone[longest_rows] = False
@@ -314,10 +314,10 @@ class _Drawing:
         more = {
             "layer": texts.of(lane_ops["layer"]),
             "instance": lane_ops["instance"].to_numpy(dtype=np.int64) + 1,
-            "count": ops.held[lane],
+            "count": ops.counts[lane],
             "busy": ops.busy[lane],
         }
-        if (ops.held[lane] == 1).all():
+        if (ops.counts[lane] == 1).all():
             del more["count"], more["busy"]
         rows.append(self._row("op", lane_ops, texts.of(lane_ops["name"]), texts.of(lane_ops["phase"]), **more))
         return {"label": lane_label(timeline.lanes[lane_index], timeline), "rows": rows}

@@ -61,7 +61,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     view, top, select = result.view, result.select.top or 10, result.select
     tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
     tables = select.each(
-        folded(result, {name: one for name, one in select.changed(sort="").each(tables).items()}, select.fold)
+        folded(result, {name: rows_of_view for name, rows_of_view in select.changed(sort="").each(tables).items()}, select.fold)
     )
     steps = len(result.choice.shown)
     parts: list[RenderableType] = [capture_line(result.info, steps), ""]
@@ -77,9 +77,9 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
         if view == name or (view is None and len(rows) and (result.info.on_gpu or name not in _OF_GPUS)):
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
-            shown = _queue(rows) if name == "queue" else rows
-            made = [Text(heading, "bold"), _plain(_nonempty(shown.head(top)), len(shown) - top, result.info.on_gpu), ""]
-            parts += made
+            printed_rows = _queue(rows) if name == "queue" else rows
+            view_parts = [Text(heading, "bold"), _plain(_nonempty(printed_rows.head(top)), len(printed_rows) - top, result.info.on_gpu), ""]
+            parts += view_parts
     notes = ranked_notes(tables.values())
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
@@ -109,31 +109,31 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     names = ["wall", *(_STATES[state] if on_gpu or state != "compute" else "operators" for state in states)]
     of = "GPU" if on_gpu else "process"
     columns = [("step", "left"), *([(of, "left")] if several else []), *((name, "right") for name in names)]
-    made = table(columns, {of: 0, "wall": 0, "exposed copy": 2})
-    shown = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
+    grid = table(columns, {of: 0, "wall": 0, "exposed copy": 2})
+    printed_steps = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
     if in_order is not None:
-        shown = in_order[in_order.index.isin(inside.index)].head(top)
+        printed_steps = in_order[in_order.index.isin(inside.index)].head(top)
     gpu = [""] if several else []
-    for row in shown.to_dict("records"):
+    for row in printed_steps.to_dict("records"):
         cells = [f"{row['process']}:{row['device']}" if on_gpu else f"{row['process']}"] if several else []
-        made.add_row(_step_name(row), *cells, *_parts(row, states), cost=float(row["wall_ns"]))
-    made.in_order = in_order is not None
-    made.rest = "… and {} more; --top N shows them, csv has them all"
-    made.add_section()
+        grid.add_row(_step_name(row), *cells, *_parts(row, states), cost=float(row["wall_ns"]))
+    grid.in_order = in_order is not None
+    grid.hidden_note = "… and {} more; --top N shows them, csv has them all"
+    grid.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
-        middle = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
-        made.add_row(f"median of {result.choice.count}", *gpu, *_parts(middle, states))
+        median_step = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
+        grid.add_row(f"median of {result.choice.count}", *gpu, *_parts(median_step, states))
     warm_up = inside.drop(index=steady.index)
-    many = _count(result, steady)
+    steady_count = _count(result, steady)
     for name, rows, style in (
-        (f"{many} steady steps" if len(warm_up) else f"all {many} steps", steady, "bold"),
+        (f"{steady_count} steady steps" if len(warm_up) else f"all {steady_count} steps", steady, "bold"),
         (f"warm-up, {_count(result, warm_up)} more", warm_up, ""),
         (_OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
-            made.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum(), states), style=style)
-    return made
+            grid.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum(), states), style=style)
+    return grid
 
 
 def _count(result: Breakdown, rows: pd.DataFrame) -> int:
@@ -143,8 +143,8 @@ def _count(result: Breakdown, rows: pd.DataFrame) -> int:
 
 def _middle(wall: pd.Series[int]) -> int:
     """Position of the median."""
-    place: int = np.argsort(wall.to_numpy(), kind="stable").tolist()[(len(wall) - 1) // 2]
-    return place
+    position: int = np.argsort(wall.to_numpy(), kind="stable").tolist()[(len(wall) - 1) // 2]
+    return position
 
 
 def _warm_up(result: Breakdown) -> list[RenderableType]:
@@ -163,23 +163,23 @@ def _parts(row: Any, states: Iterable[str]) -> list[str]:
     wall = row["wall_ns"]
     cells = [_MS(int(wall))]
     for name in states:
-        spent = int(row[f"{name}_ns"])
-        cells.append(f"{_MS(spent)} {percent(spent / wall):>7}" if spent and wall else "")
+        state_ns = int(row[f"{name}_ns"])
+        cells.append(f"{_MS(state_ns)} {percent(state_ns / wall):>7}" if state_ns and wall else "")
     return cells
 
 
 def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     """The idle time, one line per cause."""
-    spent = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
-    whole = int(spent.sum())
-    lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in spent.items() if ns]
+    idle_by_cause = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
+    idle_ns = int(idle_by_cause.sum())
+    lines = [Text(f"  {percent(ns / idle_ns):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in idle_by_cause.items() if ns]
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
 def _nonempty(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows without empty columns."""
-    made: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
-    return made
+    nonempty: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
+    return nonempty
 
 
 def _queue(rows: pd.DataFrame) -> pd.DataFrame:
@@ -190,19 +190,19 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     lines = [
         {
             "stream": str(stream),
-            "queue_mean": mine["queue_mean"].mean(),
-            "queue_max": int(mine["queue_max"].max()),
-            "during the step": _heights(mine["queue_mean"].to_numpy() / deepest),
+            "queue_mean": stream_rows["queue_mean"].mean(),
+            "queue_max": int(stream_rows["queue_max"].max()),
+            "during the step": _heights(stream_rows["queue_mean"].to_numpy() / deepest),
         }
-        for stream, mine in rows.groupby("stream")
+        for stream, stream_rows in rows.groupby("stream")
     ]
-    made: pd.DataFrame = pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
-    return made
+    queues: pd.DataFrame = pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
+    return queues
 
 
 def _heights(shares: npt.NDArray[np.float64]) -> str:
     """A sparkline with one character per two values; only zero is blank."""
-    halves = [shares[place : place + 2].mean() for place in range(0, len(shares), 2)]
+    halves = [shares[index : index + 2].mean() for index in range(0, len(shares), 2)]
     return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
 
 
@@ -212,11 +212,11 @@ def _plain(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
         rows = rows.drop(columns="device", errors="ignore")
     headings = [_heading(name) if on_gpu or name != "gpu_ns" else "operators" for name in rows.columns]
     kinds = [_kind(name, rows) for name in rows.columns]
-    made = table(zip(headings, kinds, strict=True), _RANKS | {"operators": 0})
-    made.beyond, made.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
+    grid = table(zip(headings, kinds, strict=True), _RANKS | {"operators": 0})
+    grid.beyond, grid.hidden_note = max(more, 0), "… and {} more; --top shows them, csv has them all"
     for row in rows.to_dict("records"):
-        made.add_row(*(_cell(name, value) for name, value in row.items()))
-    return made
+        grid.add_row(*(_cell(name, value) for name, value in row.items()))
+    return grid
 
 
 def _kind(name: Any, rows: pd.DataFrame) -> str:
@@ -224,8 +224,8 @@ def _kind(name: Any, rows: pd.DataFrame) -> str:
 
 
 def _heading(name: Any) -> str:
-    shown = {"bytes": "MB", "exposed_bytes": "exposed MB", "algorithm_gb_per_s": "alg GB/s"}.get(name, str(name))
-    return shown.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
+    heading = {"bytes": "MB", "exposed_bytes": "exposed MB", "algorithm_gb_per_s": "alg GB/s"}.get(name, str(name))
+    return heading.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
 
 
 def _cell(name: Any, value: Any) -> str:

@@ -88,8 +88,8 @@ def diff_markdown(result: Diff) -> str:
         lines += ["", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
-        ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({one.tool}, {', '.join(one.gpus)})"
-        for one, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
+        ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({side.tool}, {', '.join(side.gpus)})"
+        for side, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
     )
     lines += [
         "",
@@ -151,8 +151,8 @@ def _changed(result: Diff, fold: bool | None) -> pd.DataFrame:
     if folded is layers:
         return changed
     folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
-    made: pd.DataFrame = pd.concat([changed[changed["level"] != "layer"], folded], ignore_index=True)
-    return made
+    with_folded: pd.DataFrame = pd.concat([changed[changed["level"] != "layer"], folded], ignore_index=True)
+    return with_folded
 
 
 def _fold_notes(changed: pd.DataFrame) -> list[str]:
@@ -165,7 +165,7 @@ def _fold_notes(changed: pd.DataFrame) -> list[str]:
 def _shown(rows: pd.DataFrame, top: int) -> list[dict[Any, Any]]:
     """The step, then the changed phases, classes and layers, the largest change first."""
     parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
-    return [row for part in parts for row in part]
+    return [row for level_rows in parts for row in level_rows]
 
 
 def _unshown(result: Diff, more: int) -> str:

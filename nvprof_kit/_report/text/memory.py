@@ -92,7 +92,7 @@ def _table(rows: pd.DataFrame, limit: int, name: str) -> RenderableType:
     kinds = {"layer": "path", **dict.fromkeys(text, "left"), **KINDS}
     columns = [(name, kinds.get(name, "right")) for name in names]
     grid = table([*columns, ("", "bar")] if share else columns, _RANKS)
-    grid.beyond, grid.rest = more, f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
+    grid.beyond, grid.hidden_note = more, f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
     longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
     for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):
         grid.add_row(*row, *([Bar(shares / longest)] if share else []))

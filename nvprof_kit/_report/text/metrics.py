@@ -48,14 +48,14 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         cells = [path_label(row), row["phase"], ms(row["busy_ns"]), f"{row['samples']:,.0f}", *_figures(row, figures)]
         lines.add_row(*cells, *(fold.get(name, "") for name in folded), cost=float(row["busy_ns"]))
     overall = ", ".join(f"{column.heading} {result.whole[name]:.0f} %" for name, column in figures.items())
-    every = f"{result.interval_ns / 1000:g} µs"
+    interval = f"{result.interval_ns / 1000:g} µs"
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
         f"{result.floor:g} samples."
     )
     return [
         capture_line(result.info, result.steps),
-        Text(f"{result.samples:,} samples, one every {every}; mean over all busy time: {overall}"),
+        Text(f"{result.samples:,} samples, one every {interval}; mean over all busy time: {overall}"),
         "",
         lines,
         "",

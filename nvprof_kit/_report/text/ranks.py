@@ -168,7 +168,7 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> list[Renderabl
             _MS(row["excess_ns"]),
         )
     title = f"Ranks unlike their equals: {odd['rank'].nunique()} of {len(ranks)}"
-    made.beyond, made.rest = max(len(odd) - top, 0), "… and {} more; csv and json have them all"
+    made.beyond, made.hidden_note = max(len(odd) - top, 0), "… and {} more; csv and json have them all"
     return [Text(title, "bold"), made, ""]
 
 
@@ -281,7 +281,7 @@ def rank_table(result: RankTable) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
     frame, top = result.to_frame(), result.top
     made = table_of(frame.head(top))
-    made.beyond, made.rest = max(len(frame) - top, 0), "… and {} more; --top N shows them"
+    made.beyond, made.hidden_note = max(len(frame) - top, 0), "… and {} more; --top N shows them"
     return [made]
 
 

@@ -55,7 +55,7 @@ def _table(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
     columns = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
     kinds = [(_heading(name, on_gpu), "right" if rows[name].dtype.kind in "iuf" else "left") for name in columns]
     grid = table(kinds, {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3})
-    grid.beyond, grid.rest = max(more, 0), "… and {} more; --top shows them, csv has them all"
+    grid.beyond, grid.hidden_note = max(more, 0), "… and {} more; --top shows them, csv has them all"
     for row in rows[columns].to_dict("records"):
         grid.add_row(*(_cell(str(name), value) for name, value in row.items()))
     return grid

@@ -109,20 +109,20 @@ class Grid:
     Attributes:
         columns: The columns; the first names the rows.
         rows: The rows.
-        most: Maximum number of shown rows; None for all.
+        limit: Maximum number of shown rows; None for all.
         way: How to show omitted rows and columns, other than a file.
         in_order: Whether the first rows are kept if not all are shown, and not the costliest.
         beyond: Number of rows that were omitted before; the line about omitted rows counts them.
-        rest: The line about omitted rows, if it has words of its own; ``{}`` is their number.
+        hidden_note: The line about omitted rows, if it has words of its own; ``{}`` is their number.
     """
 
     columns: list[Column]
     rows: list[Row] = field(default_factory=list)
-    most: int | None = None
+    limit: int | None = None
     way: str = ""
     in_order: bool = False
     beyond: int = 0
-    rest: str = ""
+    hidden_note: str = ""
 
     def add_row(self, *cells: RenderableType, style: str = "", cost: float | None = None) -> None:
         """Add a row.
@@ -142,7 +142,7 @@ class Grid:
 
     def choose(self, select: Selection) -> None:
         """Print as many rows as selected: the costliest, or the first if they are sorted."""
-        self.most, self.in_order, self.way = select.top, bool(select.sort), "--top N or -o FILE.csv shows them"
+        self.limit, self.in_order, self.way = select.top, bool(select.sort), "--top N or -o FILE.csv shows them"
 
     def parts(self, width: int, grow: bool = False) -> list[RenderableType]:
         """The table as it fits, and a line about what is omitted.
@@ -162,7 +162,7 @@ class Grid:
         else:
             parts = [visible._table(places, widths)]
         if hidden:
-            tail = self.rest or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self._way()}"
+            tail = self.hidden_note or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self._way()}"
             parts.append(Text(tail.format(f"{hidden:,}"), "dim"))
         if gone:
             parts.append(Text(f"Too wide for {width} columns: {', '.join(gone)}; -o FILE.csv has them", "dim"))
@@ -184,10 +184,10 @@ class Grid:
     def _shown_rows(self) -> tuple[list[Row], int]:
         """The shown rows, and the number of omitted rows."""
         body = self._body()
-        if self.most is None or len(body) <= self.most:
+        if self.limit is None or len(body) <= self.limit:
             return self.rows, 0
         ranked = body if self.in_order else sorted(body, key=lambda row: -(row.cost or 0.0))
-        hidden = {id(row) for row in ranked[self.most :]}
+        hidden = {id(row) for row in ranked[self.limit :]}
         return [row for row in self.rows if id(row) not in hidden], len(hidden)
 
     def _body(self) -> list[Row]:
@@ -315,7 +315,7 @@ def _whole(widths: Iterable[int]) -> int:
 
 def _lines(items: Iterable[str], width: int) -> Iterator[str]:
     line = ""
-    for item in (part for item_text in items for part in textwrap.wrap(item_text, width, break_long_words=False)):
+    for item in (piece for item_text in items for piece in textwrap.wrap(item_text, width, break_long_words=False)):
         if line and cell_len(line) + 3 + cell_len(item) > width:
             yield line
             line = ""
@@ -339,18 +339,17 @@ class _PlainConsole(Console):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
-def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
+def print_to(file: TextIO, parts: Iterable[RenderableType], to_file: bool = False) -> None:
     """Print the parts of a report.
 
     On a terminal, output has colors and the terminal's width. Elsewhere it is plain and ``COLUMNS`` wide. If
-    ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and numbers of a table need
-    it.
+    ``COLUMNS`` is not set, or with ``to_file``, it is 120 wide, or wider if the labels and numbers of a table need it.
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
         _print(console, parts, wrap=True)
         return
-    columns = "" if kept else os.environ.get("COLUMNS", "")
+    columns = "" if to_file else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
     console = _PlainConsole(
         file=file, width=width, highlight=False, markup=False, color_system=None, force_jupyter=False
@@ -413,10 +412,10 @@ def warning_lines(issues: Iterable[str]) -> list[Text]:
     return [Text(f"! {issue}", "yellow") for issue in printed(issues)]
 
 
-def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
+def text_of(parts: Iterable[RenderableType], to_file: bool = False) -> str:
     """The parts of a report as plain text, as written to a file by `print_to`."""
     file = StringIO()
-    print_to(file, parts, kept=kept)
+    print_to(file, parts, to_file=to_file)
     return file.getvalue()
 
 

@@ -192,7 +192,7 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], fo
     tree = made(*rows)
     folded = fold(tree, folds)
     assert folded.tree["count"].sum() == len(tree)
-    assert set(folded.folding(tree).unlike) == set(tree["layer"]) - {NO_LAYER}
+    assert set(folded.folding(tree).differences) == set(tree["layer"]) - {NO_LAYER}
     for column in ("calls", "forward_ns", "backward_ns", "total_ns"):
         for depth in (0, 1):
             kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
