@@ -95,7 +95,7 @@ class Metrics(ByLayer):
         interval_ns: Median time between two samples of a GPU.
         samples: Number of samples over all GPUs.
         steps: Number of steps that the rows cover.
-        whole: The same figures over all GPU busy time, by column.
+        overall: The same figures over all GPU busy time, by column.
         info: Recording tool, GPUs and processes of the capture.
         floor: Minimum number of samples for a row to have figures.
         parents: The enclosing layer of each layer, '' at the top.
@@ -105,7 +105,7 @@ class Metrics(ByLayer):
     interval_ns: int
     samples: int
     steps: int
-    whole: dict[str, float]
+    overall: dict[str, float]
     info: CaptureInfo
     floor: float
     parents: Mapping[str, str]
@@ -140,34 +140,32 @@ class _Samples(NamedTuple):
     if missing.
     """
 
-    begin: Int64Array
+    start: Int64Array
     end: Int64Array
     values: dict[str, Floats]
 
     def met_by(self, starts: Int64Array, ends: Int64Array) -> _Samples:
         """Select samples with intervals that overlap the given ones, which are disjoint and sorted."""
-        first = np.maximum(np.searchsorted(self.begin, starts, side="right") - 1, 0)
-        counts = np.maximum(np.searchsorted(self.begin, ends, side="left") - first, 0)
+        first = np.maximum(np.searchsorted(self.start, starts, side="right") - 1, 0)
+        counts = np.maximum(np.searchsorted(self.start, ends, side="left") - first, 0)
         shift = first - (np.cumsum(counts) - counts)
         samples = np.unique(np.arange(counts.sum()) + np.repeat(shift, counts))
-        return _Samples(self.begin[samples], self.end[samples], {name: of[samples] for name, of in self.values.items()})
+        return _Samples(self.start[samples], self.end[samples], {name: of[samples] for name, of in self.values.items()})
 
 
 def metrics(
-    trace: Trace,
-    known: Operations | None = None,
+    operations: Operations,
     *,
     floor: float = 20.0,
-    own: bool = False,
+    self_only: bool = False,
     steps: StepOptions = ALL_STEPS,
 ) -> Metrics:
     """Compute the GPU metrics of each layer.
 
     Args:
-        trace: A capture with `Trace.samples`.
-        known: The same operations, to reuse their attribution and classes.
+        operations: The operations of a capture with `Trace.samples`.
         floor: Minimum number of samples for a row to have figures.
-        own: Only a layer's own operations, without its submodules.
+        self_only: Only a layer's own operations, without its submodules.
         steps: The steps to include; the whole capture by default.
 
     Raises:
@@ -176,6 +174,7 @@ def metrics(
     """
     import pandas as pd
 
+    trace, attribution = operations.trace, operations.attribution
     if trace.samples is None or not len(trace.samples):
         raise CaptureError(
             f"{trace.info.path}: no samples of GPU metrics; record with `nsys profile --gpu-metrics-device=all` "
@@ -183,11 +182,9 @@ def metrics(
         )
     by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(
-        np.median(np.concatenate([device_samples.end - device_samples.begin for device_samples in by_device.values()]))
+        np.median(np.concatenate([device_samples.end - device_samples.start for device_samples in by_device.values()]))
     )
-    operations = Operations(trace, known=known)
-    attribution = operations.attribution
-    parent = {} if own else layer_parents(attribution.ranges)
+    parent = {} if self_only else layer_parents(attribution.ranges)
     choice = choose_steps(trace, attribution, steps)
     is_shown = choice.of_ops(attribution)
     each = [(key, chosen[is_shown[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
@@ -205,14 +202,14 @@ def metrics(
     return Metrics(
         rows=rows,
         interval_ns=interval,
-        samples=sum(len(device_samples.begin) for device_samples in by_device.values()),
+        samples=sum(len(device_samples.start) for device_samples in by_device.values()),
         steps=choice.count,
-        whole={name: float(everything[name]) for name in METRICS},
+        overall={name: float(everything[name]) for name in METRICS},
         info=trace.info,
         floor=floor,
         parents=parent,
         means=means,
-        blocks=NO_BLOCKS if own else computing_blocks(operations, is_shown),
+        blocks=NO_BLOCKS if self_only else computing_blocks(operations, is_shown),
     )
 
 
@@ -275,8 +272,8 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
         if ordinal not in by_device:
             continue
         samples = by_device[ordinal].met_by(starts, ends)
-        overlap = _overlap(starts, ends, samples.begin, samples.end)
-        length = np.maximum(samples.end - samples.begin, 1)
+        overlap = _overlap(starts, ends, samples.start, samples.end)
+        length = np.maximum(samples.end - samples.start, 1)
         count += float((overlap / length).sum())
         for name, values in samples.values.items():
             is_known = ~np.isnan(values)

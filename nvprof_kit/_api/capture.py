@@ -449,7 +449,7 @@ class Capture:
 
         checked("floor", floor)
         operations = self._operations(("name", "samples"))
-        answer = metrics(operations.trace, operations, floor=floor, steps=_steps(steps, skip_steps))
+        answer = metrics(operations, floor=floor, steps=_steps(steps, skip_steps))
         return replace(answer, sources=self.sources, depth=depth).selected(**rows)
 
     def diff(

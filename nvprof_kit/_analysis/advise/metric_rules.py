@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.advise.evidence import Evidence, share
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._analysis.metrics import metrics
@@ -33,9 +34,9 @@ def bound(facts: Evidence) -> Iterator[Finding]:
     samples = facts.trace.samples
     if samples is None or not len(samples):
         return
-    trace = replace(facts.trace, ops=facts.trace.ops[facts.inside])
-    sampled = metrics(trace)
-    rows = pd.concat([sampled.rows.assign(own=False), metrics(trace, own=True).rows.assign(own=True)])
+    operations = Operations(replace(facts.trace, ops=facts.trace.ops[facts.inside]))
+    sampled = metrics(operations)
+    rows = pd.concat([sampled.rows.assign(own=False), metrics(operations, self_only=True).rows.assign(own=True)])
     rows = rows.reset_index(drop=True)
     rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * facts.wall_ns)]
     memory = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)

@@ -109,7 +109,7 @@ class Sheet:
     Attributes:
         layers: The per-layer table by step.
         steps: Durations of the steps (`nvprof_kit._analysis.attribution.windows.step_times`).
-        moments: The timeline; None to omit it.
+        timeline: The timeline; None to omit it.
         idle: Idle time and total time of the devices in the step shown first; None if unknown.
         classes: Time by kernel class; None if there are no kernels.
         findings: The findings, the most severe first.
@@ -124,7 +124,7 @@ class Sheet:
 
     layers: Layers
     steps: pd.DataFrame
-    moments: Moments | None = None
+    timeline: Moments | None = None
     idle: tuple[int, int] | None = None
     classes: ClassTimes | None = None
     findings: Sequence[Linked] = ()
@@ -174,8 +174,8 @@ def headlines(sheet: Sheet) -> list[Headline]:
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
         median_text = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
         lines.append(Headline("Median step", f"{median_text} ms", f"{shortest} to {longest} ms"))
-    if sheet.moments is not None and sheet.idle is not None and result.info.on_gpu:
-        lines.append(_idle_headline(sheet.moments, *sheet.idle))
+    if sheet.timeline is not None and sheet.idle is not None and result.info.on_gpu:
+        lines.append(_idle_headline(sheet.timeline, *sheet.idle))
     if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
         lines.append(_flops_headline(sheet.flops))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
@@ -315,7 +315,7 @@ def sheet_of(
     return Sheet(
         layers=result,
         steps=times,
-        moments=view,
+        timeline=view,
         idle=idle,
         classes=class_times(operations, is_counted),
         findings=[] if advice is None else _findings(advice, result, view),

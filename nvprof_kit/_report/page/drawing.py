@@ -96,7 +96,7 @@ def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:
     """
     block, texts = Block(), Texts()
     tree_rows = folds.rows
-    view, kernels = sheet.moments, sheet.kernels
+    view, kernels = sheet.timeline, sheet.kernels
     drawing = {
         "steps": max(sheet.layers.summary.steps, 1),
         "timeName": time_name(sheet.layers),

@@ -59,8 +59,8 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     ends = np.where(reached < at[0], time[0] - (at[0] - reached), ends)
     ends = np.where(reached > at[-1], time[-1] + (reached - at[-1]), ends).astype(np.int64)
     starts = np.concatenate(([ends[0] - length[0]], ends[:-1])) if len(ends) else ends
-    stretches = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
-    work: pd.DataFrame = stretches[stretches["end_ns"] > stretches["start_ns"]]
+    pieces = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
+    work: pd.DataFrame = pieces[pieces["end_ns"] > pieces["start_ns"]]
     return work
 
 
@@ -82,10 +82,10 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
         labels.assign(start_ns=begun, end_ns=end, doing=TRANSFER, text=points["sort"]),
     ]
     both = pd.concat(parts, ignore_index=True)
-    stretches: pd.DataFrame = both[both["end_ns"] > both["start_ns"]].sort_values(
+    pieces: pd.DataFrame = both[both["end_ns"] > both["start_ns"]].sort_values(
         "start_ns", kind="stable", ignore_index=True
     )
-    return stretches
+    return pieces
 
 
 def apart(frame: pd.DataFrame, max_frames: int = 4) -> list[pd.DataFrame]:
@@ -97,9 +97,9 @@ def apart(frame: pd.DataFrame, max_frames: int = 4) -> list[pd.DataFrame]:
             frames.append(frame)
             break
         is_free, latest_end = np.zeros(len(frame), dtype=bool), np.iinfo(np.int64).min
-        for row, (row_start, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        for row, (row_start, row_end) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
             if row_start >= latest_end:
-                is_free[row], latest_end = True, finish
+                is_free[row], latest_end = True, row_end
         frames.append(frame[is_free])
         frame = frame[~is_free]
     return frames
@@ -147,19 +147,19 @@ class JobView:
 
 def job_page(view: JobView) -> bytes:
     """The page as UTF-8."""
-    found, block, texts = view.answer, Block(), Texts()
-    every = sorted({int(rank) for rank in found.clocks["rank"]})
-    layers = _layers(found.layers, every, block)
-    held = sorted(set(view.ranks) & set(every)) or chosen_ranks(found, every)
-    timeline, note = _timeline(view, held, texts, block)
-    names = _layer_names(found.layers)
+    answer, block, texts = view.answer, Block(), Texts()
+    ranks = sorted({int(rank) for rank in answer.clocks["rank"]})
+    layers = _layers(answer.layers, ranks, block)
+    timeline_ranks = sorted(set(view.ranks) & set(ranks)) or chosen_ranks(answer, ranks)
+    timeline, note = _timeline(view, timeline_ranks, texts, block)
+    names = _layer_names(answer.layers)
     data = {
         "steps": 1,
-        "tree": {"name": [short_text(one) for one in names], "parent": _parents(names)},
+        "tree": {"name": [short_text(name) for name in names], "parent": _parents(names)},
         "layers": layers,
-        "bySteps": _by_step(view.tables, every, block),
-        "matrix": _matrix(_waiting(view), every, block),
-        "ranks": held,
+        "bySteps": _by_step(view.tables, ranks, block),
+        "matrix": _matrix(_waiting(view), ranks, block),
+        "ranks": timeline_ranks,
         "timeline": timeline,
         "texts": [short_text(text) for text in texts.numbers],
     }
@@ -172,40 +172,40 @@ def job_page(view: JobView) -> bytes:
         title=f"{view.title} · nvprof-kit ranks",
         name=view.title,
         command=view.command,
-        facts=job_size(len(every), found.steps, found.collectives),
-        verdict=found.verdict,
-        warnings=found.warnings,
+        facts=job_size(len(ranks), answer.steps, answer.collectives),
+        verdict=answer.verdict,
+        warnings=answer.warnings,
         tables=_tables(view),
         timeline_note=note,
         left_out=_left_out(view),
-        held=held,
+        held=timeline_ranks,
         has_steps=data["bySteps"] is not None,
         has_waits=data["matrix"] is not None,
         has_timeline=timeline is not None,
-        replay_error=found.replay_error,
+        replay_error=answer.replay_error,
         data=[data],
     )
 
 
-def chosen_ranks(found: Ranks, every: Sequence[int]) -> list[int]:
+def chosen_ranks(answer: Ranks, ranks: Sequence[int]) -> list[int]:
     """The ranks with a timeline: all if there are few, else late ranks, waiting ranks, and some others."""
-    if len(every) <= MAX_RANKS:
-        return list(every)
-    late = found.charges.groupby("rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
-    waiting = found.matrix.groupby("waiting_rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
-    named = [] if found.verdict.rank is None else [found.verdict.rank]
-    spread = [every[place] for place in np.linspace(0, len(every) - 1, 4).astype(int)]
-    order = dict.fromkeys((*named, *late[:4], *waiting[:3], *spread, *late[4:]))
-    return sorted(int(rank) for rank in list(order)[:MAX_RANKS] if rank in set(every))
+    if len(ranks) <= MAX_RANKS:
+        return list(ranks)
+    late_ranks = answer.charges.groupby("rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
+    waiting_ranks = answer.matrix.groupby("waiting_rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
+    named = [] if answer.verdict.rank is None else [answer.verdict.rank]
+    spread = [ranks[index] for index in np.linspace(0, len(ranks) - 1, 4).astype(int)]
+    order = dict.fromkeys((*named, *late_ranks[:4], *waiting_ranks[:3], *spread, *late_ranks[4:]))
+    return sorted(int(rank) for rank in list(order)[:MAX_RANKS] if rank in set(ranks))
 
 
 def _left_out(view: JobView) -> list[str]:
     """What the page omits for a large job, and how to show it."""
-    found = view.answer
-    if found.replay_error is not None or not found.collectives:
+    answer = view.answer
+    if answer.replay_error is not None or not answer.collectives:
         return []
     return [
-        f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name "
+        f"the critical path and what-if: {answer.collectives:,} matched collectives are too many to be replayed; name "
         "the captures of fewer ranks, for example those of one pipeline"
     ]
 
@@ -213,50 +213,50 @@ def _left_out(view: JobView) -> list[str]:
 # ---------------------------------------------------------------- heat maps
 
 
-def _columns(ranks: Sequence[int], most: int) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _columns(ranks: Sequence[int], limit: int) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The names of the heat map columns, and the column of each rank in order."""
-    each = -(-len(ranks) // most) or 1
+    each = -(-len(ranks) // limit) or 1
     of = np.arange(len(ranks)) // each
-    groups = [ranks[place : place + each] for place in range(0, len(ranks), each)]
-    return [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in groups], of
+    groups = [ranks[start : start + each] for start in range(0, len(ranks), each)]
+    return [str(group[0]) if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups], of
 
 
 def _packed(values: Floats, block: Block) -> dict[str, Any]:
     """Rows of a heat map, each value as a fraction of the row's maximum in 65,534 steps; missing values are `_NONE`."""
-    most = np.nanmax(np.where(np.isnan(values), 0, values), axis=1, initial=0)
-    scale = np.where(most > 0, most / (_NONE - 1), 1.0)
+    row_max = np.nanmax(np.where(np.isnan(values), 0, values), axis=1, initial=0)
+    scale = np.where(row_max > 0, row_max / (_NONE - 1), 1.0)
     cells = np.where(np.isnan(values), _NONE, np.round(np.maximum(values, 0) / scale[:, None]))
     with np.errstate(all="ignore"):
-        middle = np.array([np.nanmedian(row) if not np.isnan(row).all() else 0.0 for row in values])
+        medians = np.array([np.nanmedian(row) if not np.isnan(row).all() else 0.0 for row in values])
     return {
         "cells": block.add(np.nan_to_num(cells, nan=_NONE).astype(np.int64).ravel()),
         "scale": block.add(scale.astype(np.float64)),
-        "middle": block.add(middle.astype(np.float64)),
+        "middle": block.add(medians.astype(np.float64)),
     }
 
 
 def _grid(values: pd.Series[Any], where: tuple[npt.NDArray[Any], ...], shape: tuple[int, int]) -> Floats:
     """Values by row and column; the maximum if several are in one cell."""
-    made = np.full(shape, -1.0)
-    np.maximum.at(made, where, values.to_numpy(dtype=np.float64))
-    made[made < 0] = np.nan
-    return made
+    cells = np.full(shape, -1.0)
+    np.maximum.at(cells, where, values.to_numpy(dtype=np.float64))
+    cells[cells < 0] = np.nan
+    return cells
 
 
-def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[str, Any] | None:
+def _layers(layers: pd.DataFrame, ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
     """Layer and phase by rank."""
     if not len(layers):
         return None
-    columns, of = _columns(every, MAX_COLUMNS)
+    columns, of = _columns(ranks, MAX_COLUMNS)
     keys = layers["layer"].astype(str) + "\t" + layers["phase"].astype(str)
     total = (layers["median_ns"] + layers["idle_ns"] + layers["comm_ns"]).groupby(keys).sum()
-    most = max(MAX_CELLS // max(len(columns), 1), 1)
-    kept = set(total.sort_values(ascending=False).index[:most])
-    rows = sorted(kept, key=_natural)
-    chosen = layers[keys.isin(kept)]
-    place = {key: number for number, key in enumerate(rows)}
-    row = keys[keys.isin(kept)].map(place).to_numpy(dtype=np.int64)
-    column = of[np.searchsorted(every, chosen["rank"].to_numpy())]
+    limit = max(MAX_CELLS // max(len(columns), 1), 1)
+    costliest = set(total.sort_values(ascending=False).index[:limit])
+    rows = sorted(costliest, key=_natural)
+    chosen = layers[keys.isin(costliest)]
+    row_of_key = {key: number for number, key in enumerate(rows)}
+    row = keys[keys.isin(costliest)].map(row_of_key).to_numpy(dtype=np.int64)
+    column = of[np.searchsorted(ranks, chosen["rank"].to_numpy())]
     shape = (len(rows), len(columns))
     measures = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
     names = [key.split("\t") for key in rows]
@@ -264,7 +264,7 @@ def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[st
         "rows": [short_text(f"{layer} {phase}") for layer, phase in names],
         "tree": [short_text(f"{layer} {phase}" if layer == NO_LAYER else layer) for layer, phase in names],
         "columns": columns,
-        "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
+        "rank": [int(ranks[np.flatnonzero(of == index)[0]]) for index in range(len(columns))],
         "measures": [
             {"name": title, **_packed(_grid(chosen[name], (row, column), shape), block)}
             for name, title in measures.items()
@@ -274,15 +274,15 @@ def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[st
     }
 
 
-def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str, Any] | None:
+def _by_step(tables: JobTables, ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
     """Step by rank."""
     frame = tables.rank_steps()
     if not len(frame):
         return None
-    columns, of = _columns(every, MAX_COLUMNS)
+    columns, of = _columns(ranks, MAX_COLUMNS)
     steps = sorted({int(step) for step in frame["step"]})
     row = np.searchsorted(steps, frame["step"].to_numpy())
-    column = of[np.searchsorted(every, frame["rank"].to_numpy())]
+    column = of[np.searchsorted(ranks, frame["rank"].to_numpy())]
     measures = {
         "wait_ns": "waiting for other ranks",
         "compute_ns": "computing",
@@ -293,7 +293,7 @@ def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str,
     return {
         "rows": [f"step {step}" for step in steps],
         "columns": columns,
-        "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
+        "rank": [int(ranks[np.flatnonzero(of == index)[0]]) for index in range(len(columns))],
         "measures": [
             {"name": title, **_packed(_grid(frame[name], (row, column), shape), block)}
             for name, title in measures.items()
@@ -305,32 +305,32 @@ def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str,
 
 def _waiting(view: JobView) -> dict[str, pd.DataFrame]:
     """Who waited for whom; without the steps in which the profilers started, if there are others, and in all."""
-    charges, every = view.answer.charges, view.answer.matrix
+    charges, all_waits = view.answer.charges, view.answer.matrix
     cold = sorted({int(step) for step in charges["step"][charges["cause"] == "start_up"]})
-    later = view.tables.matrix(cold) if cold else every
+    later = view.tables.matrix(cold) if cold else all_waits
     if not cold or not len(later):
-        return {"waiting": every}
-    return {"waiting, after the profilers' start": later, "waiting, all steps": every}
+        return {"waiting": all_waits}
+    return {"waiting, after the profilers' start": later, "waiting, all steps": all_waits}
 
 
-def _matrix(kinds: dict[str, pd.DataFrame], every: Sequence[int], block: Block) -> dict[str, Any] | None:
+def _matrix(kinds: dict[str, pd.DataFrame], ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
     """The wait matrix, summed where ranks share a row or column."""
     if not any(len(matrix) for matrix in kinds.values()):
         return None
-    columns, of = _columns(every, MAX_MATRIX)
+    columns, of = _columns(ranks, MAX_MATRIX)
     measures = []
     for name, matrix in kinds.items():
-        made = np.zeros((len(columns), len(columns)))
-        place = [of[np.searchsorted(every, matrix[key].to_numpy())] for key in ("waiting_rank", "late_rank")]
-        np.add.at(made, tuple(place), matrix["wait_ns"].to_numpy(dtype=np.float64))
-        if len(columns) == len(every):
-            np.fill_diagonal(made, np.nan)
-        measures.append({"name": name, **_packed(made, block)})
-    note = "ranks that share a row or a column are summed" if len(columns) < len(every) else ""
+        sums = np.zeros((len(columns), len(columns)))
+        cells = [of[np.searchsorted(ranks, matrix[key].to_numpy())] for key in ("waiting_rank", "late_rank")]
+        np.add.at(sums, tuple(cells), matrix["wait_ns"].to_numpy(dtype=np.float64))
+        if len(columns) == len(ranks):
+            np.fill_diagonal(sums, np.nan)
+        measures.append({"name": name, **_packed(sums, block)})
+    note = "ranks that share a row or a column are summed" if len(columns) < len(ranks) else ""
     return {
         "rows": columns,
         "columns": columns,
-        "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
+        "rank": [int(ranks[np.flatnonzero(of == index)[0]]) for index in range(len(columns))],
         "measures": measures,
         "note": note,
     }
@@ -339,7 +339,7 @@ def _matrix(kinds: dict[str, pd.DataFrame], every: Sequence[int], block: Block) 
 def _natural(key: str) -> list[Any]:
     """Sort key: layers by number, rows outside layers last."""
     parts: list[Any] = [key.startswith(NO_LAYER)]
-    return parts + [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in re.split(r"(\d+)", key)]
+    return parts + [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", key)]
 
 
 def _layer_names(layers: pd.DataFrame) -> list[str]:
@@ -350,14 +350,14 @@ def _layer_names(layers: pd.DataFrame) -> list[str]:
 
 def _parents(names: list[str]) -> list[int]:
     """The nearest listed ancestor of each layer; -1 for none."""
-    place = {name: number for number, name in enumerate(names)}
-    found = []
+    index_of_name = {name: number for number, name in enumerate(names)}
+    parents = []
     for name in names:
         path = name
-        while "." in path and (path := path.rpartition(".")[0]) not in place:
+        while "." in path and (path := path.rpartition(".")[0]) not in index_of_name:
             pass
-        found.append(place.get(path, -1) if path != name else -1)
-    return found
+        parents.append(index_of_name.get(path, -1) if path != name else -1)
+    return parents
 
 
 # ---------------------------------------------------------------- tables and timeline
@@ -367,41 +367,41 @@ def _tables(view: JobView) -> list[PageTable]:
     """Tables: charged waiting, what-if, critical path and clocks."""
     import pandas as pd
 
-    found, command = view.answer, view.command
-    charges = found.charges.rename(columns={"rank": "late_rank"})
+    answer, command = view.answer, view.command
+    charges = answer.charges.rename(columns={"rank": "late_rank"})
     charges = charges.groupby(["late_rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum().reset_index()
     charges = charges.sort_values("wait_ns", ascending=False, kind="stable")
-    charges = charges.assign(share=charges["wait_ns"] / max(found.total_wait_ns, 1))
-    path = found.critical_path
+    charges = charges.assign(share=charges["wait_ns"] / max(answer.total_wait_ns, 1))
+    path = answer.critical_path
     if len(path):
         path = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index(name="time_ns")
         path = path.sort_values("time_ns", ascending=False, kind="stable")
         path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
-    worst = found.clocks.sort_values("residual_ns", ascending=False, kind="stable")
+    worst = answer.clocks.sort_values("residual_ns", ascending=False, kind="stable")
     clocks = worst.assign(residual_us=pd.to_numeric(worst["residual_ns"], errors="coerce") / 1e3)
-    error = f"; the unchanged graph is replayed to within {found.replay_error or 0:.1%}"
+    error = f"; the unchanged graph is replayed to within {answer.replay_error or 0:.1%}"
     equals = f"milliseconds of a step if this were as fast as the median{error}"
-    made = [
+    tables = [
         (charges, "charges", "What the waiting is charged to", "milliseconds over all steps and ranks", "charges"),
-        (found.what_if, "what-if", "What if", equals, "what-if"),
+        (answer.what_if, "what-if", "What if", equals, "what-if"),
         (path, "critical-path", "Critical path across ranks", "milliseconds over all steps", "critical-path"),
         (clocks.drop(columns=["residual_ns"]), "clocks", "Clocks", "milliseconds; the worst aligned first", "clocks"),
     ]  # fmt: skip
-    made += [
-        (found.bubbles, "bubbles", "Bubbles of the pipeline", "milliseconds by step and stage", "bubbles"),
-        (found.micro_batches, "micro-batches", "Micro-batches", "milliseconds that a stage waits", "micro-batches"),
-        (found.groups, "groups", "Parallel groups", "which ranks share a communicator, and what it is for", "groups"),
+    tables += [
+        (answer.bubbles, "bubbles", "Bubbles of the pipeline", "milliseconds by step and stage", "bubbles"),
+        (answer.micro_batches, "micro-batches", "Micro-batches", "milliseconds that a stage waits", "micro-batches"),
+        (answer.groups, "groups", "Parallel groups", "which ranks share a communicator, and what it is for", "groups"),
     ]
     return [
         page_table(rows, name, title, about=about, command=f"{command} --view {option} --format csv")
-        for rows, name, title, about, option in made
+        for rows, name, title, about, option in tables
         if rows is not None and len(rows)
     ]
 
 
-def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
+def _timeline(view: JobView, ranks: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
     """The timelines of the selected ranks, and a sentence about omissions."""
-    points, segments = view.tables.placed(held), view.tables.segments(held)
+    points, segments = view.tables.placed(ranks), view.tables.segments(ranks)
     if not len(points):
         return None, ""
     steps = _selected_steps(points, segments)
@@ -409,18 +409,23 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
     points = points[points["step"].isin(steps)]
     origin = int(points["a"].min())
     groups, ends = [], [int(points["e"].max())]
-    for rank in held:
-        mine = points[points["rank"] == rank]
-        work = work_of(mine, segments[segments["rank"] == rank])
+    for rank in ranks:
+        rank_points = points[points["rank"] == rank]
+        work = work_of(rank_points, segments[segments["rank"] == rank])
         work = work[work["step"].isin(steps)]
         if len(work):
             origin, ends = min(origin, int(work["start_ns"].min())), [*ends, int(work["end_ns"].max())]
-        groups.append((rank, work, collectives_of(mine)))
+        groups.append((rank, work, collectives_of(rank_points)))
     drawing = _Drawing(origin, texts, block)
-    drawn = [drawing.group(*one) for one in groups]
-    whole = _windows(groups, steps, origin, max(ends))
+    drawn = [drawing.group(*group) for group in groups]
+    windows = _windows(groups, steps, origin, max(ends))
     note = f"{left_out} more steps are not on the page" if left_out else ""
-    return {"start": origin, "steps": whole, "groups": [one for one in drawn if one["rows"]], "note": note}, note
+    return {
+        "start": origin,
+        "steps": windows,
+        "groups": [group for group in drawn if group["rows"]],
+        "note": note,
+    }, note
 
 
 def _selected_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
@@ -428,33 +433,33 @@ def _selected_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
     boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
     boxes = boxes[boxes.index.isin(points["step"].unique())]
     waits = (points["arrival"] - points["a"]).clip(lower=0).groupby(points["step"]).sum().sort_values(ascending=False)
-    held: list[int] = []
+    selected: list[int] = []
     room = MAX_BOXES
     for step in waits.index:
         room -= int(boxes.get(step, 0))
-        if room < 0 and held:
+        if room < 0 and selected:
             break
-        held.append(int(step))
-    return sorted(held)
+        selected.append(int(step))
+    return sorted(selected)
 
 
 def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int) -> list[dict[str, Any]]:
     """The selectable steps: all together, then each from its first to its last event on the selected ranks."""
-    made: list[dict[str, Any]] = [
+    windows: list[dict[str, Any]] = [
         {"step": None, "instance": None, "title": "all", "start": 0, "length": end - origin, "idle": {}}
     ]
     for step in steps:
-        begins, ends = [], []
+        starts, ends = [], []
         for _, work, comm in groups:
             for frame in (work, comm):
-                mine = frame[frame["step"] == step]
-                if len(mine):
-                    begins.append(int(mine["start_ns"].min()))
-                    ends.append(int(mine["end_ns"].max()))
-        if begins and step >= 0:
-            window = {"start": min(begins) - origin, "length": max(ends) - min(begins)}
-            made.append({"step": int(step), "instance": None, "title": f"step {step}", **window, "idle": {}})
-    return made if len(made) != 2 else made[1:]
+                step_rows = frame[frame["step"] == step]
+                if len(step_rows):
+                    starts.append(int(step_rows["start_ns"].min()))
+                    ends.append(int(step_rows["end_ns"].max()))
+        if starts and step >= 0:
+            window = {"start": min(starts) - origin, "length": max(ends) - min(starts)}
+            windows.append({"step": int(step), "instance": None, "title": f"step {step}", **window, "idle": {}})
+    return windows if len(windows) != 2 else windows[1:]
 
 
 class _Drawing:

@@ -34,7 +34,7 @@ _RANKS = {"phase": 0, "busy ms": 0, "SM active": 0, "samples": 3}
 def metrics_report(result: Metrics) -> list[RenderableType]:
     """The report: what was sampled, the table, and warnings."""
     figures = {
-        name: column for name, column in COLUMNS.items() if column.heading and not math.isnan(result.whole[name])
+        name: column for name, column in COLUMNS.items() if column.heading and not math.isnan(result.overall[name])
     }
     rows = result.printed()
     ms = Cells.for_total(max(int(rows["busy_ns"].max() if len(rows) else 1), 1))
@@ -47,7 +47,7 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
     for row, fold in zip(rows.to_dict("records"), folds, strict=True):
         cells = [path_label(row), row["phase"], ms(row["busy_ns"]), f"{row['samples']:,.0f}", *_figures(row, figures)]
         lines.add_row(*cells, *(fold.get(name, "") for name in folded), cost=float(row["busy_ns"]))
-    overall = ", ".join(f"{column.heading} {result.whole[name]:.0f} %" for name, column in figures.items())
+    overall = ", ".join(f"{column.heading} {result.overall[name]:.0f} %" for name, column in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "

@@ -367,8 +367,8 @@ def _print(
 ) -> None:
     """Tables keep to the width; a line of text is wrapped on a terminal and written as is to a pipe."""
     width = console.width
-    for part in parts:
-        for renderable in part.parts(width, grow=grow) if isinstance(part, Grid) else (part,):
+    for element in parts:
+        for renderable in element.parts(width, grow=grow) if isinstance(element, Grid) else (element,):
             if isinstance(renderable, Table) and grow:
                 console.width = max(
                     width, console.measure(renderable, options=console.options.update(width=_ANY)).maximum

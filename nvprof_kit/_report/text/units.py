@@ -103,14 +103,14 @@ def percent(share: float) -> str:
 def percents(parts: Sequence[int]) -> list[str]:
     """The parts of a whole in percent, rounded to add up to 100.0: the largest remainders are rounded up."""
     total = sum(parts) or 1
-    exact = [1000 * part / total for part in parts]
+    exact = [1000 * ns / total for ns in parts]
     tenths = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(parts)), key=lambda index: tenths[index] - exact[index])
     for index in by_remainder[: 1000 - sum(tenths) if any(parts) else 0]:
         tenths[index] += 1
     return [
-        percent(min(part / total, 0.000499)) if part and not tenth else percent(tenth / 1000)
-        for part, tenth in zip(parts, tenths, strict=True)
+        percent(min(ns / total, 0.000499)) if ns and not tenth else percent(tenth / 1000)
+        for ns, tenth in zip(parts, tenths, strict=True)
     ]
 
 

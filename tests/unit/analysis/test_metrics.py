@@ -91,7 +91,7 @@ def test_means_over_busy_time(path: Path, form) -> None:
     assert result.rows["sm_active_pct"].tolist() == pytest.approx([200 / 3, 80, 60])
     assert result.rows["pcie_rx_pct"].tolist() == pytest.approx([(100 * 1 + 50 * 2) / 150, 1, 2])
     assert result.rows["tensor_active_pct"].isna().all()
-    assert result.whole["sm_active_pct"] == pytest.approx((100 * 80 + 50 * 40 + 50 * 60) / 200)
+    assert result.overall["sm_active_pct"] == pytest.approx((100 * 80 + 50 * 40 + 50 * 60) / 200)
     assert (result.interval_ns, result.samples, result.steps) == (100, 5, 1)
 
 
@@ -132,9 +132,9 @@ def test_the_samples_that_intervals_meet_hold_all_of_their_time(
     edges = np.cumsum([-3, *steps])
     samples = _Samples(edges[:-1], edges[1:], {"sm_active_pct": np.arange(len(steps), dtype=float)})
     met = samples.met_by(begins, ends)
-    shared = _busy_until(begins, ends, samples.end) - _busy_until(begins, ends, samples.begin)
+    shared = _busy_until(begins, ends, samples.end) - _busy_until(begins, ends, samples.start)
     assert set(np.flatnonzero(shared)) <= set(met.values["sm_active_pct"].astype(int))
-    assert (_busy_until(begins, ends, met.end) - _busy_until(begins, ends, met.begin)).sum() == shared.sum()
+    assert (_busy_until(begins, ends, met.end) - _busy_until(begins, ends, met.start)).sum() == shared.sum()
 
 
 def test_h200() -> None:

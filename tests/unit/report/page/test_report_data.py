@@ -236,7 +236,7 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
     found = Advice(findings, 50_000_000, 5, 1, "training", (), trace.info)
     sheet = sheet_of(trace, None, found)
     # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
-    assert sheet.moments is not None and [step.title for step in sheet.moments.steps] == [
+    assert sheet.timeline is not None and [step.title for step in sheet.timeline.steps] == [
         "step 2, a typical one",
         "step 3, the slowest",
         "step 1, of a finding",
@@ -319,5 +319,5 @@ def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
         "CPU thread 0: when its ranges were open",
     ]
     assert not any("GPU" in headline.label for headline in headlines(sheet)) and sheet.classes is None
-    assert sheet.moments is not None
-    assert [band.name for band in timeline_bands(sheet.moments.shown)] == ["layers", "CPU operators"]
+    assert sheet.timeline is not None
+    assert [band.name for band in timeline_bands(sheet.timeline.timeline)] == ["layers", "CPU operators"]
