@@ -60,9 +60,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     """The report: the capture, the breakdown of each step, and the detail tables, each with its first rows."""
     view, top, select = result.view, result.select.top or 10, result.select
     tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
-    tables = select.each(
-        folded(result, {name: rows_of_view for name, rows_of_view in select.changed(sort="").each(tables).items()}, select.fold)
-    )
+    tables = select.each(folded(result, select.changed(sort="").each(tables), select.fold))
     steps = len(result.choice.shown)
     parts: list[RenderableType] = [capture_line(result.info, steps), ""]
     if view in (None, "steps"):
@@ -78,7 +76,11 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             printed_rows = _queue(rows) if name == "queue" else rows
-            view_parts = [Text(heading, "bold"), _plain(_nonempty(printed_rows.head(top)), len(printed_rows) - top, result.info.on_gpu), ""]
+            view_parts = [
+                Text(heading, "bold"),
+                _plain(_nonempty(printed_rows.head(top)), len(printed_rows) - top, result.info.on_gpu),
+                "",
+            ]
             parts += view_parts
     notes = ranked_notes(tables.values())
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
@@ -172,7 +174,11 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     """The idle time, one line per cause."""
     idle_by_cause = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
     idle_ns = int(idle_by_cause.sum())
-    lines = [Text(f"  {percent(ns / idle_ns):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in idle_by_cause.items() if ns]
+    lines = [
+        Text(f"  {percent(ns / idle_ns):>7}  {cause}: {CAUSES[str(cause)]}")
+        for cause, ns in idle_by_cause.items()
+        if ns
+    ]
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
