@@ -130,8 +130,11 @@ def find_flops(capture: str | Path) -> Path | None:
     tried = [capture.with_name(f"{stem}.flops.json") for stem in dict.fromkeys((name, re.sub(r"\.\d+$", "", name)))]
     of_rank = re.search(r"rank(\d+)", name)
     if of_rank:
+        tried.append(capture.with_name(f"{name}.rank{of_rank[1]}.flops.json"))
         matches = sorted(capture.parent.glob(f"*.rank{of_rank[1]}.flops.json"))
         tried += matches if len(matches) == 1 else []
+    else:  # of several ranks in one capture the first
+        tried.append(capture.with_name(f"{name}.rank0.flops.json"))
     return next((path for path in tried if path.exists()), None)
 
 

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nvprof_kit._instrument.flops.count import VARIABLE as COUNT
+from nvprof_kit._instrument.flops.count import count_second_step
 from nvprof_kit._instrument.loop.guard import Guarded, never_fails
 from nvprof_kit.integrations._host.program import after_import
 
@@ -38,23 +40,30 @@ PATIENCE = 64
 """The watch ends after this many outermost calls without a new model, once a model was found."""
 
 
-def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that annotate a program: ``NVPROF_KIT_ANNOTATE`` and ``PYTHONPATH``.
+def environment(
+    environ: Mapping[str, str] | None = None, *, annotate: bool = True, count: str | None = None
+) -> dict[str, str]:
+    """The environment variables that annotate a program, or count a step of it, without a change of the program.
 
     Args:
         environ: The current environment; `os.environ` by default.
+        annotate: Whether to annotate the models: ``NVPROF_KIT_ANNOTATE``.
+        count: File to count the second step into: ``NVPROF_KIT_COUNT``.
 
     Returns:
-        The two variables; existing entries of ``PYTHONPATH`` are kept at the end.
+        These variables and ``PYTHONPATH``, whose existing entries are kept at the end; none if nothing is to be done.
     """
     environ = os.environ if environ is None else environ
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != str(SITE)]
-    return {VARIABLE: "1", "PYTHONPATH": os.pathsep.join([str(SITE), *folders])}
+    added = ({VARIABLE: "1"} if annotate else {}) | ({COUNT: count} if count else {})
+    return {**added, "PYTHONPATH": os.pathsep.join([str(SITE), *folders])} if added else {}
 
 
 def install() -> None:
-    """Watch for models once this process imports torch; does not raise."""
+    """Watch for models, and count a step, once this process imports torch; does not raise."""
     try:
+        if os.environ.get(COUNT):
+            after_import("torch", lambda _torch: count_second_step())
         if os.environ.get(VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
             os.environ.setdefault(FIRST, str(os.getpid()))
             after_import("torch", lambda _torch: _start())

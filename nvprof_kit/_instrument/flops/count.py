@@ -31,6 +31,9 @@ VERSION = 2
 AMOUNTS = ("flops", "least_flops", "bytes", "dram_bytes")
 """What is counted of an operator."""
 
+VARIABLE = "NVPROF_KIT_COUNT"
+"""Environment variable with the file to count the program's second step into, without a change of the program."""
+
 _running: count_flops | None = None
 
 
@@ -68,6 +71,8 @@ class count_flops(ContextDecorator):
         self.path = Path(path).absolute()
         self.written: Path | None = None
         self._at_step = at_step
+        self._steps_before: int | None = None
+        self._step: Range | None = None
         self._watch: Watch | None = None
         self._counter: FlopCounter | None = None
         self._counting = ExitStack()
@@ -79,6 +84,8 @@ class count_flops(ContextDecorator):
         global _running  # noqa: PLW0603
         if session.mode == "off":
             return self
+        if _running is not None and _running._steps_before is not None:
+            _running._finish(write=False)  # the program counts itself
         if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: already counting into {_running.path}; end that count first")
         _check_path(self.path)
@@ -90,7 +97,7 @@ class count_flops(ContextDecorator):
         _running = self
         try:
             self._watch.attach()
-            if self._at_step is None:
+            if self._at_step is None and self._steps_before is None:
                 self._begin()
         except BaseException:
             self._finish(write=False)
@@ -105,7 +112,8 @@ class count_flops(ContextDecorator):
 
     def entered(self, range_: Range) -> None:
         """Listener of a `Watch`: a range has opened."""
-        if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
+        if range_.category is Category.STEP and self._counter is None and self._is_the_step(range_):
+            self._step = range_
             self._begin()
         if self._counter is not None:
             self._counter.entered(range_)
@@ -114,8 +122,14 @@ class count_flops(ContextDecorator):
         """Listener of a `Watch`: a range has closed."""
         if self._counter is not None:
             self._counter.left(range_)
-        if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
+        if self._step is range_ and self._counter is not None:
             self._finish(write=sys.exc_info()[1] is self._handled)
+
+    def _is_the_step(self, range_: Range) -> bool:
+        if self._steps_before is None:
+            return self._at_step is not None and range_.payload == self._at_step
+        self._steps_before -= 1
+        return self._steps_before < 0
 
     def _begin(self) -> None:
         from nvprof_kit._instrument.flops.counter import FlopCounter, counting
@@ -137,6 +151,13 @@ class count_flops(ContextDecorator):
                 self.written = _write(counter, self.path)
             except OSError as error:  # a failed write must not end the training
                 warnings.warn(f"{self.path}: cannot write it ({error.strerror}); count again", stacklevel=3)
+
+
+def count_second_step() -> None:
+    """Count the program's second step into the file that `VARIABLE` names: the first makes the optimizer's states."""
+    counting = count_flops(os.environ[VARIABLE])
+    counting._steps_before = 1
+    counting.__enter__()
 
 
 def _require_counter() -> None:

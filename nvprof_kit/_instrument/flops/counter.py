@@ -188,7 +188,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         out = func(*args, **kwargs)
         if kind is not Kind.OTHER:
-            self._counter.add(func, kind, args, kwargs, out)
+            try:
+                self._counter.add(func, kind, args, kwargs, out)
+            except Exception:  # a form of the operator that is not foreseen must not end the program
+                self._counter.add_unknown(str(func))
         return out
 
 

@@ -1,4 +1,5 @@
-"""Run by each Python process with this folder on ``PYTHONPATH``: annotates models if NVPROF_KIT_ANNOTATE is set.
+"""Run by each Python process with this folder on ``PYTHONPATH``: annotates models if NVPROF_KIT_ANNOTATE is set,
+and counts a step if NVPROF_KIT_COUNT is.
 
 It does not raise, and runs the next ``sitecustomize`` on the path, if any.
 """
@@ -28,7 +29,7 @@ def _annotate() -> None:
     install()
 
 
-if os.environ.get("NVPROF_KIT_ANNOTATE", "") not in ("", "0"):
+if os.environ.get("NVPROF_KIT_ANNOTATE", "") not in ("", "0") or os.environ.get("NVPROF_KIT_COUNT"):
     try:
         _annotate()
     except Exception as error:  # the program must run without annotation

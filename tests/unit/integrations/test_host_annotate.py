@@ -51,6 +51,46 @@ def told(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("nvprof-kit annotate:")]
 
 
+@pytest.mark.parametrize("steps", [3, 1])
+def test_a_step_is_counted_without_a_line(tmp_path: Path, steps: int) -> None:
+    counts = tmp_path / "run.flops.json"
+    program = PROGRAM.replace("counting(8, 17)", f"counting({4 * steps}, 17)")
+    done = run("-c", program, NVPROF_KIT="on", NVPROF_KIT_COUNT=str(counts))
+    assert done.returncode == 0, done.stderr
+    if steps == 1:
+        assert not counts.exists()
+        return
+    said = json.loads(counts.read_text())
+    assert said["steps"] == 1 and said["unknown"] == []
+    places = [(row["layer"], row["phase"]) for row in said["ranges"]]
+    assert ("layers.0", "forward") in places and ("layers.0", "backward") in places
+    assert ("(none)", "optimizer") in places
+    products = sum(row["flops"] for row in said["operators"] if places[row["range"]][1] == "forward")
+    with nvprof_kit.count_flops(tmp_path / "own.flops.json"):
+        import torch
+
+        sys.path.append(str(ROOT / "examples"))
+        from tiny_transformer import TinyTransformer
+
+        TinyTransformer(width=64, layers=2)(torch.zeros(4, 16, dtype=torch.long))
+    own = json.loads((tmp_path / "own.flops.json").read_text())
+    assert products == sum(row["flops"] for row in own["operators"])
+
+
+def test_a_program_that_counts_itself_is_left_to_it(tmp_path: Path) -> None:
+    program = f"""
+import torch, nvprof_kit
+with nvprof_kit.count_flops({str(tmp_path / "own.flops.json")!r}):
+    torch.ones(2, 2) @ torch.ones(2, 2)
+for number in range(3):
+    with nvprof_kit.step(number):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+"""
+    done = run("-c", program, NVPROF_KIT="on", NVPROF_KIT_COUNT=str(tmp_path / "run.flops.json"))
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own.flops.json"]
+
+
 def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
     trace = tmp_path / "run.json.gz"
     record = ["-m", "nvprof_kit", "record", "-o", str(trace), "--"]

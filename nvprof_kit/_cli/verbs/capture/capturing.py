@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -68,11 +69,35 @@ _session = click.option(
 )
 
 
-def _annotation(annotate: bool) -> dict[str, str]:
-    """What --annotate adds to the program's environment."""
+_count = click.option(
+    "--count",
+    is_flag=True,
+    help="Count the operations and the bytes of the program's second step, best outside the captured steps, into "
+    "NAME.flops.json: layers and flops then have each layer's least time.",
+)
+
+
+def _profiled(program: tuple[str, ...], name: str, annotate: bool, count: bool, **options: Any) -> int:
+    """Run the program under nsys with what --annotate and --count add to its environment; returns its exit status."""
+    from nvprof_kit._capture.profile import profile_program
+    from nvprof_kit._capture.session import expand_name, say
+    from nvprof_kit._trace.flops_file import find_flops
+    from nvprof_kit._trace.nsys.export import is_empty
     from nvprof_kit.integrations.annotate import environment
 
-    return environment() if annotate else {}
+    report = Path(expand_name(name.removesuffix(".nsys-rep"))).absolute()
+    counts = report.with_name(f"{report.name}.flops.json") if count else None
+    if counts is not None and not options["dry_run"]:
+        if counts.exists() and not options["force"]:
+            raise UsageError(f"{counts} exists; choose another name with -o NAME, or overwrite it with --force")
+        counts.unlink(missing_ok=True)
+    added = environment(annotate=annotate, count=None if counts is None else str(counts))
+    options["environ"] = {**options.get("environ", {}), **added}
+    status = profile_program(program, name, is_empty=is_empty, **options)
+    if counts is not None and not options["dry_run"] and find_flops(report.with_name(f"{report.name}.sqlite")) is None:
+        why = "the program ran no second step; add --annotate, or mark its steps with nvprof_kit.step"
+        say(f"nothing was counted: {why}", quiet=options["quiet"])
+    return status
 
 
 _NAME = "Name of the report without suffix; %h is the host, %p this process, %q{VARIABLE} a variable. "
@@ -82,6 +107,7 @@ _profile_options = _options(
     _trace,
     _extra,
     _annotate,
+    _count,
     _free,
     _quiet,
     _dry_run,
@@ -132,18 +158,16 @@ _profile_options = _options(
 @click.option("-o", "--output", metavar="NAME", help=f"{_NAME}[default: the program and the time]")
 @_profile_options
 @_program
-def profile(program: tuple[str, ...], output: str | None, annotate: bool, **options: Any) -> None:
+def profile(program: tuple[str, ...], output: str | None, **options: Any) -> None:
     """Profile a program with nsys, from start to end or for some steps.
 
     nvprof-kit profile --step 12 -- python train.py leaves train-TIME.nsys-rep, for the Nsight Systems GUI, and
     train-TIME.sqlite, and prints the command that reads it. Ctrl-C and SIGTERM end the program, and the report is still
     written. The exit status is the program's; 1 where nothing was captured, 127 where there is no such program.
     """
-    from nvprof_kit._capture.profile import profile_program, report_name
-    from nvprof_kit._trace.nsys.export import is_empty
+    from nvprof_kit._capture.profile import report_name
 
-    options |= {"environ": _annotation(annotate), "is_empty": is_empty}
-    raise click.exceptions.Exit(profile_program(program, output or report_name(program), **options))
+    raise click.exceptions.Exit(_profiled(program, output or report_name(program), **options))
 
 
 @click.command("profile", context_settings=_PROGRAM, short_help="Run some ranks under nsys.")
@@ -163,9 +187,7 @@ def profile(program: tuple[str, ...], output: str | None, annotate: bool, **opti
 @click.option("-o", "--output", metavar="NAME", help="Beginning of the reports' names. [default: the program]")
 @_profile_options
 @_program
-def ranks_profile(
-    program: tuple[str, ...], ranks: str, local: bool, output: str | None, annotate: bool, **options: Any
-) -> None:
+def ranks_profile(program: tuple[str, ...], ranks: str, local: bool, output: str | None, **options: Any) -> None:
     """Profile some ranks of a job with nsys, and run the others without a profiler.
 
     It stands between the launcher and the program, on every rank: torchrun --nproc-per-node 8 --no-python nvprof-kit
@@ -174,9 +196,8 @@ def ranks_profile(
     With accelerate the launcher's option is --no_python, with deepspeed --no_python --no_local_rank; srun and mpirun
     need none. With --preset metrics each rank samples the GPU of its own local rank.
     """
-    from nvprof_kit._capture.profile import print_command, profile_program, program_name
+    from nvprof_kit._capture.profile import print_command, program_name
     from nvprof_kit._capture.ranks import choose_rank
-    from nvprof_kit._trace.nsys.export import is_empty
 
     if not program:
         raise UsageError(
@@ -188,9 +209,7 @@ def ranks_profile(
         if options["preset"] == "metrics" and rank.gpu:
             options["extra"] = (*options["extra"], f"--gpu-metrics-devices={rank.gpu}")
         name = rank.report_name((output or program_name(program)).removesuffix(".nsys-rep"))
-        raise click.exceptions.Exit(
-            profile_program(program, name, environ={**environ, **_annotation(annotate)}, is_empty=is_empty, **options)
-        )
+        raise click.exceptions.Exit(_profiled(program, name, environ=environ, **options))
     if options["dry_run"]:
         print_command(program)
         return
@@ -225,8 +244,9 @@ def launch(program: tuple[str, ...], name: str, annotate: bool, **options: Any) 
     stretches of it. Give session start the same preset. The exit status is the program's.
     """
     from nvprof_kit._capture.profile import launch_session
+    from nvprof_kit.integrations.annotate import environment
 
-    raise click.exceptions.Exit(launch_session(program, name, environ=_annotation(annotate), **options))
+    raise click.exceptions.Exit(launch_session(program, name, environ=environment(annotate=annotate), **options))
 
 
 @session.command()
