@@ -118,7 +118,7 @@ class Job:
         from nvprof_kit._ranks.groups import parallel_groups
 
         aligned = self._aligned  # communicators of one name are told apart with the clocks
-        return self._table("groups", parallel_groups(self._tables, self._stages, aligned.listed.name_of))
+        return self._table("groups", parallel_groups(self._tables, self._stages, aligned.marked_groups.name_of))
 
     @cached_property
     def _micro_batches(self) -> pd.DataFrame:
@@ -416,8 +416,8 @@ def open_job(
         return Job(JobTables(Path(named[0])), domain=domain, rules=read)
     tasks = tasks_of(named, "", domain, read, ranks or {})
     if maps is None and len(tasks) <= IN_MEMORY:
-        job = run(make_maps, tasks, workers=workers, executor=executor, done=done)
-        return Job(JobTables(job), domain=domain, rules=read)
+        rank_maps = run(make_maps, tasks, workers=workers, executor=executor, done=done)
+        return Job(JobTables(rank_maps), domain=domain, rules=read)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
     tasks = [replace(task, folder=str(folder)) for task in tasks]

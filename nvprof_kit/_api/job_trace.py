@@ -77,9 +77,9 @@ def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Re
 def _clocks(clocks: pd.DataFrame) -> dict[int, RankClock]:
     from nvprof_kit._report.export.trace_events import RankClock
 
-    made = {}
+    clock_of_rank = {}
     for row in clocks.to_dict("records"):
         is_known = str(row["offset_ns"]) not in ("nan", "<NA>", "None")
         clock = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if is_known else (None,)
-        made[int(row["rank"])] = RankClock(int(row["rank"]), *clock)
-    return made
+        clock_of_rank[int(row["rank"])] = RankClock(int(row["rank"]), *clock)
+    return clock_of_rank

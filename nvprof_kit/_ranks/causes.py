@@ -70,12 +70,12 @@ class Pair(NamedTuple):
 
     Attributes:
         instance: Number of the collective, ascending by arrival.
-        late, peer: The two ranks.
+        late_rank, peer: The two ranks.
         late_index, peer_index: Index of the collective on each rank.
     """
 
     instance: Int64Array
-    late: Int64Array
+    late_rank: Int64Array
     peer: Int64Array
     late_index: Int64Array
     peer_index: Int64Array
@@ -118,11 +118,11 @@ class Causes:
         self, points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array, late_rank: Int64Array
     ) -> None:
         self._arrival, self._late = arrival, late_rank
-        groups = {rank: mine for rank, mine in segments.groupby("rank", sort=False)}
+        groups = {rank: of_rank for rank, of_rank in segments.groupby("rank", sort=False)}
         empty = segments.iloc[:0]
         self._ranks = {
-            int(str(rank)): _rank(mine, groups.get(rank, empty), arrival)
-            for rank, mine in points.groupby("rank", sort=False)
+            int(str(rank)): _rank(of_rank, groups.get(rank, empty), arrival)
+            for rank, of_rank in points.groupby("rank", sort=False)
         }
         self._gates: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
 
@@ -134,13 +134,13 @@ class Causes:
         """
         import pandas as pd
 
-        late, since = self._windows(pairs.late, pairs.peer, pairs.late_index, pairs.peer_index)
+        late_ready, since = self._windows(pairs.late_rank, pairs.peer, pairs.late_index, pairs.peer_index)
         peer = (since[1], self._ready(pairs.peer, pairs.peer_index))
-        known = since[0] != NONE
-        started = np.flatnonzero(known)
-        late_rows = self._rows(pairs.late[started], since[0][started], late[started], started)
+        has_common = since[0] != NONE
+        started = np.flatnonzero(has_common)
+        late_rows = self._rows(pairs.late_rank[started], since[0][started], late_ready[started], started)
         peer_rows = self._rows(pairs.peer[started], peer[0][started], peer[1][started], started)
-        late_rows = pd.concat([late_rows, self._queued(pairs.late, pairs.late_index, started)], ignore_index=True)
+        late_rows = pd.concat([late_rows, self._queued(pairs.late_rank, pairs.late_index, started)], ignore_index=True)
         peer_rows = pd.concat([peer_rows, self._queued(pairs.peer, pairs.peer_index, started)], ignore_index=True)
         peer_rows[["ns", "ops"]] *= -1
         both = pd.concat([late_rows, peer_rows], ignore_index=True)
@@ -149,7 +149,7 @@ class Causes:
         )
         more = _excess(both)
         direct, chained = self._as_shares(more, pairs)
-        lacking = np.flatnonzero(~known)
+        lacking = np.flatnonzero(~has_common)
         unknown = np.setdiff1d(started, more["pair"].to_numpy())
         direct = pd.concat(
             [direct, _all_of(pairs, lacking, "start_up"), _all_of(pairs, unknown, "unresolved")], ignore_index=True
@@ -162,41 +162,41 @@ class Causes:
         )
 
     def _windows(
-        self, late: Int64Array, peer: Int64Array, late_index: Int64Array, peer_index: Int64Array
+        self, late_ranks: Int64Array, peer_ranks: Int64Array, late_index: Int64Array, peer_index: Int64Array
     ) -> tuple[Int64Array, tuple[Int64Array, Int64Array]]:
         """The segment that ends with each late rank's readiness, and those that end with the last common point."""
-        ready = self._ready(late, late_index)
-        since = np.full((2, len(late)), NONE, dtype=np.int64)
-        for place, (one, other, i, j) in enumerate(
-            zip(late.tolist(), peer.tolist(), late_index.tolist(), peer_index.tolist(), strict=True)
+        ready = self._ready(late_ranks, late_index)
+        since = np.full((2, len(late_ranks)), NONE, dtype=np.int64)
+        for pair, (late_rank, peer_rank, i, j) in enumerate(
+            zip(late_ranks.tolist(), peer_ranks.tolist(), late_index.tolist(), peer_index.tolist(), strict=True)
         ):
-            mine, its = self._common(one, other)
-            at = int(np.searchsorted(mine, i)) - 1
-            while at >= 0 and its[at] >= j:
+            late_points, peer_points = self._common(late_rank, peer_rank)
+            at = int(np.searchsorted(late_points, i)) - 1
+            while at >= 0 and peer_points[at] >= j:
                 at -= 1
             if at >= 0:
-                since[0, place] = self._ranks[one].ended[mine[at]]
-                since[1, place] = self._ranks[other].ended[its[at]]
+                since[0, pair] = self._ranks[late_rank].ended[late_points[at]]
+                since[1, pair] = self._ranks[peer_rank].ended[peer_points[at]]
         return ready, (since[0], since[1])
 
-    def _common(self, one: int, other: int) -> tuple[Int64Array, Int64Array]:
+    def _common(self, first: int, second: int) -> tuple[Int64Array, Int64Array]:
         """The common points of two ranks, as indices of each rank's collectives, ascending."""
-        if (one, other) not in self._gates:
-            a, b = self._ranks[one], self._ranks[other]
-            _, mine, its = np.intersect1d(
+        if (first, second) not in self._gates:
+            a, b = self._ranks[first], self._ranks[second]
+            _, first_index, second_index = np.intersect1d(
                 np.where(a.instance >= 0, a.instance, -1 - np.arange(len(a.instance)) * 2),
                 np.where(b.instance >= 0, b.instance, -2 - np.arange(len(b.instance)) * 2),
                 return_indices=True,
             )
-            together = np.abs(a.e[mine] - b.e[its]) <= TOGETHER_NS
+            together = np.abs(a.e[first_index] - b.e[second_index]) <= TOGETHER_NS
             if together.any():
-                mine, its = mine[together], its[together]
-            gating = a.gates[mine] & b.gates[its]
+                first_index, second_index = first_index[together], second_index[together]
+            gating = a.gates[first_index] & b.gates[second_index]
             if gating.any():
-                mine, its = mine[gating], its[gating]
-            order = np.argsort(mine)
-            self._gates[one, other] = (mine[order], its[order])
-        return self._gates[one, other]
+                first_index, second_index = first_index[gating], second_index[gating]
+            order = np.argsort(first_index)
+            self._gates[first, second] = (first_index[order], second_index[order])
+        return self._gates[first, second]
 
     def _rows(self, ranks: Int64Array, since: Int64Array, until: Int64Array, pair: Int64Array) -> pd.DataFrame:
         """Device activity in the ranks' windows: pair, doing, layer, phase, instance (of a collective), ns, ops."""
@@ -204,69 +204,69 @@ class Causes:
 
         parts = []
         for rank in np.unique(ranks).tolist():
-            mine, at = np.flatnonzero(ranks == rank), self._ranks[rank]
-            low = np.searchsorted(at.segment, since[mine], side="right")
-            high = np.maximum(np.searchsorted(at.segment, until[mine], side="right"), low)
+            windows, at = np.flatnonzero(ranks == rank), self._ranks[rank]
+            low = np.searchsorted(at.segment, since[windows], side="right")
+            high = np.maximum(np.searchsorted(at.segment, until[windows], side="right"), low)
             count = high - low
             rows = np.repeat(low - np.concatenate(([0], np.cumsum(count)[:-1])), count) + np.arange(count.sum())
-            found = at.rows.iloc[rows]
-            collective = found["collective"].to_numpy()
+            segments = at.rows.iloc[rows]
+            collective = segments["collective"].to_numpy()
             of = np.append(at.instance, NONE)[collective]
             waits = collective >= 0
             frame = pd.DataFrame(
                 {
-                    "pair": np.repeat(pair[mine], count),
-                    "doing": found["doing"].to_numpy(),
-                    "layer": np.where(waits & (of >= 0), "", found["layer"].to_numpy()),
-                    "phase": np.where(waits & (of >= 0), "", found["phase"].to_numpy()),
+                    "pair": np.repeat(pair[windows], count),
+                    "doing": segments["doing"].to_numpy(),
+                    "layer": np.where(waits & (of >= 0), "", segments["layer"].to_numpy()),
+                    "phase": np.where(waits & (of >= 0), "", segments["phase"].to_numpy()),
                     "instance": np.where(waits, of, NONE),
-                    "ns": found["ns"].to_numpy() - at.transfer[rows],
-                    "ops": found["ops"].to_numpy(),
+                    "ns": segments["ns"].to_numpy() - at.transfer[rows],
+                    "ops": segments["ops"].to_numpy(),
                 }
             )
             moved = at.transfer[rows] > 0
             parts += [frame, frame[moved].assign(doing="transfer", instance=NONE, ns=at.transfer[rows][moved], ops=0)]
         columns = ["pair", "doing", "layer", "phase", "instance", "ns", "ops"]
-        made: pd.DataFrame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
-        return made
+        table: pd.DataFrame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        return table
 
     def _queued(self, ranks: Int64Array, index: Int64Array, pairs: Int64Array) -> pd.DataFrame:
         """From readiness to arrival: behind another collective on its stream, otherwise launch latency."""
         import pandas as pd
 
         rows = []
-        for place in pairs.tolist():
-            at, i = self._ranks[int(ranks[place])], int(index[place])
+        for pair in pairs.tolist():
+            at, i = self._ranks[int(ranks[pair])], int(index[pair])
             ns = int(at.queued[i])
             behind = i > 0 and int(at.e[i - 1]) > int(at.a[i]) - ns and int(at.instance[i - 1]) >= 0
-            doing, of = ("communication", int(at.instance[i - 1])) if behind else ("queued", NONE)
+            activity, of = ("communication", int(at.instance[i - 1])) if behind else ("queued", NONE)
             layer, phase = ("", "") if behind else (at.layer[i], at.phase[i])
             moved = min(max(int(at.e[i - 1] - self._arrival[of]), 0), ns) if 0 <= of < len(self._arrival) else 0
-            rows.append((place, doing, layer, phase, of, ns - moved, 0))
-            rows.append((place, "transfer", "", "", NONE, moved, 0))
-        made: pd.DataFrame = pd.DataFrame.from_records(
+            rows.append((pair, activity, layer, phase, of, ns - moved, 0))
+            rows.append((pair, "transfer", "", "", NONE, moved, 0))
+        table: pd.DataFrame = pd.DataFrame.from_records(
             rows, columns=["pair", "doing", "layer", "phase", "instance", "ns", "ops"]
         )
-        return made
+        return table
 
     def _as_shares(self, more: pd.DataFrame, pairs: Pair) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The excesses as shares: those with a direct cause, and those that depend on another collective's causes."""
         share = more["share"].to_numpy()
-        pair, doing, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))
+        pair, activity, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))
         pair, of = pair.astype(np.int64), of.astype(np.int64)  # empty frames have columns of type object
-        late = pairs.late[pair]
-        waits = doing == "communication"
+        late_rank = pairs.late_rank[pair]
+        waits = activity == "communication"
         cause = np.where(waits, "collective", more["kind"]).astype(object)
-        compute = doing == "compute"
+        compute = activity == "compute"
         cause[compute] = np.where(more["ops"].to_numpy()[compute] > 0, "more_kernels", "slower_kernels")
         chain = waits & (of >= 0) & (of < pairs.instance[pair])
         # if the late rank was also last in the other collective, its own transfer took longer
-        chain &= self._late[np.where(chain, of, 0)] != late
+        chain &= self._late[np.where(chain, of, 0)] != late_rank
         # which rank was last in a collective that was not matched is unknown
         cause[waits & ~chain & (of >= 0) & (of < len(self._arrival))] = "transfer"
         frame = more.assign(
             instance=pairs.instance[pair],
-            late_rank=late,
+            late_rank=late_rank,
             cause=cause,
             share=share,
             of=of,
@@ -287,8 +287,8 @@ def _excess(both: pd.DataFrame) -> pd.DataFrame:
     more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
     more = more[more["ns"] > 0].merge(net, on=kinds)
     more["share"] = more["of_pair"] * more["ns"] / more.groupby(kinds)["ns"].transform("sum")
-    made: pd.DataFrame = more
-    return made
+    excess: pd.DataFrame = more
+    return excess
 
 
 def _rank(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array) -> _Rank:
@@ -305,14 +305,14 @@ def _transfer(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array)
     """
     collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
     of = np.append(points["instance"].to_numpy(), NONE)[collective]
-    known = (collective >= 0) & (of >= 0) & (of < len(arrival))
-    if not known.any():
+    is_matched = (collective >= 0) & (of >= 0) & (of < len(arrival))
+    if not is_matched.any():
         return np.zeros(len(ns), dtype=np.int64)
-    since = np.append(points["e"].to_numpy(), 0)[collective] - arrival[np.where(known, of, 0)]
+    since = np.append(points["e"].to_numpy(), 0)[collective] - arrival[np.where(is_matched, of, 0)]
     exposed = segments.groupby("collective", sort=False)["ns"]
     later = (exposed.transform("sum") - exposed.cumsum()).to_numpy()
-    made: Int64Array = np.where(known, np.clip(since - later, 0, ns), 0).astype(np.int64)
-    return made
+    transfer: Int64Array = np.where(is_matched, np.clip(since - later, 0, ns), 0).astype(np.int64)
+    return transfer
 
 
 def unresolved(pairs: Pair) -> pd.DataFrame:
@@ -320,23 +320,23 @@ def unresolved(pairs: Pair) -> pd.DataFrame:
     return _all_of(pairs, np.arange(len(pairs.instance)), "unresolved")
 
 
-def _all_of(pairs: Pair, which: Int64Array, cause: str) -> pd.DataFrame:
+def _all_of(pairs: Pair, selected: Int64Array, cause: str) -> pd.DataFrame:
     import pandas as pd
 
-    made: pd.DataFrame = pd.DataFrame(
+    table: pd.DataFrame = pd.DataFrame(
         {
-            "instance": pairs.instance[which],
-            "late_rank": pairs.late[which],
+            "instance": pairs.instance[selected],
+            "late_rank": pairs.late_rank[selected],
             "cause": cause,
             "layer": NO_LAYER,
             "phase": NO_PHASE,
             "share": 1.0,
         }
     )
-    return made
+    return table
 
 
-def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late: Int64Array) -> pd.DataFrame:
+def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late_rank: Int64Array) -> pd.DataFrame:
     """Replace every chain by the causes of the collective it leads to, which began earlier and is already resolved."""
     import pandas as pd
 
@@ -346,13 +346,13 @@ def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late: Int64Array) -> 
     for row in direct.itertuples(index=False):
         _add(reasons.setdefault(int(row[0]), {}), (int(row[1]), *row[2:5]), row[5])
     for instance, of, share in chained.sort_values("instance", kind="stable").itertuples(index=False):
-        before = reasons.get(int(of)) or {(int(late[int(of)]), "collective", NO_LAYER, NO_PHASE): 1.0}
-        whole, mine = sum(before.values()), reasons.setdefault(int(instance), {})
-        for reason, part in before.items():
-            _add(mine, reason, part / whole * share)
-    rows = [(instance, *reason, share) for instance, found in reasons.items() for reason, share in found.items()]
-    made: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(_SHARES))
-    return made
+        before = reasons.get(int(of)) or {(int(late_rank[int(of)]), "collective", NO_LAYER, NO_PHASE): 1.0}
+        total, own_reasons = sum(before.values()), reasons.setdefault(int(instance), {})
+        for reason, weight in before.items():
+            _add(own_reasons, reason, weight / total * share)
+    rows = [(instance, *reason, share) for instance, shares in reasons.items() for reason, share in shares.items()]
+    table: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(_SHARES))
+    return table
 
 
 def _add(shares: dict[tuple[int, str, str, str], float], reason: tuple[int, str, str, str], share: float) -> None:

@@ -355,13 +355,13 @@ class Alignment(NamedTuple):
         floor_ns: The resolution of the aligned clocks.
         warnings: Sentences about groups that contradict each other or could not be separated, and messages that could
             not be matched.
-        listed: The process groups that the captures' marks list.
+        marked_groups: The process groups that the captures' marks list.
     """
 
     clocks: pd.DataFrame
     floor_ns: int
     warnings: tuple[str, ...] = ()
-    listed: ListedGroups = ListedGroups()
+    marked_groups: ListedGroups = ListedGroups()
 
 
 def align_job(tables: JobTables, ranks: list[int]) -> Alignment:

@@ -43,14 +43,14 @@ PASSING = r" \d+ <-> (?:\d+|several)$"
 class Communications(NamedTuple):
     """A rank's communication kernels by launch: their indices among its operations, and their columns."""
 
-    place: Int64Array
+    ops: Int64Array
     table: pd.DataFrame
 
 
 def kind_of(name: str) -> str:
     """``AllReduce`` of ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)``; '' if the name does not say."""
-    found = _KIND.search(name)
-    return KINDS[found[1].lower().replace("_", "")] if found else ""
+    match = _KIND.search(name)
+    return KINDS[match[1].lower().replace("_", "")] if match else ""
 
 
 def communications(
@@ -76,9 +76,9 @@ def communications(
     """
     import pandas as pd
 
-    place = np.flatnonzero(is_comm)
-    place = place[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[place]], launch[place]))]
-    ops = rows[place]
+    comm_ops = np.flatnonzero(is_comm)
+    comm_ops = comm_ops[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[comm_ops]], launch[comm_ops]))]
+    ops = rows[comm_ops]
     owner = kernels_of_calls(trace, ops)
     found_messages = messages(trace, ops, owner)
     calls = _calls(trace, ops, owner)
@@ -86,9 +86,9 @@ def communications(
     for named in (_kinds_of_operators(host, host.of_op[ops]), calls.kind):
         kind = np.where(np.isin(kind, ("SendRecv", "")) & (named != ""), named, kind)
     stream = _by_stream(trace, ops)
-    streams = np.array([f"stream {one}" for one in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
-    passing, direction = _passing(rank, calls, owner, trace)
-    comm = np.where(calls.communicator != "", calls.communicator, streams) + passing
+    streams = np.array([f"stream {number}" for number in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
+    partners, direction = _passing(rank, calls, owner, trace)
+    comm = np.where(calls.communicator != "", calls.communicator, streams) + partners
     table = pd.DataFrame(
         {
             "index": np.arange(len(ops)),
@@ -96,26 +96,26 @@ def communications(
             "stream": stream,
             "group": calls.group,
             "operation": calls.operation,
-            "sequence": np.where(passing != "", NONE, _unique(comm, calls.sequence)),
-            "step": step[place],
+            "sequence": np.where(partners != "", NONE, _unique(comm, calls.sequence)),
+            "step": step[comm_ops],
             "kind": kind,
             "bytes": found_messages.bytes,
             "size": found_messages.ranks,
         }
     )
     table["number"] = 3 * table.groupby(["comm", "step", direction]).cumcount() + direction
-    others = passing == ""
-    table.loc[others, "number"] = table[others].groupby(["comm", "step"]).cumcount()
-    return Communications(place, table)
+    collective_rows = partners == ""
+    table.loc[collective_rows, "number"] = table[collective_rows].groupby(["comm", "step"]).cumcount()
+    return Communications(comm_ops, table)
 
 
 def _kinds(trace: Trace, ops: Int64Array) -> npt.NDArray[Any]:
     """The kind of each of some operations by its name."""
     name = trace.ops["name"].cat
-    codes, which = np.unique(name.codes.to_numpy()[ops], return_inverse=True)
+    codes, codes_of_ops = np.unique(name.codes.to_numpy()[ops], return_inverse=True)
     kinds = [kind_of(str(name.categories[code])) if code >= 0 else "" for code in codes.tolist()]
-    found: npt.NDArray[Any] = np.array(kinds, dtype=object)[which]
-    return found
+    kind_of_ops: npt.NDArray[Any] = np.array(kinds, dtype=object)[codes_of_ops]
+    return kind_of_ops
 
 
 def _kinds_of_operators(host: HostCalls, launches: Int64Array) -> npt.NDArray[np.object_]:
@@ -129,9 +129,9 @@ def _kinds_of_operators(host: HostCalls, launches: Int64Array) -> npt.NDArray[np
         of_thread = operators[host.tid[operators] == thread]
         of_thread = of_thread[np.argsort(host.start[of_thread], kind="stable")]
         launched = np.flatnonzero((host.tid[launches] == thread) & (launches != NONE))
-        moments = host.start[launches[launched]]
-        operator = of_thread[np.searchsorted(host.start[of_thread], moments, side="right") - 1]
-        inside = (host.start[operator] <= moments) & (moments < host.end[operator])
+        launch_times = host.start[launches[launched]]
+        operator = of_thread[np.searchsorted(host.start[of_thread], launch_times, side="right") - 1]
+        inside = (host.start[operator] <= launch_times) & (launch_times < host.end[operator])
         kinds[launched[inside]] = names[host.name[operator[inside]]]
     return kinds
 
@@ -176,10 +176,10 @@ def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) 
     order = np.lexsort((operation[matched], kernel[matched]))
     kernel, operation = kernel[matched][order], operation[matched][order]
     first = np.flatnonzero(np.diff(kernel, prepend=-1))
-    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(kernel)], strict=True):
-        mine = np.unique(operation[begin:end])
-        digest = hashlib.blake2b(mine.astype("<i8").tobytes(), digest_size=8).digest()
-        ids[kernel[begin]] = mine[0] if len(mine) == 1 else int.from_bytes(digest, "little") >> 1
+    for start, end in zip(first.tolist(), [*first[1:].tolist(), len(kernel)], strict=True):
+        operations = np.unique(operation[start:end])
+        digest = hashlib.blake2b(operations.astype("<i8").tobytes(), digest_size=8).digest()
+        ids[kernel[start]] = operations[0] if len(operations) == 1 else int.from_bytes(digest, "little") >> 1
 
 
 def _passing(rank: int, calls: _Calls, owner: Int64Array, trace: Trace) -> tuple[npt.NDArray[Any], Int64Array]:
@@ -188,29 +188,29 @@ def _passing(rank: int, calls: _Calls, owner: Int64Array, trace: Trace) -> tuple
 
     A communicator's sends and receives have no common order on its ranks, but those from one rank to another have.
     """
-    found: npt.NDArray[Any] = np.full(len(calls.kind), "", dtype=object)
-    direction = np.zeros(len(found), dtype=np.int64)
+    partner_names: npt.NDArray[Any] = np.full(len(calls.kind), "", dtype=object)
+    direction = np.zeros(len(partner_names), dtype=np.int64)
     point = np.isin(calls.kind, _POINT_TO_POINT) & (calls.communicator != "")
     table = trace.collectives
     if table is None or "peers" not in table or not point.any():
-        return found, direction
-    mine = np.flatnonzero((owner >= 0) & point[owner])
-    names, peers = (table[name].astype(str).to_numpy()[mine].tolist() for name in ("call", "peers"))
+        return partner_names, direction
+    rows = np.flatnonzero((owner >= 0) & point[owner])
+    names, peers = (table[name].astype(str).to_numpy()[rows].tolist() for name in ("call", "peers"))
     pairs: dict[int, set[tuple[int, int]]] = {}
-    for kernel, name, peer in zip(owner[mine].tolist(), names, peers, strict=True):
+    for kernel, name, peer in zip(owner[rows].tolist(), names, peers, strict=True):
         kind = kind_of(name)
         if peer.isdecimal() and kind in ("Send", "Recv"):
             pairs.setdefault(kernel, set()).add((rank, int(peer)) if kind == "Send" else (int(peer), rank))
         else:
             pairs.setdefault(kernel, set()).add((NONE, NONE))
     for kernel, passed in pairs.items():
-        ranks = sorted({one for pair in passed for one in pair})
+        ranks = sorted({member for pair in passed for member in pair})
         if ranks[0] != NONE and len(ranks) == 2:
-            found[kernel] = f" {ranks[0]} <-> {ranks[1]}"
+            partner_names[kernel] = f" {ranks[0]} <-> {ranks[1]}"
             direction[kernel] = 2 if len(passed) == 2 else next(iter(passed)) != tuple(ranks)
         elif ranks[0] != NONE:  # several peers, or itself
-            found[kernel] = f" {rank} <-> several"
-    return found, direction
+            partner_names[kernel] = f" {rank} <-> several"
+    return partner_names, direction
 
 
 def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
@@ -220,17 +220,17 @@ def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
     if (sequence < 0).all():
         return sequence
     table = pd.DataFrame({"comm": comm, "sequence": sequence})
-    twice = table.duplicated() & (table["sequence"] >= 0)
-    odd = table["comm"].isin(table["comm"][twice]).to_numpy()
-    numbers: Int64Array = np.where(odd, NONE, sequence)
+    duplicated = table.duplicated() & (table["sequence"] >= 0)
+    has_duplicates = table["comm"].isin(table["comm"][duplicated]).to_numpy()
+    numbers: Int64Array = np.where(has_duplicates, NONE, sequence)
     return numbers
 
 
 def _by_stream(trace: Trace, ops: Int64Array) -> Int64Array:
     """The index of each kernel's stream among the communication streams, by first use."""
     stream = trace.ops["stream"].to_numpy()[ops]
-    distinct, first, which = np.unique(stream, return_index=True, return_inverse=True)
-    place = np.empty(len(distinct), dtype=np.int64)
-    place[np.argsort(first)] = np.arange(len(distinct))
-    found: Int64Array = place[which]
-    return found
+    distinct, first, codes = np.unique(stream, return_index=True, return_inverse=True)
+    rank_of_stream = np.empty(len(distinct), dtype=np.int64)
+    rank_of_stream[np.argsort(first)] = np.arange(len(distinct))
+    streams: Int64Array = rank_of_stream[codes]
+    return streams

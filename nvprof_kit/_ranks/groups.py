@@ -62,16 +62,16 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
         ends: The ends of their collectives: comm, s, k, rank, end_ns, size (ranks of the communicator, -1: unknown).
     """
     rows: list[tuple[str, int, int]] = []
-    for comm, mine in ends.groupby("comm"):
-        if mine["rank"].nunique() < 3:
+    for comm, comm_ends in ends.groupby("comm"):
+        if comm_ends["rank"].nunique() < 3:
             continue
-        ranks, moved, rarely = movements(mine)
+        ranks, moved, rarely = movements(comm_ends)
         limit = max(LEAST_NS, TIMES * float(moved.min()))
-        size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
+        size = comm_ends.groupby("rank")["size"].max().reindex(ranks).to_numpy()
         parts = _joined(moved, limit, size)
         if (size <= 0).all():
             parts = _divided(rarely, parts)
-        rows += [(str(comm), rank, which) for rank, which in zip(ranks, parts, strict=True)]
+        rows += [(str(comm), rank, number) for rank, number in zip(ranks, parts, strict=True)]
     return part_table(rows)
 
 
@@ -80,71 +80,71 @@ def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
     import pandas as pd
 
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
-    made: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
-    return made
+    table: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
+    return table
 
 
-def movements(mine: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def movements(comm_ends: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """The ranks of a communicator, and how far the ends of two of them move relative to each other from one collective
     to the next: in `MOST_OF_THEM`, and in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few.
 
     Args:
-        mine: The ends of its collectives: s, k, rank, end_ns.
+        comm_ends: The ends of its collectives: s, k, rank, end_ns.
     """
     # where a rank lost collectives of a step, its others have wrong numbers
-    count = mine.groupby(["s", "rank"])["end_ns"].transform("size")
-    whole = mine[count == count.groupby(mine["s"]).transform("max")]
-    wide = whole.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
-    wide = wide.reindex(columns=sorted(mine["rank"].unique()))
+    count = comm_ends.groupby(["s", "rank"])["end_ns"].transform("size")
+    complete = comm_ends[count == count.groupby(comm_ends["s"]).transform("max")]
+    wide = complete.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
+    wide = wide.reindex(columns=sorted(comm_ends["rank"].unique()))
     moved, rarely = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
     return [int(str(rank)) for rank in wide.columns], moved, rarely
 
 
 def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.int64]) -> list[int]:
     """The part of each rank: the pairs that move least are joined first, up to the communicator's known size."""
-    part = list(range(len(size)))
+    parts = list(range(len(size)))
     room = np.where(size > 1, size, len(size))
-    one, other = np.nonzero(moved <= limit)
-    order = np.argsort(moved[one, other], kind="stable")
-    for a, b in zip(one[order].tolist(), other[order].tolist(), strict=True):
-        both = [place for place, of in enumerate(part) if of in (part[a], part[b])]
-        if part[a] != part[b] and len(both) <= room[both].min():
-            joined = part[a]
-            for place in both:
-                part[place] = joined
-    return part
+    first, second = np.nonzero(moved <= limit)
+    order = np.argsort(moved[first, second], kind="stable")
+    for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True):
+        both = [rank for rank, of in enumerate(parts) if of in (parts[a], parts[b])]
+        if parts[a] != parts[b] and len(both) <= room[both].min():
+            joined = parts[a]
+            for rank in both:
+                parts[rank] = joined
+    return parts
 
 
-def _divided(moved: npt.NDArray[np.float64], part: list[int]) -> list[int]:
+def _divided(moved: npt.NDArray[np.float64], parts: list[int]) -> list[int]:
     """The parts; one that consists of groups of equal size, far from each other, is divided into these."""
-    made = list(part)
-    for which in sorted(set(part)):
-        mine = [rank for rank, of in enumerate(part) if of == which]
-        if len(mine) < 4:
+    divided = list(parts)
+    for number in sorted(set(parts)):
+        members = [rank for rank, of in enumerate(parts) if of == number]
+        if len(members) < 4:
             continue
-        among = moved[np.ix_(mine, mine)]
-        for rank, first in zip(mine, _equal_groups(among), strict=True):
-            made[rank] = mine[first]
-    return made
+        among = moved[np.ix_(members, members)]
+        for rank, first in zip(members, _equal_groups(among), strict=True):
+            divided[rank] = members[first]
+    return divided
 
 
 def _equal_groups(moved: npt.NDArray[np.float64]) -> list[int]:
     """The first rank of each rank's group; 0 for all if they are not clearly several groups of equal size."""
-    part = np.arange(len(moved))
-    known = np.triu(np.ones_like(moved, dtype=bool), 1)
-    one, other = np.nonzero(known & np.isfinite(moved))
-    for index in np.argsort(moved[one, other], kind="stable").tolist():
-        a, b = part[one[index]], part[other[index]]
+    parts = np.arange(len(moved))
+    upper = np.triu(np.ones_like(moved, dtype=bool), 1)
+    first_rank, second_rank = np.nonzero(upper & np.isfinite(moved))
+    for index in np.argsort(moved[first_rank, second_rank], kind="stable").tolist():
+        a, b = parts[first_rank[index]], parts[second_rank[index]]
         if a == b:
             continue
-        sizes = np.unique(part, return_counts=True)[1]
+        sizes = np.unique(parts, return_counts=True)[1]
         if sizes.min() > 1 and sizes.min() == sizes.max():
-            inside = part[:, None] == part[None, :]
-            apart = max(APART_NS, APART_TIMES * float(moved[known & inside].max()))
-            if float(moved[known & ~inside].min()) >= apart:
-                return [int(first) for first in part]
-        part[part == b] = a
-    return [0] * len(part)
+            inside = parts[:, None] == parts[None, :]
+            least_distance = max(APART_NS, APART_TIMES * float(moved[upper & inside].max()))
+            if float(moved[upper & ~inside].min()) >= least_distance:
+                return [int(first) for first in parts]
+        parts[parts == b] = a
+    return [0] * len(parts)
 
 
 def _moved(ends: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -159,12 +159,12 @@ def _moved(ends: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.
     steps = np.diff(ends, axis=0)
     steps = steps[:: max(len(steps) // MOST_SAMPLES, 1)]
     moved, rarely = (np.full((ranks, ranks), np.inf) for _ in range(2))
-    for one in range(ranks - 1):
-        apart = np.abs(steps[:, one + 1 :] - steps[:, one, None])
-        enough = np.count_nonzero(~np.isnan(apart), axis=0) > 2
+    for rank in range(ranks - 1):
+        distances = np.abs(steps[:, rank + 1 :] - steps[:, rank, None])
+        enough = np.count_nonzero(~np.isnan(distances), axis=0) > 2
         if enough.any():
-            found = np.nanquantile(apart[:, enough], (MOST_OF_THEM, NEARLY_ALL), axis=0)
-            moved[one, one + 1 + np.flatnonzero(enough)], rarely[one, one + 1 + np.flatnonzero(enough)] = found
+            quantiles = np.nanquantile(distances[:, enough], (MOST_OF_THEM, NEARLY_ALL), axis=0)
+            moved[rank, rank + 1 + np.flatnonzero(enough)], rarely[rank, rank + 1 + np.flatnonzero(enough)] = quantiles
     return moved, rarely
 
 
@@ -181,8 +181,8 @@ GROUP_COLUMNS: Columns = {
 """The columns of the table of groups."""
 
 _NAMES: Mapping[str, re.Pattern[str]] = {
-    parallel: re.compile(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", re.IGNORECASE)
-    for parallel, words in {
+    parallel: re.compile(rf"(?:^|[^a-z])(?:{terms})(?:[^a-z]|$)", re.IGNORECASE)
+    for parallel, terms in {
         "expert": "expert|ep|etp|moe",
         "context": "context|cp|sequence|sp|ulysses|ring",
         "pipeline": "pipeline|pipe|pp|embedding",
@@ -209,17 +209,19 @@ def parallel_groups(
     import pandas as pd
 
     rows = []
-    for _, mine in tables.uses().groupby("c", sort=False):
-        ranks = sorted({int(rank) for listed in mine["ranks"] for rank in listed})
-        name, kinds = str(mine["group"].max()), sorted(filter(None, set(mine["kind"])))
+    for _, comm_uses in tables.uses().groupby("c", sort=False):
+        ranks = sorted({int(rank) for use_ranks in comm_uses["ranks"] for rank in use_ranks})
+        name, kinds = str(comm_uses["group"].max()), sorted(filter(None, set(comm_uses["kind"])))
         name = name or name_of(ranks, passes_on=set(kinds) <= _POINT_TO_POINT)
         parallel, found_by = named_parallel(name), "name"
         if parallel == "unknown":
-            parallel, found_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
-        size = max(int(mine["size"].max()), len(ranks))
-        shown = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
-        count = int(mine["collectives"].sum())
-        rows.append((str(mine["comm"].iloc[0]), name, parallel, found_by, size, shown, ", ".join(kinds), count))
+            parallel, found_by = used_parallel(comm_uses, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
+        size = max(int(comm_uses["size"].max()), len(ranks))
+        ranks_text = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
+        count = int(comm_uses["collectives"].sum())
+        rows.append(
+            (str(comm_uses["comm"].iloc[0]), name, parallel, found_by, size, ranks_text, ", ".join(kinds), count)
+        )
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
     ordered: pd.DataFrame = frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
     return ordered
@@ -227,8 +229,8 @@ def parallel_groups(
 
 def named_parallel(name: str) -> str:
     """The kind of parallelism according to the group's name, ``unknown`` if the name does not say."""
-    found = {parallel: match.start() for parallel, pattern in _NAMES.items() if (match := pattern.search(name))}
-    return min(found, key=lambda parallel: found[parallel]) if found else "unknown"
+    starts = {parallel: match.start() for parallel, pattern in _NAMES.items() if (match := pattern.search(name))}
+    return min(starts, key=lambda parallel: starts[parallel]) if starts else "unknown"
 
 
 def used_parallel(uses: pd.DataFrame, spans_stages: bool) -> str:
@@ -272,110 +274,110 @@ class ListedGroups:
         """The description of the only group with these ranks (or, of sends and receives, the smallest that contains
         them); '' if there is none or several.
         """
-        wanted = frozenset(ranks)
-        every = {group.name: group for rank in wanted for group in self.of.get(rank, ())}.values()
-        found = [group for group in every if len(wanted) == len(group.ranks) and wanted == frozenset(group.ranks)]
-        if passes_on and not found:
-            around = [group for group in every if wanted <= frozenset(group.ranks)]
-            least = min((len(group.ranks) for group in around), default=0)
-            found = [group for group in around if len(group.ranks) == least]
-        names = {group.description or group.name for group in found}
+        members = frozenset(ranks)
+        groups = {group.name: group for rank in members for group in self.of.get(rank, ())}.values()
+        matches = [group for group in groups if len(members) == len(group.ranks) and members == frozenset(group.ranks)]
+        if passes_on and not matches:
+            enclosing = [group for group in groups if members <= frozenset(group.ranks)]
+            smallest = min((len(group.ranks) for group in enclosing), default=0)
+            matches = [group for group in enclosing if len(group.ranks) == smallest]
+        names = {group.description or group.name for group in matches}
         return names.pop() if len(names) == 1 else ""
 
-    def sampled(self, ranks: Sequence[int], most: int) -> list[int]:
+    def sampled(self, ranks: Sequence[int], limit: int) -> list[int]:
         """At most this many of the ranks, such that many of them share their groups."""
-        there, chosen, waiting = set(ranks), dict.fromkeys(ranks[:1]), deque(ranks[:1])
-        while waiting and len(chosen) < min(most, len(there)):
+        available, chosen, waiting = set(ranks), dict.fromkeys(ranks[:1]), deque(ranks[:1])
+        while waiting and len(chosen) < min(limit, len(available)):
             for group in self.of.get(waiting.popleft(), ()):
-                found = [rank for rank in group.ranks[:: max(len(group.ranks) // SAMPLED, 1)] if rank in there]
-                waiting.extend(rank for rank in found if rank not in chosen)
-                chosen |= dict.fromkeys(found)
-        return sorted([*chosen, *(rank for rank in ranks if rank not in chosen)][:most])
+                sample = [rank for rank in group.ranks[:: max(len(group.ranks) // SAMPLED, 1)] if rank in available]
+                waiting.extend(rank for rank in sample if rank not in chosen)
+                chosen |= dict.fromkeys(sample)
+        return sorted([*chosen, *(rank for rank in ranks if rank not in chosen)][:limit])
 
-    def may_pass(self, one: int, other: int) -> bool:
+    def may_pass(self, first: int, second: int) -> bool:
         """Whether two ranks can send to each other: they share a group, of pipeline parallelism if they have one."""
-        if one not in self.of or other not in self.of:
+        if first not in self.of or second not in self.of:
             return True
-        pipelines = [group for group in self.of[one] if named_parallel(group.description) == "pipeline"]
-        return any(other in group.ranks for group in pipelines or self.of[one])
+        pipelines = [group for group in self.of[first] if named_parallel(group.description) == "pipeline"]
+        return any(second in group.ranks for group in pipelines or self.of[first])
 
 
-def listed_groups(listed: Mapping[int, str], ranks: Iterable[int] = ()) -> ListedGroups:
+def listed_groups(mark_of_rank: Mapping[int, str], ranks: Iterable[int] = ()) -> ListedGroups:
     """The groups by rank; none if marks contradict each other or their rank.
 
     Args:
-        listed: By rank, the text of its mark (`nvprof_kit.names.groups_text`).
+        mark_of_rank: By rank, the text of its mark (`nvprof_kit.names.groups_text`).
         ranks: All ranks; those without a mark are in the groups that others list.
     """
-    of = {rank: tuple(parse_groups(text)) for rank, text in sorted(listed.items())}
-    every: dict[str, GroupName] = {}
+    of = {rank: tuple(parse_groups(text)) for rank, text in sorted(mark_of_rank.items())}
+    group_of_name: dict[str, GroupName] = {}
     members: dict[str, set[int]] = {}
-    odd: set[int] = set()
+    contradicting: set[int] = set()
     for rank, groups in of.items():
         for group in groups:
-            first = every.setdefault(group.name, group)
+            first = group_of_name.setdefault(group.name, group)
             if first.ranks is not group.ranks and first.ranks != group.ranks:
-                odd.add(rank)
+                contradicting.add(rank)
             members.setdefault(group.name, set()).add(rank)
-    for group in every.values():
-        odd |= members[group.name].difference(group.ranks)
-    if odd:
+    for group in group_of_name.values():
+        contradicting |= members[group.name].difference(group.ranks)
+    if contradicting:
         return ListedGroups(
             warnings=(
-                f"the process groups that the marks of ranks {listing(sorted(odd))} list contradict those of other "
-                "ranks or their own rank: they are left out, and groups are found by time; are the captures of "
-                "one run?",
+                f"the process groups that the marks of ranks {listing(sorted(contradicting))} list contradict "
+                "those of other ranks or their own rank: they are left out, and groups are found by time; are the "
+                "captures of one run?",
             )
         )
-    without = set(ranks).difference(listed)
-    for group in every.values() if without else ():
+    without = set(ranks).difference(mark_of_rank)
+    for group in group_of_name.values() if without else ():
         for rank in without.intersection(group.ranks):
             of[rank] = (*of.get(rank, ()), group)
     return ListedGroups({rank: groups for rank, groups in of.items() if groups})
 
 
-def listed_parts(ends: pd.DataFrame, listed: ListedGroups, members: pd.DataFrame) -> pd.DataFrame:
+def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.DataFrame) -> pd.DataFrame:
     """The groups of ranks of communicators identified by streams, of those that the marks list: comm, rank, part.
 
     Communicators that no list of groups fits are left out.
 
     Args:
         ends: See `nvprof_kit._ranks.groups.groups_of`; of all ranks or a sample.
-        listed: The groups.
+        marked_groups: The groups.
         members: All ranks of the communicators: comm, rank.
     """
     rows: list[tuple[str, int, int]] = []
-    every = {str(comm): sorted(map(int, ranks)) for comm, ranks in members.groupby("comm")["rank"]}
-    for comm, mine in ends.groupby("comm"):
-        ranks, moved, _ = movements(mine)
-        size = mine.groupby("rank")["size"].max().reindex(ranks).to_numpy()
+    ranks_of_comm = {str(comm): sorted(map(int, ranks)) for comm, ranks in members.groupby("comm")["rank"]}
+    for comm, comm_ends in ends.groupby("comm"):
+        ranks, moved, _ = movements(comm_ends)
+        size = comm_ends.groupby("rank")["size"].max().reindex(ranks).to_numpy()
         fits = []
-        for groups in _partitions(listed, every[str(comm)]):
+        for groups in _partitions(marked_groups, ranks_of_comm[str(comm)]):
             first = {name: min(group.ranks) for name, group in {one.name: one for one in groups.values()}.items()}
             part_of = {rank: first[group.name] for rank, group in groups.items()}
             parts = np.array([part_of[rank] for rank in ranks])
-            known = np.triu(np.isfinite(moved), 1)
+            upper = np.triu(np.isfinite(moved), 1)
             inside = parts[:, None] == parts[None, :]
-            within, across = moved[known & inside], moved[known & ~inside]
+            within, across = moved[upper & inside], moved[upper & ~inside]
             fitting = all(one <= 0 or one == len(groups[rank].ranks) for rank, one in zip(ranks, size, strict=True))
             if len(within) and fitting:
-                apart = float(np.median(across)) if len(across) else np.inf
-                fits.append((float(np.median(within)), apart, len(first), part_of))
+                median_across = float(np.median(across)) if len(across) else np.inf
+                fits.append((float(np.median(within)), median_across, len(first), part_of))
         close = max(LEAST_NS, CLOSE_TIMES * min((fit[0] for fit in fits), default=0.0))
         close = min(close, max(LEAST_NS, TIMES * float(moved.min())))
         fits = sorted((fit for fit in fits if fit[0] <= close), key=lambda fit: fit[2])
         if fits and fits[0][0] <= APART_SHARE * fits[0][1]:
-            rows += [(str(comm), rank, part) for rank, part in fits[0][3].items()]
+            rows += [(str(comm), rank, number) for rank, number in fits[0][3].items()]
     return part_table(rows)
 
 
-def _partitions(listed: ListedGroups, ranks: Sequence[int]) -> list[dict[int, GroupName]]:
+def _partitions(marked_groups: ListedGroups, ranks: Sequence[int]) -> list[dict[int, GroupName]]:
     """By description: the group of each rank, where each rank is in exactly one group of that description."""
-    found: dict[str, dict[int, GroupName]] = {}
+    group_of_rank: dict[str, dict[int, GroupName]] = {}
     several: set[str] = set()
     for rank in ranks:
-        for group in listed.of.get(rank, ()):
+        for group in marked_groups.of.get(rank, ()):
             described = group.description or group.name
-            if len(group.ranks) > 1 and found.setdefault(described, {}).setdefault(rank, group) is not group:
+            if len(group.ranks) > 1 and group_of_rank.setdefault(described, {}).setdefault(rank, group) is not group:
                 several.add(described)
-    return [of for name, of in sorted(found.items()) if len(of) == len(ranks) and name not in several]
+    return [of for name, of in sorted(group_of_rank.items()) if len(of) == len(ranks) and name not in several]

@@ -71,35 +71,35 @@ def _parts(start: Int64Array, end: Int64Array, cuts: Int64Array) -> list[_Part]:
     inner = np.unique(cuts[at[at >= 0]])
     bounds = np.concatenate(([first], inner[(inner > first) & (inner < last)], [last]))
     lows = np.searchsorted(start, bounds[:-1], sorter=order)
-    own = np.repeat(np.arange(len(lows)), np.diff(lows, append=len(order)))
-    crossing = np.flatnonzero(end[order] > bounds[1:][own])
+    part_of_op = np.repeat(np.arange(len(lows)), np.diff(lows, append=len(order)))
+    crossing = np.flatnonzero(end[order] > bounds[1:][part_of_op])
     beyond = np.searchsorted(bounds, end[order[crossing]]) - 1
     parts = []
     for number, (low, high) in enumerate(zip(lows.tolist(), [*lows[1:].tolist(), len(order)], strict=True)):
-        earlier = order[crossing[(own[crossing] < number) & (beyond >= number)]]
-        begin, finish = int(bounds[number]), int(bounds[number + 1])
-        before, behind = np.searchsorted(cuts, (begin, finish + 1)).tolist()
+        earlier = order[crossing[(part_of_op[crossing] < number) & (beyond >= number)]]
+        part_start, finish = int(bounds[number]), int(bounds[number + 1])
+        before, behind = np.searchsorted(cuts, (part_start, finish + 1)).tolist()
         rows = np.concatenate((earlier, order[low:high]))
-        parts.append(_Part(rows, cuts[before:behind], before, begin, finish))
+        parts.append(_Part(rows, cuts[before:behind], before, part_start, finish))
     return parts
 
 
-def _lane(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], part: _Part) -> Lane:
+def _lane(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], interval: _Part) -> Lane:
     """The pieces of a part."""
-    start, end, sort = start[part.rows], end[part.rows], sort[part.rows]
+    start, end, sort = start[interval.rows], end[interval.rows], sort[interval.rows]
     # a stable sort merges what is nearly sorted already; np.unique is slower
-    moments = np.sort(np.clip(np.concatenate((start, end, part.cuts)), part.first, part.last), kind="stable")
-    moments = moments[np.append(True, moments[1:] > moments[:-1])]
-    begin = moments[:-1]
-    state = np.full(len(begin), IDLE, dtype=np.int8)
-    op = np.full(len(begin), NONE, dtype=np.int64)
+    bounds = np.sort(np.clip(np.concatenate((start, end, interval.cuts)), interval.first, interval.last), kind="stable")
+    bounds = bounds[np.append(True, bounds[1:] > bounds[:-1])]
+    starts = bounds[:-1]
+    state = np.full(len(starts), IDLE, dtype=np.int8)
+    op = np.full(len(starts), NONE, dtype=np.int64)
     for kind in (COPY, COMM, COMPUTE):  # later ones take precedence
-        mine = np.flatnonzero(sort == kind)
-        if len(mine):
-            found = _running(start, end, mine, begin)
-            here = np.flatnonzero(found != NONE)
-            state[here], op[here] = kind, part.rows[found[here]]
-    return Lane(begin, moments[1:], state, op, latest(part.cuts, begin) + 1 + part.before)
+        kind_rows = np.flatnonzero(sort == kind)
+        if len(kind_rows):
+            running = _running(start, end, kind_rows, starts)
+            here = np.flatnonzero(running != NONE)
+            state[here], op[here] = kind, interval.rows[running[here]]
+    return Lane(starts, bounds[1:], state, op, latest(interval.cuts, starts) + 1 + interval.before)
 
 
 class IdleGaps(NamedTuple):
@@ -110,12 +110,12 @@ class IdleGaps(NamedTuple):
 
     def of_pieces(self, lane: Lane) -> Int64Array:
         """The gap of each idle piece of a part of the device's time."""
-        moments: Int64Array = lane.start[lane.state == IDLE]
-        if not len(moments):
-            return moments
-        low, high = np.searchsorted(self.start, (moments[0], moments[-1]), side="right").tolist()
-        found: Int64Array = latest(self.start[low - 1 : high], moments) + (low - 1)
-        return found
+        starts: Int64Array = lane.start[lane.state == IDLE]
+        if not len(starts):
+            return starts
+        low, high = np.searchsorted(self.start, (starts[0], starts[-1]), side="right").tolist()
+        gaps: Int64Array = latest(self.start[low - 1 : high], starts) + (low - 1)
+        return gaps
 
 
 def idle_gaps(start: Int64Array, end: Int64Array, bounds: Int64Array) -> IdleGaps:
@@ -128,50 +128,53 @@ def idle_gaps(start: Int64Array, end: Int64Array, bounds: Int64Array) -> IdleGap
             operation bound gaps there.
     """
     order = np.argsort(start, kind="stable")
-    begins, reach = start[order], np.maximum.accumulate(end[order])
-    free = np.flatnonzero(begins[1:] > reach[:-1])
-    before, after = np.append(bounds[bounds < begins[0]], begins[0]), np.append(reach[-1], bounds[bounds > reach[-1]])
+    starts, latest_end = start[order], np.maximum.accumulate(end[order])
+    free = np.flatnonzero(starts[1:] > latest_end[:-1])
+    before, after = (
+        np.append(bounds[bounds < starts[0]], starts[0]),
+        np.append(latest_end[-1], bounds[bounds > latest_end[-1]]),
+    )
     gaps = IdleGaps(
-        np.concatenate((before[:-1], reach[free], after[:-1])),
-        np.concatenate((before[1:], begins[free + 1], after[1:])),
+        np.concatenate((before[:-1], latest_end[free], after[:-1])),
+        np.concatenate((before[1:], starts[free + 1], after[1:])),
     )
     if not len(gaps.start):
         return gaps
-    place = np.searchsorted(gaps.start, bounds, side="right") - 1
-    inside = (place >= 0) & (bounds > gaps.start[place]) & (bounds < gaps.end[place])
-    place, bounds = place[inside], bounds[inside]
-    return IdleGaps(np.insert(gaps.start, place + 1, bounds), np.insert(gaps.end, place, bounds))
+    gap_of_bound = np.searchsorted(gaps.start, bounds, side="right") - 1
+    inside = (gap_of_bound >= 0) & (bounds > gaps.start[gap_of_bound]) & (bounds < gaps.end[gap_of_bound])
+    gap_of_bound, bounds = gap_of_bound[inside], bounds[inside]
+    return IdleGaps(np.insert(gaps.start, gap_of_bound + 1, bounds), np.insert(gaps.end, gap_of_bound, bounds))
 
 
-def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:
+def latest(marks: Int64Array, times: Int64Array) -> Int64Array:
     """The last mark at or before each moment, `NONE` before the first; both are sorted.
 
     Same as `np.searchsorted` with side ``right``, minus one, but faster if there are fewer marks than moments.
     """
-    first = np.searchsorted(moments, marks, side="left")
-    found: Int64Array = np.cumsum(np.bincount(first, minlength=len(moments) + 1)[: len(moments)]) - 1
-    return found
+    first = np.searchsorted(times, marks, side="left")
+    index: Int64Array = np.cumsum(np.bincount(first, minlength=len(times) + 1)[: len(times)]) - 1
+    return index
 
 
-def _running(start: Int64Array, end: Int64Array, rows: Int64Array, moment: Int64Array) -> Int64Array:
+def _running(start: Int64Array, end: Int64Array, rows: Int64Array, times: Int64Array) -> Int64Array:
     """The operation that runs at each moment, the first to begin if there are several; else `NONE`.
 
     Args:
         start: Starts of the operations, ascending.
         end: Their ends.
         rows: Those to look at, ascending.
-        moment: The moments, ascending.
+        times: The moments, ascending.
     """
     rows = rows[end[rows] > start[rows]]
     if not len(rows):
-        return np.full(len(moment), NONE, dtype=np.int64)
+        return np.full(len(times), NONE, dtype=np.int64)
     if (start[rows[1:]] == start[rows[:-1]]).any():
         rows = rows[np.lexsort((end[rows], start[rows]))]
-    reach = np.maximum.accumulate(end[rows])
+    latest_end = np.maximum.accumulate(end[rows])
     # an operation that ends inside an earlier one is hidden by it
-    before = np.concatenate((start[rows][:1], reach[:-1]))
-    shown = rows[end[rows] > before]
-    begins = np.maximum(start[shown], before[end[rows] > before])
-    place = latest(begins, moment)
-    found = shown[np.maximum(place, 0)]
-    return np.where((place >= 0) & (end[found] > moment), found, NONE)
+    before = np.concatenate((start[rows][:1], latest_end[:-1]))
+    visible = rows[end[rows] > before]
+    starts = np.maximum(start[visible], before[end[rows] > before])
+    index = latest(starts, times)
+    candidate = visible[np.maximum(index, 0)]
+    return np.where((index >= 0) & (end[candidate] > times), candidate, NONE)

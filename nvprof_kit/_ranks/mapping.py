@@ -61,9 +61,9 @@ class _Parts:
     @property
     def instances(self) -> Int64Array:
         """The step instances of the device, in the order of its windows."""
-        mine = (self.windows.device == self.device) & self.windows.in_step
-        found: Int64Array = self.windows.instance[mine]
-        return found
+        selected = (self.windows.device == self.device) & self.windows.in_step
+        instances: Int64Array = self.windows.instance[selected]
+        return instances
 
 
 class _Named(NamedTuple):
@@ -87,9 +87,9 @@ class _Names(NamedTuple):
 
     def codes(self, op: npt.NDArray[np.integer[Any]], rows: Int64Array, gap: Int64Array) -> npt.NDArray[np.int32]:
         """The codes of pieces: of their operations `op`; for those in `rows` of their gaps `gap`."""
-        found: npt.NDArray[np.int32] = self.of_op[op]
-        found[rows] = self.of_gap[gap]
-        return found
+        codes: npt.NDArray[np.int32] = self.of_op[op]
+        codes[rows] = self.of_gap[gap]
+        return codes
 
 
 class _Naming(NamedTuple):
@@ -136,35 +136,35 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classes.result()), host=host, pid=pid)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
     idle = _idle(parts, start, end)
-    own = np.flatnonzero(windows.device == parts.device)
-    window = own[np.searchsorted(windows.start[own], idle.start, side="right") - 1]
+    device_windows = np.flatnonzero(windows.device == parts.device)
+    window = device_windows[np.searchsorted(windows.start[device_windows], idle.start, side="right") - 1]
     with ThreadPoolExecutor(max_workers=1) as beside:  # what needs no causes, which take as long
         working = beside.submit(_work, parts, start, end, host, rank)
         choosing = beside.submit(choose_steps, trace, attribution)
         gaps = largest_parts(trace, attribution, windows, Gaps(window, idle.start, idle.end), host)
-        found, ready, gates, cuts, lanes = working.result()
-        shown = choosing.result().shown[parts.instances]
+        comm, ready, gates, cuts, lanes = working.result()
+        is_shown = choosing.result().shown[parts.instances]
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
-    naming = _naming(parts, gaps, found.place, start)
+    naming = _naming(parts, gaps, comm.ops, start)
     segments = _segments(naming, lanes, idle)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
-    steps["warm_up"] = ~shown
-    collectives = found.table.assign(
+    steps["warm_up"] = ~is_shown
+    collectives = comm.table.assign(
         rank=rank,
-        start_ns=start[found.place],
-        end_ns=end[found.place],
-        alone_ns=_alone(segments, len(found.place)),
+        start_ns=start[comm.ops],
+        end_ns=end[comm.ops],
+        alone_ns=_alone(segments, len(comm.ops)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
-        end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
+        end_segment=np.searchsorted(cuts, end[comm.ops], side="right") - 1,
         gates=gates,
-        layer=np.asarray(parts.layer[found.place]),
-        phase=np.asarray(parts.phase[found.place]),
+        layer=np.asarray(parts.layer[comm.ops]),
+        phase=np.asarray(parts.phase[comm.ops]),
     )
     return RankMap(
-        ranks=_one_row(rank, facts | _identification(found.table)),
+        ranks=_one_row(rank, facts | _identification(comm.table)),
         collectives=_ordered("collectives", collectives),
         segments=_ordered("segments", segments.assign(rank=rank)),
         layers=_layers(parts, segments, start, end, rank),
@@ -191,11 +191,11 @@ def _parts(
     """The operations of the rank's device; if a process uses several, the one with the most communication, or work."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     weight = (end - start) * np.where(sort == COMM, 1 << 10, 1)
-    allowed = np.array([pid is None or one.pid == pid for one in windows.devices])
+    allowed = np.array([pid is None or identity.pid == pid for identity in windows.devices])
     if not allowed.any():
         raise CaptureError(f"{trace.info.path}: the rank's process ran nothing on a GPU")
-    spent = np.bincount(windows.of_op, weights=weight, minlength=len(windows.devices))
-    device = int(np.where(allowed, spent, -1).argmax())
+    weights = np.bincount(windows.of_op, weights=weight, minlength=len(windows.devices))
+    device = int(np.where(allowed, weights, -1).argmax())
     rows = np.flatnonzero(windows.of_op == device)
     layer, phase = op_owners(attribution)
     step = np.append(_numbers(attribution.ranges.steps), NONE)[attribution.step[rows]]
@@ -203,26 +203,26 @@ def _parts(
     return _Parts(trace, attribution, windows, device, rows, sort[rows], launch, layer[rows], phase[rows], step)
 
 
-def _ready(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array, host: HostCalls) -> Int64Array:
+def _ready(parts: _Parts, collectives: Int64Array, start: Int64Array, end: Int64Array, host: HostCalls) -> Int64Array:
     """When each collective could have begun: after its launch and the end of compute and copies launched before it."""
     order = np.argsort(parts.launch, kind="stable")
     work = np.where(parts.sort[order] == COMM, np.iinfo(np.int64).min, end[order])
-    done = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(work)[:-1]))
+    earlier_end = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(work)[:-1]))
     until = np.empty(len(order), dtype=np.int64)
-    until[order] = done
-    call = host.of_op[parts.rows[place]]
-    launched = np.where(call >= 0, host.start[call], parts.launch[place])
-    ready: Int64Array = np.clip(np.maximum(until[place], launched), start.min(initial=0), start[place])
+    until[order] = earlier_end
+    call = host.of_op[parts.rows[collectives]]
+    launched = np.where(call >= 0, host.start[call], parts.launch[collectives])
+    ready: Int64Array = np.clip(np.maximum(until[collectives], launched), start.min(initial=0), start[collectives])
     return ready
 
 
-def _gates(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
+def _gates(parts: _Parts, collectives: Int64Array, start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
     """Whether the device computed nothing when each collective ended."""
     works = np.flatnonzero(parts.sort == COMPUTE)
     works = works[np.argsort(start[works], kind="stable")]
-    reach = np.append(np.maximum.accumulate(end[works]), np.iinfo(np.int64).min)
-    began = np.searchsorted(start[works], end[place], side="left") - 1
-    quiet: npt.NDArray[np.bool_] = reach[began] <= end[place]
+    latest_end = np.append(np.maximum.accumulate(end[works]), np.iinfo(np.int64).min)
+    previous = np.searchsorted(start[works], end[collectives], side="left") - 1
+    quiet: npt.NDArray[np.bool_] = latest_end[previous] <= end[collectives]
     return quiet
 
 
@@ -230,13 +230,13 @@ class _Work(NamedTuple):
     """What a device did.
 
     Attributes:
-        found: The communication.
+        comm: The communication.
         ready, gates: Of each collective, as in the schema.
         cuts: The times at which a segment ends and the next begins, ascending.
         lanes: The device's time in pieces.
     """
 
-    found: Communications
+    comm: Communications
     ready: Int64Array
     gates: npt.NDArray[np.bool_]
     cuts: Int64Array
@@ -244,47 +244,49 @@ class _Work(NamedTuple):
 
 
 def _work(parts: _Parts, start: Int64Array, end: Int64Array, host: HostCalls, rank: int) -> _Work:
-    found = communications(
+    comm = communications(
         parts.trace, host, parts.rows, parts.sort == COMM, launch=parts.launch, step=parts.step, rank=rank
     )
-    ready = _ready(parts, found.place, start, end, host)
-    gates = _gates(parts, found.place, start, end)
-    cuts = np.unique(np.concatenate((ready, end[found.place][gates], parts.windows.start, parts.windows.end)))
+    ready = _ready(parts, comm.ops, start, end, host)
+    gates = _gates(parts, comm.ops, start, end)
+    cuts = np.unique(np.concatenate((ready, end[comm.ops][gates], parts.windows.start, parts.windows.end)))
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-    return _Work(found, ready, gates, cuts, lanes_of(start, end, parts.sort, cuts))
+    return _Work(comm, ready, gates, cuts, lanes_of(start, end, parts.sort, cuts))
 
 
 def _idle(parts: _Parts, start: Int64Array, end: Int64Array) -> IdleGaps:
     """The idle gaps of the device, each in one of its windows."""
-    mine = parts.windows.device == parts.device
-    bounds = np.unique(np.concatenate((parts.windows.start[mine], parts.windows.end[mine], start[start == end])))
+    of_device = parts.windows.device == parts.device
+    bounds = np.unique(
+        np.concatenate((parts.windows.start[of_device], parts.windows.end[of_device], start[start == end]))
+    )
     return idle_gaps(start, end, bounds)
 
 
-def _naming(parts: _Parts, gaps: pd.DataFrame, place: Int64Array, start: Int64Array) -> _Naming:
+def _naming(parts: _Parts, gaps: pd.DataFrame, collectives: Int64Array, start: Int64Array) -> _Naming:
     import pandas as pd
 
     states = pd.Categorical.from_codes([-1, 0, 1, 2], categories=pd.Index(list(DOING.values())))
     collective = np.full(len(start) + 1, NONE, dtype=np.int64)
-    collective[place] = np.arange(len(place))
+    collective[collectives] = np.arange(len(collectives))
     windows = parts.windows
-    mine = np.flatnonzero((windows.device == parts.device) & windows.in_step)
+    device_steps = np.flatnonzero((windows.device == parts.device) & windows.in_step)
     return _Naming(
         doing=_names(states, gaps["cause"].cat),
         layer=_names(parts.layer, gaps["layer"].cat),
         phase=_names(parts.phase, gaps["phase"].cat),
         collective=collective,
         start=np.append(start, NONE),
-        windows=(windows.start[mine], windows.end[mine], windows.step[mine]),
+        windows=(windows.start[device_steps], windows.end[device_steps], windows.step[device_steps]),
     )
 
 
 def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
     names = [*of_op.categories, *of_gap.categories]
-    distinct, place = np.unique(np.array(names, dtype=object), return_inverse=True)
-    place = np.append(place, NONE).astype(np.int32)
+    distinct, code_of_name = np.unique(np.array(names, dtype=object), return_inverse=True)
+    code_of_name = np.append(code_of_name, NONE).astype(np.int32)
     of_gaps = of_gap.codes.to_numpy().astype(np.int32) + np.int32(len(of_op.categories))
-    return _Names(distinct, np.append(place[of_op.codes], np.int32(NONE)), place[of_gaps])
+    return _Names(distinct, np.append(code_of_name[of_op.codes], np.int32(NONE)), code_of_name[of_gaps])
 
 
 def _segments(naming: _Naming, lanes: Sequence[Lane], idle: IdleGaps) -> pd.DataFrame:
@@ -293,12 +295,12 @@ def _segments(naming: _Naming, lanes: Sequence[Lane], idle: IdleGaps) -> pd.Data
 
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         sums = list(pool.map(lambda lane: _segments_in(naming, lane, idle.of_pieces(lane)), lanes))
-    columns: dict[str, Any] = {name: np.concatenate([one[name] for one in sums]) for name in sums[0]}
+    columns: dict[str, Any] = {name: np.concatenate([part_sums[name] for part_sums in sums]) for name in sums[0]}
     for name in ("doing", "layer", "phase"):
         names: _Names = getattr(naming, name)
         columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(names.names))
-    made: pd.DataFrame = pd.DataFrame(columns, copy=False)
-    return made
+    table: pd.DataFrame = pd.DataFrame(columns, copy=False)
+    return table
 
 
 def _segments_in(naming: _Naming, lane: Lane, gap: Int64Array) -> dict[str, npt.NDArray[Any]]:
@@ -312,33 +314,33 @@ def _segments_in(naming: _Naming, lane: Lane, gap: Int64Array) -> dict[str, npt.
         "phase": naming.phase.codes(lane.op, rows, gap),
         "collective": np.where(lane.state == COMM, naming.collective[lane.op], NONE),
     }
-    begins = (lane.start == naming.start[lane.op]) & (lane.op != NONE)
-    found, sums = sums_by(list(keys.values()), [lane.end - lane.start, begins.astype(np.int64)])
-    return dict(zip((*keys, "ns", "ops"), (*found, *sums), strict=True))
+    is_start = (lane.start == naming.start[lane.op]) & (lane.op != NONE)
+    distinct, sums = sums_by(list(keys.values()), [lane.end - lane.start, is_start.astype(np.int64)])
+    return dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))
 
 
-def _step_at(moment: Int64Array, start: Int64Array, end: Int64Array, step: Int64Array) -> Int64Array:
+def _step_at(times: Int64Array, start: Int64Array, end: Int64Array, step: Int64Array) -> Int64Array:
     """The number of the step at each moment, `NONE` outside steps."""
-    inside = latest(start, moment)
-    within = moment < np.append(end, np.iinfo(np.int64).min)[inside]
+    inside = latest(start, times)
+    within = times < np.append(end, np.iinfo(np.int64).min)[inside]
     return np.where(within, np.append(step, NONE)[inside], NONE)
 
 
 def _alone(segments: pd.DataFrame, count: int) -> Int64Array:
     """How long each collective ran while the device did nothing else."""
     collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
-    mine = collective >= 0
-    return exact_sums(collective[mine], ns[mine], count)
+    is_collective = collective >= 0
+    return exact_sums(collective[is_collective], ns[is_collective], count)
 
 
 def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
     keys = ["step", "layer", "phase"]
-    found = _by_owner(parts, end - start)
+    by_owner = _by_owner(parts, end - start)
     sorts = {"compute_ns": COMPUTE, "comm_ns": COMM, "copy_ns": COPY}
-    spent = {name: np.where(found["sort"] == sort, found["ns"], 0) for name, sort in sorts.items()}
-    spent["ops"] = np.where(found["sort"] == COMPUTE, found["ops"], 0)
-    own = {"layer": _Named.of(parts.layer, found["layer"]), "phase": _Named.of(parts.phase, found["phase"])}
-    table = _summed({"step": found["step"], **own}, spent).set_index(keys)
+    sums_of_kind = {name: np.where(by_owner["sort"] == sort, by_owner["ns"], 0) for name, sort in sorts.items()}
+    sums_of_kind["ops"] = np.where(by_owner["sort"] == COMPUTE, by_owner["ops"], 0)
+    owners = {"layer": _Named.of(parts.layer, by_owner["layer"]), "phase": _Named.of(parts.phase, by_owner["phase"])}
+    table = _summed({"step": by_owner["step"], **owners}, sums_of_kind).set_index(keys)
     busy = segments["doing"].isin(list(DOING.values())).to_numpy()
     idle = segments[~busy]
     names = {name: _Named.of(idle[name].array, idle[name].cat.codes.to_numpy()) for name in ("layer", "phase")}
@@ -349,7 +351,7 @@ def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64
     return _ordered("layers", table.assign(rank=rank))
 
 
-def _by_owner(parts: _Parts, took: Int64Array) -> dict[str, npt.NDArray[Any]]:
+def _by_owner(parts: _Parts, durations: Int64Array) -> dict[str, npt.NDArray[Any]]:
     """Time and number of the operations by step, layer, phase and sort, summed in blocks, which stay in the CPU cache:
     a combination occurs once for each block that has it.
     """
@@ -359,11 +361,11 @@ def _by_owner(parts: _Parts, took: Int64Array) -> dict[str, npt.NDArray[Any]]:
 
     def summed(low: int) -> tuple[npt.NDArray[Any], ...]:
         block = slice(low, low + _BLOCK)
-        found, sums = sums_by([key[block] for key in keys], [took[block], ones[: len(took[block])]])
-        return (*found, *sums)
+        distinct, sums = sums_by([key[block] for key in keys], [durations[block], ones[: len(durations[block])]])
+        return (*distinct, *sums)
 
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        columns = zip(*pool.map(summed, range(0, len(took), _BLOCK)), strict=True)
+        columns = zip(*pool.map(summed, range(0, len(durations), _BLOCK)), strict=True)
         return dict(zip((*names, "ns", "ops"), map(np.concatenate, columns), strict=True))
 
 
@@ -371,30 +373,36 @@ def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64A
     """Sums by several keys, sorted by key."""
     import pandas as pd
 
-    codes: list[Any] = [one.code if isinstance(one, _Named) else one for one in keys.values()]
-    found, sums = sums_by(codes, values.values())
+    codes: list[Any] = [key_codes.code if isinstance(key_codes, _Named) else key_codes for key_codes in keys.values()]
+    distinct, sums = sums_by(codes, values.values())
     columns: dict[str, Any] = {}
-    for (name, key), code in zip(keys.items(), found, strict=True):
+    for (name, key), code in zip(keys.items(), distinct, strict=True):
         columns[name] = pd.Categorical.from_codes(code, pd.Index(key.names)) if isinstance(key, _Named) else code
-    made: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
-    return made
+    table: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
+    return table
 
 
 def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
     import pandas as pd
 
     windows = parts.windows
-    mine = (windows.device == parts.device) & windows.in_step
-    table = pd.DataFrame({"step": windows.step[mine], "start_ns": windows.start[mine], "end_ns": windows.end[mine]})
-    made: pd.DataFrame = table.assign(rank=rank)
-    return made
+    device_steps = (windows.device == parts.device) & windows.in_step
+    table = pd.DataFrame(
+        {
+            "step": windows.step[device_steps],
+            "start_ns": windows.start[device_steps],
+            "end_ns": windows.end[device_steps],
+        }
+    )
+    table_of_rank: pd.DataFrame = table.assign(rank=rank)
+    return table_of_rank
 
 
 def _identification(collectives: pd.DataFrame) -> dict[str, bool]:
     """How a rank's collectives are identified: by communicator ids, by sequence numbers."""
     named = ~collectives["comm"].str.startswith("stream ")
-    passing = collectives["comm"].str.contains(PASSING, regex=True)  # these are matched by order
-    numbered = (collectives["sequence"] >= 0)[named & ~passing]
+    messages = collectives["comm"].str.contains(PASSING, regex=True)  # these are matched by order
+    numbered = (collectives["sequence"] >= 0)[named & ~messages]
     return {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
 
 
@@ -413,8 +421,8 @@ def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         name: frame[name] if isinstance(frame[name].dtype, pd.CategoricalDtype) else frame[name].to_numpy(column.dtype)
         for name, column in TABLES[table].items()
     }
-    made: pd.DataFrame = pd.DataFrame(columns, copy=False)
-    return made
+    ordered: pd.DataFrame = pd.DataFrame(columns, copy=False)
+    return ordered
 
 
 COLLECTS = re.compile(r"(python[ .:]*)?gc([ .:(].*)?|garbage[ _-]collect(ion|or|ing)?.*", re.IGNORECASE)
@@ -427,8 +435,8 @@ def collecting(trace: Trace, pid: int) -> Int64Array:
     """Starts and ends of the process's garbage collections, from ranges, shape ``(2, n)``."""
     names = trace.ranges["text"].cat.categories
     codes = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in names])
-    mine = np.isin(trace.ranges["text"].cat.codes.to_numpy(), codes) & (trace.ranges["pid"].to_numpy() == pid)
-    return np.stack([trace.ranges[edge].to_numpy()[mine] for edge in ("start_ns", "end_ns")])
+    selected = np.isin(trace.ranges["text"].cat.codes.to_numpy(), codes) & (trace.ranges["pid"].to_numpy() == pid)
+    return np.stack([trace.ranges[edge].to_numpy()[selected] for edge in ("start_ns", "end_ns")])
 
 
 def loading_code(trace: Trace) -> Int64Array:
@@ -438,17 +446,17 @@ def loading_code(trace: Trace) -> Int64Array:
     return np.stack([trace.loads[edge].to_numpy() for edge in ("start_ns", "end_ns")])
 
 
-def with_host_causes(gaps: pd.DataFrame, stretches: Mapping[str, Int64Array]) -> pd.DataFrame:
+def with_host_causes(gaps: pd.DataFrame, intervals: Mapping[str, Int64Array]) -> pd.DataFrame:
     """Replace the cause of an idle gap if most of it overlaps an interval of another cause."""
-    start, took = gaps["start_ns"].to_numpy(), gaps["idle_ns"].to_numpy()
-    for cause, (begins, ends) in stretches.items():
-        if not len(begins):
+    start, durations = gaps["start_ns"].to_numpy(), gaps["idle_ns"].to_numpy()
+    for cause, (starts, ends) in intervals.items():
+        if not len(starts):
             continue
         lane = np.zeros(len(start), dtype=np.int64)
-        covered = Cover(np.zeros(len(begins), dtype=np.int64), begins, ends).inside(lane, start, start + took)
+        covered = Cover(np.zeros(len(starts), dtype=np.int64), starts, ends).inside(lane, start, start + durations)
         causes = gaps["cause"].cat
-        known = gaps["cause"] if cause in causes.categories else causes.add_categories([cause])
-        gaps = gaps.assign(cause=known.mask((2 * covered > took) & (took > 0), cause))
+        named_causes = gaps["cause"] if cause in causes.categories else causes.add_categories([cause])
+        gaps = gaps.assign(cause=named_causes.mask((2 * covered > durations) & (durations > 0), cause))
     return gaps
 
 
@@ -462,29 +470,29 @@ def host_times(
     ranges = attribution.ranges
     loads = (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)) & (ranges.pid == pid)
     loads[loads] = _outermost(ranges.start[loads], ranges.end[loads])
-    begins = np.full(len(ranges.steps), np.iinfo(np.int64).max)
+    step_starts = np.full(len(ranges.steps), np.iinfo(np.int64).max)
     steps = np.flatnonzero((ranges.step >= 0) & (ranges.pid == pid))
-    np.minimum.at(begins, ranges.step[steps], ranges.start[steps])
-    order = np.argsort(begins, kind="stable")
+    np.minimum.at(step_starts, ranges.step[steps], ranges.start[steps])
+    order = np.argsort(step_starts, kind="stable")
     within = ranges.step_at(np.flatnonzero(loads))
-    following = np.append(order, -1)[np.searchsorted(begins[order], ranges.start[loads])]
+    following = np.append(order, -1)[np.searchsorted(step_starts[order], ranges.start[loads])]
     of = np.where(within >= 0, within, following)
-    spent = _by_step(of, (ranges.end - ranges.start)[loads], len(ranges.steps))
-    last = np.append(order, -1)[np.searchsorted(begins[order], pauses[0], side="right") - 1]
+    loading = _by_step(of, (ranges.end - ranges.start)[loads], len(ranges.steps))
+    last = np.append(order, -1)[np.searchsorted(step_starts[order], pauses[0], side="right") - 1]
     collected = _by_step(last, pauses[1] - pauses[0], len(ranges.steps))
-    return {"loading_ns": spent[instances], "gc_ns": collected[instances]}
+    return {"loading_ns": loading[instances], "gc_ns": collected[instances]}
 
 
 def _outermost(start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals are not nested in another."""
     order = np.lexsort((-end, start))
-    reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[order])[:-1]))[: len(order)]
+    latest_end = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[order])[:-1]))[: len(order)]
     outer = np.zeros(len(order), dtype=bool)
-    outer[order] = end[order] > reach
+    outer[order] = end[order] > latest_end
     return outer
 
 
-def _by_step(step: Int64Array, took: Int64Array, count: int) -> Int64Array:
-    known = step >= 0
-    sums: Int64Array = np.bincount(step[known], weights=took[known], minlength=count).astype(np.int64)
+def _by_step(step: Int64Array, durations: Int64Array, count: int) -> Int64Array:
+    has_step = step >= 0
+    sums: Int64Array = np.bincount(step[has_step], weights=durations[has_step], minlength=count).astype(np.int64)
     return sums

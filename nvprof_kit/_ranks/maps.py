@@ -240,22 +240,22 @@ def reusable(folder: Path, fingerprints: Sequence[Fingerprint]) -> dict[str, lis
 
     by_start = {map_name(Path(expected.capture), 0).rpartition("-rank")[0]: expected for expected in fingerprints}
     names = [file.name for file in (folder / "ranks").glob("*.parquet") if file.name.rpartition("-rank")[0] in by_start]
-    whole = [name for name in sorted(names) if not fault_of(folder, [name])]
-    if not whole:
+    complete = [name for name in sorted(names) if not fault_of(folder, [name])]
+    if not complete:
         return {}
     try:
         with interruptible(), duckdb.connect(config={"threads": 1}) as database:
-            files = [str(folder / "ranks" / name) for name in whole]
+            files = [str(folder / "ranks" / name) for name in complete]
             maps = database.read_parquet(files, filename=True, union_by_name=True).filter(f"version = {VERSION}")
             rows = maps.project("filename, capture, size_bytes, changed_ns, reading").fetchall()
     except duckdb.Error:
         return {}
-    found: dict[str, list[str]] = {}
+    names_of_captures: dict[str, list[str]] = {}
     for file, *values in dict.fromkeys(rows):
         name = Path(file).name
         if Fingerprint(*values) == by_start[name.rpartition("-rank")[0]]:
-            found.setdefault(values[0], []).append(name)
-    return {capture: sorted(names_of_capture) for capture, names_of_capture in found.items()}
+            names_of_captures.setdefault(values[0], []).append(name)
+    return {capture: sorted(names_of_capture) for capture, names_of_capture in names_of_captures.items()}
 
 
 def write_map(folder: Path, name: str, tables: Mapping[str, pa.Table]) -> None:

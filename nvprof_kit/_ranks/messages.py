@@ -66,12 +66,12 @@ class Passing(NamedTuple):
 class _Pair(NamedTuple):
     """Two ranks with one clock offset: the rows of their messages that end together, one to one.
 
-    `needed` is the number of votes from which on they are partners.
+    `least_votes` is the number of votes from which on they are partners.
     """
 
     first: int
     second: int
-    needed: float
+    least_votes: float
     votes: int
     rival: int
     rows: Ints
@@ -100,27 +100,27 @@ def pair_messages(
     rows = rows.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
     both_ways = _pass_both_ways(rows, stages)
     voted = [_vote(rows, *two) for two in _neighbours(rows, stages, spans) if may_pass(*two)]
-    pairs = _partners([one for one in voted if not both_ways or _answers(rows, one)])
+    pairs = _partners([pair for pair in voted if not both_ways or _answers(rows, pair)])
     label, k = np.full(len(rows), "", dtype=object), np.arange(len(rows))
     times = np.zeros(len(rows), dtype=np.int64)
-    for one in pairs:
-        np.add.at(times, np.concatenate((one.rows, one.partners)), 1)
-    for one in pairs:
-        sure = (times[one.rows] == 1) & (times[one.partners] == 1)
-        mine, other = one.rows[sure], one.partners[sure]
-        label[mine] = label[other] = f"ranks {one.first} and {one.second}"
-        k[other] = k[mine]
-    for one in pairs:
-        _match_rest(rows, one, label, k)
+    for pair in pairs:
+        np.add.at(times, np.concatenate((pair.rows, pair.partners)), 1)
+    for pair in pairs:
+        sure = (times[pair.rows] == 1) & (times[pair.partners] == 1)
+        sends, other = pair.rows[sure], pair.partners[sure]
+        label[sends] = label[other] = f"ranks {pair.first} and {pair.second}"
+        k[other] = k[sends]
+    for pair in pairs:
+        _match_rest(rows, pair, label, k)
     if np.count_nonzero(label != "") < LEAST_MATCHED * len(rows):
         label[:], k = "", np.arange(len(rows))
     if (label == "").any() and is_whole:
-        found = pair_chain(rows, stages, lambda a, b: _follow(a, b, stages, spans) and may_pass(a, b))
-        if 2 * len(found.rows) > np.count_nonzero(label != ""):
+        chain = pair_chain(rows, stages, lambda a, b: _follow(a, b, stages, spans) and may_pass(a, b))
+        if 2 * len(chain.rows) > np.count_nonzero(label != ""):
             label[:], k = "", np.arange(len(rows))
-            for side in (found.rows, found.partners):
-                label[side] = [f"ranks {one} and {other}" for one, other in found.pairs]
-            k[found.partners] = found.rows
+            for side in (chain.rows, chain.partners):
+                label[side] = [f"ranks {pair} and {other}" for pair, other in chain.pairs]
+            k[chain.partners] = chain.rows
     return _passing(rows, label, k, "by time they fit no rank or several")
 
 
@@ -153,56 +153,67 @@ def _neighbours(
     ranks = sorted(set(rows["rank"].tolist()))
     of = {rank: stages.get(rank, 0) for rank in ranks}
     last = max(stages.values(), default=0)
-    apart = {1, last} if last else {0}
+    stage_distances = {1, last} if last else {0}
     return [
-        (a, b) for a in ranks for b in ranks if a < b and abs(of[a] - of[b]) in apart and _follow(a, b, stages, spans)
+        (a, b)
+        for a in ranks
+        for b in ranks
+        if a < b and abs(of[a] - of[b]) in stage_distances and _follow(a, b, stages, spans)
     ]
 
 
-def _follow(one: int, other: int, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]) -> bool:
+def _follow(first: int, second: int, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]) -> bool:
     """Whether the layers of two ranks are adjacent; a gap means that a stage between them is missing."""
-    if one not in spans or other not in spans:
+    if first not in spans or second not in spans:
         return True
     last = max(stages.values())
-    closes_ring = last > 1 and {stages[one], stages[other]} == {0, last}
-    return closes_ring or _close(spans[one], spans[other])
+    closes_ring = last > 1 and {stages[first], stages[second]} == {0, last}
+    return closes_ring or _close(spans[first], spans[second])
 
 
-def _close(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    low, high = sorted((one, other))
+def _close(first_span: tuple[int, int], second_span: tuple[int, int]) -> bool:
+    low, high = sorted((first_span, second_span))
     return high[0] <= low[1] + 1
 
 
 def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
     """Find the clock offset with which the most messages of two ranks end together."""
-    one, other = (rows[rows["rank"] == rank] for rank in (first, second))
-    needed = max(LEAST, LEAST_SHARE * min(len(one), len(other)))
+    first_messages, second_messages = (rows[rows["rank"] == rank] for rank in (first, second))
+    least_votes = max(LEAST, LEAST_SHARE * min(len(first_messages), len(second_messages)))
     keys = ["row", "kind", "step", "bytes", "end_ns"]
-    both = one.assign(row=one.index)[keys].merge(other.assign(row=other.index)[keys], on="step", suffixes=("", "_o"))
+    both = first_messages.assign(row=first_messages.index)[keys].merge(
+        second_messages.assign(row=second_messages.index)[keys], on="step", suffixes=("", "_o")
+    )
     fits = (both["kind"] != both["kind_o"]) | (both["kind"] == "SendRecv")
     fits &= (both["bytes"] == both["bytes_o"]) | (both["bytes"] < 0) | (both["bytes_o"] < 0)
     both = both[fits]
-    apart = (both["end_ns"] - both["end_ns_o"]).to_numpy()
-    order = np.argsort(apart, kind="stable")
-    apart, mine, others = apart[order], both["row"].to_numpy()[order], both["row_o"].to_numpy()[order]
-    until = np.searchsorted(apart, apart + TOGETHER_NS, side="right")
-    count = until - np.arange(len(apart))
-    if not len(apart):
-        return _Pair(first, second, needed, 0, 0, mine, others)
+    distances = (both["end_ns"] - both["end_ns_o"]).to_numpy()
+    order = np.argsort(distances, kind="stable")
+    distances, first_rows, second_rows = (
+        distances[order],
+        both["row"].to_numpy()[order],
+        both["row_o"].to_numpy()[order],
+    )
+    until = np.searchsorted(distances, distances + TOGETHER_NS, side="right")
+    count = until - np.arange(len(distances))
+    if not len(distances):
+        return _Pair(first, second, least_votes, 0, 0, first_rows, second_rows)
     best = int(count.argmax())
-    elsewhere = (apart > apart[until[best] - 1]) | (apart < apart[best] - TOGETHER_NS)
+    elsewhere = (distances > distances[until[best] - 1]) | (distances < distances[best] - TOGETHER_NS)
     rival = int(count[elsewhere].max()) if elsewhere.any() else 0
     chosen = slice(best, int(until[best]))
-    unlike = np.isin(mine[chosen], _twice(mine[chosen])) | np.isin(others[chosen], _twice(others[chosen]))
-    mine, others = mine[chosen][~unlike], others[chosen][~unlike]
-    return _Pair(first, second, needed, len(mine), rival, mine, others)
+    ambiguous = np.isin(first_rows[chosen], _twice(first_rows[chosen])) | np.isin(
+        second_rows[chosen], _twice(second_rows[chosen])
+    )
+    first_rows, second_rows = first_rows[chosen][~ambiguous], second_rows[chosen][~ambiguous]
+    return _Pair(first, second, least_votes, len(first_rows), rival, first_rows, second_rows)
 
 
 def _pass_both_ways(rows: pd.DataFrame, stages: Mapping[int, int]) -> bool:
     """Whether neighbours send to each other: both the first and the last stage send and receive."""
     stage = rows["rank"].map(lambda rank: stages.get(rank, 0))
     kinds = [set(rows["kind"][stage == end]) for end in (stage.min(), stage.max())]
-    return all({"Send", "Recv"} <= mine for mine in kinds)
+    return all({"Send", "Recv"} <= stage_kinds for stage_kinds in kinds)
 
 
 def _answers(rows: pd.DataFrame, pair: _Pair) -> bool:
@@ -212,24 +223,24 @@ def _answers(rows: pd.DataFrame, pair: _Pair) -> bool:
 
 
 def _twice(values: Ints) -> Ints:
-    found, times = np.unique(values, return_counts=True)
-    made: Ints = found[times > 1]
-    return made
+    distinct, times = np.unique(values, return_counts=True)
+    duplicates: Ints = distinct[times > 1]
+    return duplicates
 
 
 def _partners(pairs: list[_Pair]) -> list[_Pair]:
     """The pairs with an unambiguous offset and without a competing pair for the same messages."""
-    clear = [one for one in pairs if one.votes >= one.needed and one.rival <= MARGIN * one.votes]
+    clear = [pair for pair in pairs if pair.votes >= pair.least_votes and pair.rival <= MARGIN * pair.votes]
     claims: dict[int, list[int]] = {}
-    for place, one in enumerate(pairs):
-        for row in (*one.rows.tolist(), *one.partners.tolist()):
-            claims.setdefault(row, []).append(place)
-    kept = []
-    for one in clear:
-        disputed = Counter(place for row in (*one.rows.tolist(), *one.partners.tolist()) for place in claims[row])
-        if all(count <= MARGIN * one.votes for place, count in disputed.items() if pairs[place] is not one):
-            kept.append(one)
-    return kept
+    for number, pair in enumerate(pairs):
+        for row in (*pair.rows.tolist(), *pair.partners.tolist()):
+            claims.setdefault(row, []).append(number)
+    undisputed = []
+    for pair in clear:
+        disputed = Counter(number for row in (*pair.rows.tolist(), *pair.partners.tolist()) for number in claims[row])
+        if all(count <= MARGIN * pair.votes for number, count in disputed.items() if pairs[number] is not pair):
+            undisputed.append(pair)
+    return undisputed
 
 
 def _match_rest(rows: pd.DataFrame, pair: _Pair, label: npt.NDArray[np.object_], k: Ints) -> None:
@@ -242,12 +253,12 @@ def _match_rest(rows: pd.DataFrame, pair: _Pair, label: npt.NDArray[np.object_],
     for sender, receiver, shift in ((pair.first, pair.second, offset), (pair.second, pair.first, -offset)):
         sends = np.flatnonzero(free & (rank == sender) & (kind == "Send"))
         gets = np.flatnonzero(free & (rank == receiver) & (kind == "Recv"))
-        for one in np.unique(step[sends]).tolist():
-            mine, other = sends[step[sends] == one], gets[step[gets] == one]
+        for number in np.unique(step[sends]).tolist():
+            sent, received = sends[step[sends] == number], gets[step[gets] == number]
             # a receive ends no earlier than its send
-            if len(mine) == len(other) and (end[other] + shift >= end[mine] - TOGETHER_NS).all():
-                label[mine] = label[other] = f"ranks {pair.first} and {pair.second}"
-                k[other] = k[mine]
+            if len(sent) == len(received) and (end[received] + shift >= end[sent] - TOGETHER_NS).all():
+                label[sent] = label[received] = f"ranks {pair.first} and {pair.second}"
+                k[received] = k[sent]
 
 
 TRIED_STEPS, TRIED_OFFSETS, TRIED_PAIRS = 6, 8, 64
@@ -316,45 +327,49 @@ def pair_chain(
     order = sorted({stages.get(rank, 0) for rank in set(rows["rank"].tolist())})
     if order != list(range(order[0], order[0] + len(order))) or len(order) < 2:
         return Chain(_NOTHING, _NOTHING, [])
-    found = [_peeled(rows, stages, way, may_pair) for way in (order, order[::-1])]
-    return max(found, key=lambda one: len(one.rows))
+    chains = [_peeled(rows, stages, way, may_pair) for way in (order, order[::-1])]
+    return max(chains, key=lambda one: len(one.rows))
 
 
 def _peeled(
     rows: pd.DataFrame, stages: Mapping[int, int], order: list[int], may_pair: Callable[[int, int], bool]
 ) -> Chain:
     """Match stage by stage in this order; ends where a stage's messages do not fit."""
-    members = {stage: [rank for rank in sorted(set(rows["rank"])) if stages.get(rank, 0) == stage] for stage in order}
-    left = {rank: _side(rows, rows.index[rows["rank"] == rank].to_numpy()) for rank in sorted(set(rows["rank"]))}
+    members = {
+        stage: [member for member in sorted(set(rows["rank"])) if stages.get(member, 0) == stage] for stage in order
+    }
+    left = {member: _side(rows, rows.index[rows["rank"] == member].to_numpy()) for member in sorted(set(rows["rank"]))}
     broken: dict[int, frozenset[int]] = dict.fromkeys(left, frozenset())
-    mine, others, pairs = [_NOTHING], [_NOTHING], []
+    rows_of_pairs, partner_rows, pairs = [_NOTHING], [_NOTHING], []
     for stage, following in pairwise(order):
-        choices = [(one, [two for two in members[following] if may_pair(one, two)]) for one in members[stage]]
-        if not 0 < sum(len(two) for _, two in choices) <= TRIED_PAIRS:
+        choices = [
+            (rank, [partner for partner in members[following] if may_pair(rank, partner)]) for rank in members[stage]
+        ]
+        if not 0 < sum(len(partner) for _, partner in choices) <= TRIED_PAIRS:
             break
-        found = {one: _best(left, broken, one, two) for one, two in choices}
-        partners = [chosen[0] for chosen in found.values() if chosen]
+        best_fits = {rank: _best(left, broken, rank, partner) for rank, partner in choices}
+        partners = [chosen[0] for chosen in best_fits.values() if chosen]
         if len(set(partners)) < len(partners) or not partners:
             break
-        for one, chosen in found.items():
+        for rank, chosen in best_fits.items():
             if chosen is None:
                 continue
             other, fit = chosen
-            mine, others = [*mine, fit.rows], [*others, fit.partners]
-            pairs += [(min(one, other), max(one, other))] * len(fit.rows)
+            rows_of_pairs, partner_rows = [*rows_of_pairs, fit.rows], [*partner_rows, fit.partners]
+            pairs += [(min(rank, other), max(rank, other))] * len(fit.rows)
             broken[other] |= fit.broken
             taken = {step for step, _ in left[other].of} & fit.broken
             left[other] = _without(left[other], fit.partners, taken)
-        members[following] = [rank for rank in members[following] if rank in partners]
-    return Chain(np.concatenate(mine), np.concatenate(others), pairs)
+        members[following] = [member for member in members[following] if member in partners]
+    return Chain(np.concatenate(rows_of_pairs), np.concatenate(partner_rows), pairs)
 
 
-def _side(rows: pd.DataFrame, which: Ints) -> _Side:
+def _side(rows: pd.DataFrame, selected: Ints) -> _Side:
     step, kind = rows["step"].to_numpy(), rows["kind"].to_numpy()
     of: dict[tuple[int, str], list[int]] = {}
-    for row in which.tolist():
+    for row in selected.tolist():
         of.setdefault((int(step[row]), str(kind[row])), []).append(row)
-    arrays = {key: np.array(found, dtype=np.int64) for key, found in of.items()}
+    arrays = {key: np.array(places, dtype=np.int64) for key, places in of.items()}
     return _Side(arrays, *(rows[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")))
 
 
@@ -366,13 +381,13 @@ def _without(side: _Side, taken: Ints, broken: Iterable[int]) -> _Side:
 
 
 def _best(
-    left: Mapping[int, _Side], broken: Mapping[int, frozenset[int]], one: int, others: list[int]
+    left: Mapping[int, _Side], broken: Mapping[int, frozenset[int]], first: int, candidates: list[int]
 ) -> tuple[int, _Fit] | None:
-    """The rank whose messages fit those of `one`, and how; None if none or several do."""
+    """The rank whose messages fit those of `first`, and how; None if none or several do."""
     fits = []
-    for other in others:
-        usable = sorted({step for step, _ in left[one].of} - broken[one] - broken[other])
-        best, second = _sampled(left[one], left[other], usable)
+    for other in candidates:
+        usable = sorted({step for step, _ in left[first].of} - broken[first] - broken[other])
+        best, second = _sampled(left[first], left[other], usable)
         if best is not None:
             fits.append((best, second, other, usable))
     fits.sort(key=lambda fit: fit[0].cost)
@@ -382,61 +397,64 @@ def _best(
     rival = min([second, *(fit[0].cost for fit in fits[1:])])
     if best.cost > FIT_NS or rival < CLEARER * best.cost:
         return None
-    whole = _everywhere(left[one], left[other], usable, best.offset)
-    return (other, whole) if len(whole.rows) else None
+    assignment = _everywhere(left[first], left[other], usable, best.offset)
+    return (other, assignment) if len(assignment.rows) else None
 
 
-def _sampled(one: _Side, other: _Side, steps: list[int]) -> tuple[_Fit | None, float]:
+def _sampled(first: _Side, second: _Side, steps: list[int]) -> tuple[_Fit | None, float]:
     """The best assignment in some steps, and the cost of the best one that differs."""
-    middle = max(len(steps) - TRIED_STEPS, 0) // 2
-    tried = steps[middle : middle + TRIED_STEPS]
+    start = max(len(steps) - TRIED_STEPS, 0) // 2
+    tried = steps[start : start + TRIED_STEPS]
     fits: list[_Fit] = []
-    for guess in _offsets(one, other, tried):
-        fit = _assigned(one, other, tried, guess)
+    for guess in _offsets(first, second, tried):
+        fit = _assigned(first, second, tried, guess)
         for _ in range(2):
             if len(fit.rows):
-                fit = _assigned(one, other, tried, fit.offset)
+                fit = _assigned(first, second, tried, fit.offset)
         if len(fit.rows):
             fits.append(fit)
     if not fits:
         return None, np.inf
-    most = max(len(fit.rows) for fit in fits)
-    fits = sorted((fit for fit in fits if len(fit.rows) == most), key=lambda fit: fit.cost)
+    largest = max(len(fit.rows) for fit in fits)
+    fits = sorted((fit for fit in fits if len(fit.rows) == largest), key=lambda fit: fit.cost)
     best = fits[0]
-    unlike = (fit.cost for fit in fits if not _same(fit, best))
-    return best, min(unlike, default=np.inf)
+    different_costs = (fit.cost for fit in fits if not _same(fit, best))
+    return best, min(different_costs, default=np.inf)
 
 
-def _same(one: _Fit, other: _Fit) -> bool:
-    return bool(np.array_equal(one.rows, other.rows) and np.array_equal(one.partners, other.partners))
+def _same(fit: _Fit, other: _Fit) -> bool:
+    return bool(np.array_equal(fit.rows, other.rows) and np.array_equal(fit.partners, other.partners))
 
 
-def _offsets(one: _Side, other: _Side, steps: list[int]) -> list[int]:
+def _offsets(first: _Side, second: _Side, steps: list[int]) -> list[int]:
     """The clock offsets with which the most messages end together."""
-    apart = [_NOTHING]
+    distances = [_NOTHING]
     for step in steps:
         for kind, counterpart in _KINDS:
-            mine, its = one.get(step, kind), other.get(step, counterpart)
-            if 0 < len(mine) <= len(its):
-                between = one.end[mine][:, None] - other.end[its][None, :]
-                place = np.arange(len(its))[None, :] - np.arange(len(mine))[:, None]
-                apart.append(between[(place >= 0) & (place <= len(its) - len(mine))])
-    every = np.concatenate(apart)
-    if not len(every):
+            rows, its = first.get(step, kind), second.get(step, counterpart)
+            if 0 < len(rows) <= len(its):
+                between = first.end[rows][:, None] - second.end[its][None, :]
+                shift = np.arange(len(its))[None, :] - np.arange(len(rows))[:, None]
+                distances.append(between[(shift >= 0) & (shift <= len(its) - len(rows))])
+    all_distances = np.concatenate(distances)
+    if not len(all_distances):
         return []
-    bins, count = np.unique(every // BIN_NS, return_counts=True)
+    bins, count = np.unique(all_distances // BIN_NS, return_counts=True)
     chosen = bins[np.argsort(-count, kind="stable")][:TRIED_OFFSETS]
-    return [int(np.median(every[np.abs(every - (one * BIN_NS + BIN_NS // 2)) <= BIN_NS])) for one in chosen.tolist()]
+    return [
+        int(np.median(all_distances[np.abs(all_distances - (first * BIN_NS + BIN_NS // 2)) <= BIN_NS]))
+        for first in chosen.tolist()
+    ]
 
 
-def _everywhere(one: _Side, other: _Side, steps: list[int], offset: int) -> _Fit:
+def _everywhere(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fit:
     """Assign the messages of all steps; from step to step, the offset follows the clocks' drift."""
-    middle = max(len(steps) - TRIED_STEPS, 0) // 2
+    start = max(len(steps) - TRIED_STEPS, 0) // 2
     rows, partners, broken = [_NOTHING], [_NOTHING], set()
-    for part in (steps[middle:], steps[:middle][::-1]):
+    for direction in (steps[start:], steps[:start][::-1]):
         now = offset
-        for step in part:
-            fit = _assigned(one, other, [step], now)
+        for step in direction:
+            fit = _assigned(first, second, [step], now)
             if len(fit.rows) and fit.cost <= FIT_NS:
                 rows, partners, now = [*rows, fit.rows], [*partners, fit.partners], fit.offset
             else:
@@ -444,46 +462,48 @@ def _everywhere(one: _Side, other: _Side, steps: list[int], offset: int) -> _Fit
     return _Fit(0.0, offset, np.concatenate(rows), np.concatenate(partners), frozenset(broken))
 
 
-def _assigned(one: _Side, other: _Side, steps: list[int], offset: int) -> _Fit:
+def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fit:
     """The cheapest assignment of all messages of the first rank with this offset; steps without one are left out."""
-    rows, partners, costs, apart, broken = [_NOTHING], [_NOTHING], [0.0], [_NOTHING], set()
+    rows, partners, costs, distances, broken = [_NOTHING], [_NOTHING], [0.0], [_NOTHING], set()
     for step in steps:
         parts = []
         for kind, counterpart in _KINDS:
-            mine, its = one.get(step, kind), other.get(step, counterpart)
-            if len(mine) > len(its):
+            first_rows, its = first.get(step, kind), second.get(step, counterpart)
+            if len(first_rows) > len(its):
                 broken.add(step)
-            elif len(mine):
-                parts.append((mine, its, kind))
+            elif len(first_rows):
+                parts.append((first_rows, its, kind))
         if step in broken:
             continue
-        for mine, its, kind in parts:
-            cost = _cost(one, other, (mine, its), kind, offset)
-            place = _in_order(cost)
-            rows, partners = [*rows, mine], [*partners, its[place]]
-            costs.append(float(cost[np.arange(len(mine)), place].sum()))
-            apart.append(one.end[mine] - other.end[its[place]])
-    found = np.concatenate(apart)
-    close = found[np.abs(found - offset) <= FIT_NS]
+        for first_rows, its, kind in parts:
+            cost = _cost(first, second, (first_rows, its), kind, offset)
+            columns = _in_order(cost)
+            rows, partners = [*rows, first_rows], [*partners, its[columns]]
+            costs.append(float(cost[np.arange(len(first_rows)), columns].sum()))
+            distances.append(first.end[first_rows] - second.end[its[columns]])
+    all_distances = np.concatenate(distances)
+    close = all_distances[np.abs(all_distances - offset) <= FIT_NS]
     better = int(np.median(close)) if len(close) else offset
-    mean = sum(costs) / len(found) if len(found) else np.inf
+    mean = sum(costs) / len(all_distances) if len(all_distances) else np.inf
     return _Fit(mean, better, np.concatenate(rows), np.concatenate(partners), frozenset(broken))
 
 
-def _cost(one: _Side, other: _Side, rows: tuple[Ints, Ints], kind: str, offset: int) -> npt.NDArray[np.float64]:
+def _cost(first: _Side, second: _Side, rows: tuple[Ints, Ints], kind: str, offset: int) -> npt.NDArray[np.float64]:
     """How badly each message of the first rank fits each of the second, in ns."""
-    mine, its = rows
-    start, end = one.start[mine][:, None], one.end[mine][:, None]
-    there, ended = other.start[its][None, :] + offset, other.end[its][None, :] + offset
+    first_rows, its = rows
+    start, end = first.start[first_rows][:, None], first.end[first_rows][:, None]
+    second_start, ended = second.start[its][None, :] + offset, second.end[its][None, :] + offset
     if kind == "Send":
-        apart = ended - np.maximum(end, np.minimum(there, ended))
+        distance = ended - np.maximum(end, np.minimum(second_start, ended))
     elif kind == "Recv":
-        apart = end - np.maximum(ended, np.minimum(start, end))
+        distance = end - np.maximum(ended, np.minimum(start, end))
     else:
-        apart = end - ended
-    size, its_size = one.size[mine][:, None], other.size[its][None, :]
-    unlike = (size != its_size) & (size >= 0) & (its_size >= 0)
-    cost: npt.NDArray[np.float64] = np.where(unlike, WORST_NS, np.minimum(np.abs(apart), WORST_NS)).astype(np.float64)
+        distance = end - ended
+    size, its_size = first.size[first_rows][:, None], second.size[its][None, :]
+    size_differs = (size != its_size) & (size >= 0) & (its_size >= 0)
+    cost: npt.NDArray[np.float64] = np.where(size_differs, WORST_NS, np.minimum(np.abs(distance), WORST_NS)).astype(
+        np.float64
+    )
     return cost
 
 
@@ -494,10 +514,10 @@ def _in_order(cost: npt.NDArray[np.float64]) -> Ints:
     total[0] = 0.0
     for row in range(count):
         total[row + 1, 1:] = np.minimum.accumulate(total[row, :-1] + cost[row])
-    place, column = np.zeros(count, dtype=np.int64), columns
+    chosen_columns, column = np.zeros(count, dtype=np.int64), columns
     for row in range(count, 0, -1):
         # the first column from which on the total is this low
         column = int(np.argmax(total[row, : column + 1] <= total[row, column]))
-        place[row - 1] = column - 1
+        chosen_columns[row - 1] = column - 1
         column -= 1
-    return place
+    return chosen_columns

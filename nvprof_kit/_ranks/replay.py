@@ -80,29 +80,29 @@ def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame)
         segments: See `nvprof_kit._trace.jobs.tables.JobTables.segments`, of all ranks.
         instances: See `nvprof_kit._trace.jobs.tables.JobTables.instances`, all.
     """
-    known = instances.sort_values("arrival", kind="stable", ignore_index=True)
-    known["instance"] = np.arange(len(known))
-    members = points.merge(known[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"])
+    in_order = instances.sort_values("arrival", kind="stable", ignore_index=True)
+    in_order["instance"] = np.arange(len(in_order))
+    members = points.merge(in_order[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"])
     members = members.sort_values(["rank", "index"], kind="stable", ignore_index=True)
     rank, a, e = (members[name].to_numpy() for name in ("rank", "a", "e"))
     ready = a - members["queued_ns"].to_numpy()
     gate, before = np.full(len(a), NONE, dtype=np.int64), np.full(len(a), NONE, dtype=np.int64)
     low, high = np.zeros(len(a), dtype=np.int64), np.zeros(len(a), dtype=np.int64)
     at_rank, at_segment = segments["rank"].to_numpy(), segments["segment"].to_numpy()
-    for one in np.unique(rank).tolist():
-        mine = np.flatnonzero(rank == one)
-        gates = mine[members["gates"].to_numpy()[mine]]
+    for number in np.unique(rank).tolist():
+        of_rank = np.flatnonzero(rank == number)
+        gates = of_rank[members["gates"].to_numpy()[of_rank]]
         gates = gates[np.argsort(e[gates], kind="stable")]
-        found = np.searchsorted(e[gates], ready[mine], side="right") - 1
-        gate[mine] = np.where(found >= 0, np.append(gates, NONE)[found], NONE)
-        rows = np.flatnonzero(at_rank == one)
+        last_gate = np.searchsorted(e[gates], ready[of_rank], side="right") - 1
+        gate[of_rank] = np.where(last_gate >= 0, np.append(gates, NONE)[last_gate], NONE)
+        rows = np.flatnonzero(at_rank == number)
         base = int(rows[0]) if len(rows) else 0
-        since = np.where(gate[mine] >= 0, members["end_segment"].to_numpy()[gate[mine]], NONE)
-        low[mine] = base + np.searchsorted(at_segment[rows], since, side="right")
-        until = members["ready_segment"].to_numpy()[mine]
-        high[mine] = np.maximum(base + np.searchsorted(at_segment[rows], until, side="right"), low[mine])
-    place = np.arange(len(a))
-    last = members.assign(place=place).groupby(["rank", "c"], sort=False)["place"].shift(1)
+        since = np.where(gate[of_rank] >= 0, members["end_segment"].to_numpy()[gate[of_rank]], NONE)
+        low[of_rank] = base + np.searchsorted(at_segment[rows], since, side="right")
+        until = members["ready_segment"].to_numpy()[of_rank]
+        high[of_rank] = np.maximum(base + np.searchsorted(at_segment[rows], until, side="right"), low[of_rank])
+    positions = np.arange(len(a))
+    last = members.assign(place=positions).groupby(["rank", "c"], sort=False)["place"].shift(1)
     before = last.fillna(NONE).astype("int64").to_numpy()
     before = np.where((before >= 0) & (e[before] <= a), before, NONE)
     instance = members["instance"].to_numpy()
@@ -125,8 +125,8 @@ def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | No
     cut, quicker = nothing if cut is None else cut, nothing if quicker is None else quicker
     gated = graph.gate >= 0
     work = graph.ready - np.where(gated, graph.e[graph.gate], 0) - cut
-    held = np.where(graph.before >= 0, np.maximum(graph.ready, graph.e[graph.before]), graph.ready)
-    delay = graph.a - held
+    unblocked = np.where(graph.before >= 0, np.maximum(graph.ready, graph.e[graph.before]), graph.ready)
+    delay = graph.a - unblocked
     for members in graph.order:
         start = work[members] + np.where(gated[members], ends[graph.gate[members]], 0)
         previous = np.where(graph.before[members] >= 0, ends[graph.before[members]], start)
@@ -140,8 +140,8 @@ def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | No
 def spent(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
     """Weighted sum of the segments in each member's work, in ns; weights are from 0 to 1."""
     sums = np.concatenate(([0.0], np.cumsum(graph.segments["ns"].to_numpy() * weight)))
-    whole: Int64Array = np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
-    return whole
+    totals: Int64Array = np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
+    return totals
 
 
 def step_ends(graph: Graph, ends: Int64Array) -> Int64Array:
@@ -165,37 +165,37 @@ def critical_path(graph: Graph) -> pd.DataFrame:
     names = {name: graph.segments[name].to_numpy() for name in ("layer", "phase", "doing", "ns")}
     at = int(graph.e.argmax())
     where = {int(members[0]): members for members in graph.order}
-    first = {int(one): key for key, members in where.items() for one in members.tolist()}
+    first = {int(member): key for key, members in where.items() for member in members.tolist()}
     passed: set[int] = set()
     while at >= 0:
         members = where[first[at]]
-        late = int(members[graph.a[members].argmax()])
-        if late in passed:
+        last = int(members[graph.a[members].argmax()])
+        if last in passed:
             raise CaptureError(
-                f"the maps of the ranks contradict themselves: a collective of rank {int(graph.rank[late])} waits for "
+                f"the maps of the ranks contradict themselves: a collective of rank {int(graph.rank[last])} waits for "
                 "itself; map again"
             )
-        passed.add(late)
-        step, rank = int(graph.step[late]), int(graph.rank[late])
-        rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", int(graph.e[at] - graph.a[late])))
-        gate, before = int(graph.gate[late]), int(graph.before[late])
-        if before >= 0 and graph.e[before] > graph.ready[late]:
-            rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[late] - graph.e[before])))
+        passed.add(last)
+        step, rank = int(graph.step[last]), int(graph.rank[last])
+        rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", int(graph.e[at] - graph.a[last])))
+        gate, before = int(graph.gate[last]), int(graph.before[last])
+        if before >= 0 and graph.e[before] > graph.ready[last]:
+            rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[last] - graph.e[before])))
             at = before
             continue
-        rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[late] - graph.ready[late])))
+        rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[last] - graph.ready[last])))
         if gate >= 0:
             rows.extend(
                 (step, rank, *(names[name][row] for name in ("layer", "phase", "doing")), int(names["ns"][row]))
-                for row in range(int(graph.low[late]), int(graph.high[late]))
+                for row in range(int(graph.low[last]), int(graph.high[last]))
             )
         at = gate
     frame = pd.DataFrame.from_records(rows, columns=["step", "rank", "layer", "phase", "what", "ns"])
     table = frame.groupby(["step", "rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index()
     table = table[table["ns"] > 0]
     shared = table.assign(share=table["ns"] / max(int(table["ns"].sum()), 1))
-    made: pd.DataFrame = shared.sort_values("ns", ascending=False, kind="stable", ignore_index=True)
-    return made
+    ordered: pd.DataFrame = shared.sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+    return ordered
 
 
 def what_if(graph: Graph, changes: dict[str, tuple[Int64Array | None, Int64Array | None]]) -> pd.DataFrame:
@@ -212,8 +212,8 @@ def what_if(graph: Graph, changes: dict[str, tuple[Int64Array | None, Int64Array
     for name, (cut, quicker) in changes.items():
         step = _mean_step(graph, replay(graph, cut, quicker))
         rows.append((name, round(measured), round(base), round(step), round(base - step), (base - step) / max(base, 1)))
-    made: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
-    return made
+    table: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
+    return table
 
 
 def _mean_step(graph: Graph, ends: Int64Array) -> float:
@@ -233,19 +233,21 @@ def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | Non
     import pandas as pd
 
     keys = ["layer", "phase"]
-    mine = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
-    same = layers["stage"].isin(mine["stage"]) & (layers["rank"] != rank)
-    others = layers[same].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(mine.index)
+    of_rank = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
+    same = layers["stage"].isin(of_rank["stage"]) & (layers["rank"] != rank)
+    of_peers = layers[same].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(of_rank.index)
     parts = [
-        pd.DataFrame({"kind": kind, "own": mine[name], "usual": others[name].fillna(mine[peers])}).reset_index()
+        pd.DataFrame({"kind": kind, "own": of_rank[name], "usual": of_peers[name].fillna(of_rank[peers])}).reset_index()
         for kind, name, peers in (("compute", "median_ns", "peers_ns"), ("idle", "idle_ns", "peers_idle_ns"))
     ]
     table = pd.concat(parts, ignore_index=True)
     table["weight"] = (1 - table["usual"] / table["own"].clip(lower=1)).clip(lower=0)
     segments = graph.segments[["rank", "layer", "phase", "doing"]]
     kind = segments["doing"].where(segments["doing"].isin(["compute", "copy", "communication"]), "idle")
-    found = segments.assign(kind=kind).merge(table, on=["kind", "layer", "phase"], how="left")["weight"].fillna(0.0)
-    weights: npt.NDArray[np.float64] = np.where(segments["rank"] == rank, found.to_numpy(), 0.0)
+    segment_weights = (
+        segments.assign(kind=kind).merge(table, on=["kind", "layer", "phase"], how="left")["weight"].fillna(0.0)
+    )
+    weights: npt.NDArray[np.float64] = np.where(segments["rank"] == rank, segment_weights.to_numpy(), 0.0)
     return weights
 
 
@@ -256,15 +258,15 @@ def loader_weights(graph: Graph) -> npt.NDArray[np.float64]:
     sums = segments["ns"].where(loads, 0).groupby([segments["step"], segments["rank"]]).sum()
     usual = sums.groupby("step").transform("median")
     weight = (1 - usual / sums.clip(lower=1)).clip(lower=0).rename("weight").reset_index()
-    found = segments[["step", "rank"]].merge(weight, on=["step", "rank"], how="left")["weight"].fillna(0.0)
-    weights: npt.NDArray[np.float64] = np.where(loads, found.to_numpy(), 0.0)
+    segment_weights = segments[["step", "rank"]].merge(weight, on=["step", "rank"], how="left")["weight"].fillna(0.0)
+    weights: npt.NDArray[np.float64] = np.where(loads, segment_weights.to_numpy(), 0.0)
     return weights
 
 
 def network_cut(graph: Graph, instances: pd.DataFrame) -> Int64Array:
     """Time that each transfer would save at the median of its kind, size and ranks."""
-    known = instances.sort_values("arrival", kind="stable", ignore_index=True)
-    took = known["ended"] - known["arrival"]
-    usual = took.groupby([known["sort"], known["bytes"], known["n"]]).transform("median")
-    cut: Int64Array = np.maximum((took - usual).to_numpy(), 0).astype(np.int64)[graph.instance]
+    in_order = instances.sort_values("arrival", kind="stable", ignore_index=True)
+    durations = in_order["ended"] - in_order["arrival"]
+    usual = durations.groupby([in_order["sort"], in_order["bytes"], in_order["n"]]).transform("median")
+    cut: Int64Array = np.maximum((durations - usual).to_numpy(), 0).astype(np.int64)[graph.instance]
     return cut

@@ -36,32 +36,34 @@ def stages_of(medians: pd.DataFrame) -> dict[int, int]:
         medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
     """
     named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
-    layers = {int(str(rank)): frozenset(mine["layer"]) for rank, mine in named.groupby("rank", sort=True)}
+    layers = {int(str(rank)): frozenset(rank_layers["layer"]) for rank, rank_layers in named.groupby("rank", sort=True)}
     kinds: list[frozenset[str]] = []
     kind_of: dict[frozenset[str], int] = {}
-    for one in layers.values():
-        if one not in kind_of:
-            alike = (place for place, other in enumerate(kinds) if len(one & other) >= ALIKE * len(one | other))
-            kind_of[one] = next(alike, len(kinds))
-            if kind_of[one] == len(kinds):
-                kinds.append(one)
+    for names in layers.values():
+        if names not in kind_of:
+            similar = (index for index, other in enumerate(kinds) if len(names & other) >= ALIKE * len(names | other))
+            kind_of[names] = next(similar, len(kinds))
+            if kind_of[names] == len(kinds):
+                kinds.append(names)
     order = sorted(range(len(kinds)), key=lambda place: (_first_number(kinds[place]), place))
-    number = {place: stage for stage, place in enumerate(order)}
-    stages = {rank: number[kind_of[one]] for rank, one in layers.items()}
+    number = {index: stage for stage, index in enumerate(order)}
+    stages = {rank: number[kind_of[names]] for rank, names in layers.items()}
     return {int(rank): stages.get(int(rank), 0) for rank in medians["rank"].unique()}
 
 
 def _first_number(layers: frozenset[str]) -> float:
-    found = [int(number) for layer in layers for number in _NUMBER.findall(layer)[:1]]
-    return float(np.median(found)) if found else -1.0
+    numbers = [int(number) for layer in layers for number in _NUMBER.findall(layer)[:1]]
+    return float(np.median(numbers)) if numbers else -1.0
 
 
 def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:
     """First and last number of each rank's layers if they are contiguous; empty if any rank's are not."""
     named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
     spans = {}
-    for rank, mine in named.groupby("rank", sort=True):
-        numbers = {int(part) for layer in mine["layer"].unique() for part in str(layer).split(".") if part.isdecimal()}
+    for rank, rank_layers in named.groupby("rank", sort=True):
+        numbers = {
+            int(name) for layer in rank_layers["layer"].unique() for name in str(layer).split(".") if name.isdecimal()
+        }
         if not numbers or max(numbers) - min(numbers) >= len(numbers):
             return {}
         spans[int(str(rank))] = (min(numbers), max(numbers))
@@ -88,8 +90,8 @@ def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
         table.loc[alone, "equals"] = roles["rank"].transform("size")
         for name, of in (("peers_ns", "median_ns"), ("peers_idle_ns", "idle_ns")):
             table.loc[alone, name] = roles[of].transform(lambda values: values.quantile(0.5, interpolation="lower"))
-    made: pd.DataFrame = table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
-    return made
+    typed: pd.DataFrame = table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
+    return typed
 
 
 LAYER_COLUMNS: Columns = {
@@ -128,13 +130,13 @@ def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
     peers = medians["peers_ns"]
     excess = medians["median_ns"] - peers
     spread = 1.4826 * excess.abs().groupby(medians["group"], sort=False).transform("median")
-    made = medians.assign(
+    scored = medians.assign(
         excess_ns=excess.astype("int64"),
         score=np.round(excess / np.maximum(spread, np.maximum(peers * 0.01, 1000.0)), 2),
     )
-    several = made["equals"] > 2
-    made["unlike"] = several & (made["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
-    ordered = made.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
+    several = scored["equals"] > 2
+    scored["unlike"] = several & (scored["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
+    ordered = scored.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
     table: pd.DataFrame = ordered[list(LAYER_COLUMNS)]
     return table
 
@@ -193,8 +195,8 @@ def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     got["wait_ns"] = (got["a_from"] - got["a"]).clip(lower=0).clip(upper=(got["e"] - got["a"]).clip(lower=0))
     got["transfer_ns"] = (got["e"] - got[["a", "a_from"]].max(axis=1)).clip(lower=0)
     got["bubble_ns"] = got[["wait_ns", "alone"]].min(axis=1)
-    made: pd.DataFrame = got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
-    return made
+    table: pd.DataFrame = got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
+    return table
 
 
 def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame) -> pd.DataFrame:
@@ -210,14 +212,14 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     if not len(batches):
         nothing: pd.DataFrame = pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
         return nothing
-    spent = tables.step_times()
+    step_times = tables.step_times()
     sort = np.select(
-        [spent["doing"].isin(_BUSY), spent["passes_on"], spent["doing"] == "communication"],
+        [step_times["doing"].isin(_BUSY), step_times["passes_on"], step_times["doing"] == "communication"],
         ["busy_ns", "wait_ns", "other_ns"],
         "host_ns",
     )
     names = ["busy_ns", "wait_ns", "host_ns", "other_ns"]
-    wide = spent.assign(sort=sort).pivot_table(
+    wide = step_times.assign(sort=sort).pivot_table(
         index=["step", "rank"], columns="sort", values="ns", aggfunc="sum", fill_value=0
     )
     table = wide.reindex(columns=names, fill_value=0).astype("int64").reset_index()
@@ -225,8 +227,8 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     table["step_ns"] = table[names].sum(axis=1)
     table["bubble_ns"] = table["step_ns"] - table["busy_ns"]
     table["bubble_share"] = table["bubble_ns"] / table["step_ns"].clip(lower=1)
-    number, many = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
-    of_step = table["step"].map(many).fillna(1)
+    number, batch_counts = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
+    of_step = table["step"].map(batch_counts).fillna(1)
     table["ideal_share"] = (number - 1) / (of_step + number - 1)
-    made: pd.DataFrame = table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)
-    return made
+    ordered: pd.DataFrame = table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)
+    return ordered

@@ -111,21 +111,21 @@ class Evidence:
     unmatched_share: float = 0.0
 
 
-def judge(found: Evidence) -> Verdict:
+def judge(evidence: Evidence) -> Verdict:
     """Find the verdict."""
-    if found.ranks < 2:
+    if evidence.ranks < 2:
         return _none("no verdict: a single rank cannot be compared")
-    charges, steps = _counted_steps(found)
-    length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(found)
+    charges, steps = _counted_steps(evidence)
+    length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(evidence)
     if not len(charges) or not length:
-        return _start_up(found) or _none("no verdict: the ranks share no collective in a step")
+        return _start_up(evidence) or _none("no verdict: the ranks share no collective in a step")
     faults = charges[~charges["cause"].isin(_NOT_A_FAULT)]
     number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     costs = costs.reindex(number, fill_value=0.0)
     costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
-    costs = costs.where(_has(found, costs))
-    link = _slow_link(found, length)
+    costs = costs.where(_has(evidence, costs))
+    link = _slow_link(evidence, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
     notable = len(median) > 0 and median[worst] >= NOTABLE * length and _several(costs[worst], length)
@@ -134,31 +134,31 @@ def judge(found: Evidence) -> Verdict:
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
         if held_up := _held_up(faults, worst, cost=float(median[worst]), length=length):
             return held_up
-        mine, has = faults[faults["rank"] == worst], costs.index[costs[worst].notna()].tolist()
-        return _of_rank(found, mine, worst, cost=float(median[worst]), length=length, steps=has)
+        rank_faults, has = faults[faults["rank"] == worst], costs.index[costs[worst].notna()].tolist()
+        return _of_rank(evidence, rank_faults, worst, cost=float(median[worst]), length=length, steps=has)
     if link is not None:
         return link
     return (
         _spread_out(faults, costs.fillna(0.0), length)
         or _uneven_stages(charges, number, length)
-        or _start_up(found)
-        or _of_work(found, costs, length)
-        or _quiet(costs, length, found.ranks)
+        or _start_up(evidence)
+        or _of_work(evidence, costs, length)
+        or _quiet(costs, length, evidence.ranks)
     )
 
 
-def _has(found: Evidence, costs: pd.DataFrame) -> pd.DataFrame:
+def _has(evidence: Evidence, costs: pd.DataFrame) -> pd.DataFrame:
     """Which steps each rank has, shaped as the costs; all, of a rank that has less than a quarter or two of them."""
     import pandas as pd
 
     everywhere: pd.DataFrame = pd.DataFrame(True, index=costs.index, columns=costs.columns)
-    if found.present is None or not len(found.present):
+    if evidence.present is None or not len(evidence.present):
         return everywhere
-    there = pd.crosstab(found.present["step"], found.present["rank"]) > 0
-    there = there.reindex(index=costs.index, columns=costs.columns, fill_value=False)
-    few = there.sum() < max(2, len(costs) / 4)
-    made: pd.DataFrame = there | few
-    return made
+    has_step = pd.crosstab(evidence.present["step"], evidence.present["rank"]) > 0
+    has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
+    has_little = has_step.sum() < max(2, len(costs) / 4)
+    usable: pd.DataFrame = has_step | has_little
+    return usable
 
 
 def _several(costs: pd.Series[float], length: float) -> bool:
@@ -172,23 +172,23 @@ def _takes_turns(costs: pd.DataFrame, worst: int, length: float) -> bool:
 
     Of two ranks that take turns, one is late in more than half of an odd number of steps.
     """
-    mine, others = costs[worst], costs.drop(columns=worst)
-    if not others.shape[1]:
+    worst_costs, other_costs = costs[worst], costs.drop(columns=worst)
+    if not other_costs.shape[1]:
         return False
-    late = others.max(axis=1)
-    theirs = (late >= 2 * mine) & (late >= max(mine.median() / 2, NOTABLE * length))
+    largest = other_costs.max(axis=1)
+    theirs = (largest >= 2 * worst_costs) & (largest >= max(worst_costs.median() / 2, NOTABLE * length))
     return int(theirs.sum()) >= 2 and float(theirs.mean()) >= 0.25
 
 
-def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _counted_steps(evidence: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The charges and the steps that count: without warm-up and the step in which the profilers start, unless no others
     are left.
     """
-    charges, steps = found.charges, found.steps
+    charges, steps = evidence.charges, evidence.steps
     if len(steps):
         # a step that few of the profiled ranks have does not show which rank is late
-        most = int(steps["ranks"].max())
-        steps = steps[steps["ranks"] >= max(min(most, 2), most / 2)]
+        largest = int(steps["ranks"].max())
+        steps = steps[steps["ranks"] >= max(min(largest, 2), largest / 2)]
         steps = steps[~steps["warm_up"]] if not steps["warm_up"].all() else steps
         charges = charges[charges["step"].isin(steps["step"])]
     cold = charges[charges["cause"] == "start_up"]["step"].unique()
@@ -199,54 +199,54 @@ def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
     return charges, steps
 
 
-def _without_steps(found: Evidence) -> float:
-    if len(found.layers):
-        return float(found.layers.groupby("rank")["median_ns"].sum().median())
-    return float(found.span_ns)
+def _without_steps(evidence: Evidence) -> float:
+    if len(evidence.layers):
+        return float(evidence.layers.groupby("rank")["median_ns"].sum().median())
+    return float(evidence.span_ns)
 
 
 def _of_rank(
-    found: Evidence, faults: pd.DataFrame, rank: int, *, cost: float, length: float, steps: list[int]
+    evidence: Evidence, faults: pd.DataFrame, rank: int, *, cost: float, length: float, steps: list[int]
 ) -> Verdict:
     """The verdict on a rank: the layer that stands out, otherwise the cause of most of its cost."""
     kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
     by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
-    layer, phase, top = _standing_out(found, faults.assign(kind=kind), rank, length, steps)
+    layer, phase, top = _standing_out(evidence, faults.assign(kind=kind), rank, length, steps)
     top = top or _one_place(by_kind, cost, length) or str(by_kind.idxmax())
-    mine = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
-    more = mine.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
+    top_faults = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
+    more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
     where = f" in {layer} {phase}" if layer else ""
     if layer is None and top in ("work", "host"):
-        phase = _phase_outside_layers(found, mine, rank)
+        phase = _phase_outside_layers(evidence, top_faults, rank)
         where = {None: "", NO_PHASE: " outside layers"}.get(phase, f" outside layers, in the {phase} phase")
         phase = None if phase == NO_PHASE else phase
     cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
-    own = float(_medians(mine.assign(kind=top), ["kind"], steps).sum())
+    place_cost = float(_medians(top_faults.assign(kind=top), ["kind"], steps).sum())
     severity = "critical" if cost >= CRITICAL * length else "warning"
     often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
-    why = _WHY.get(cause, cause).format(where=where, ratio=_ratio(found, rank))
-    rest = f", {_ms(own)} of it there" if layer and own < 0.9 * cost else ""
-    elsewhere = float(by_kind[top]) - own
+    why = _WHY.get(cause, cause).format(where=where, ratio=_ratio(evidence, rank))
+    details = f", {_ms(place_cost)} of it there" if layer and place_cost < 0.9 * cost else ""
+    elsewhere = float(by_kind[top]) - place_cost
     if layer and elsewhere >= NOTABLE * length:
-        rest += f", {_ms(elsewhere)} {_ELSEWHERE.get(top, 'for the same reason elsewhere')}"
-    rest += "".join(
-        f", {_ms(ns)} {_REST.get(str(one), str(one))}"
-        for one, ns in by_kind.items()
-        if one != top and ns >= NOTABLE * length
+        details += f", {_ms(elsewhere)} {_ELSEWHERE.get(top, 'for the same reason elsewhere')}"
+    details += "".join(
+        f", {_ms(ns)} {_REST.get(str(kind_name), str(kind_name))}"
+        for kind_name, ns in by_kind.items()
+        if kind_name != top and ns >= NOTABLE * length
     )
     sentence = (
         f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
-        + (f"a step of {_ms(length)}" if len(found.steps) else f"the {_ms(length)} that are recorded")
-        + rest
-        + (f", in {often} of {plural(len(steps), 'step')}" if len(found.steps) else "")
+        + (f"a step of {_ms(length)}" if len(evidence.steps) else f"the {_ms(length)} that are recorded")
+        + details
+        + (f", in {often} of {plural(len(steps), 'step')}" if len(evidence.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
 
 
 def _held_up(faults: pd.DataFrame, rank: int, *, cost: float, length: float) -> Verdict | None:
     """A verdict if what makes a rank late are collectives with ranks that are missing or were not matched."""
-    spent = faults[faults["rank"] == rank].groupby("cause")["cost_ns"].sum()
-    if spent.get("collective", 0.0) <= spent.sum() / 2:
+    cost_of_cause = faults[faults["rank"] == rank].groupby("cause")["cost_ns"].sum()
+    if cost_of_cause.get("collective", 0.0) <= cost_of_cause.sum() / 2:
         return None
     sentence = (
         f"no straggler is known: rank {rank} holds the others up for {_ms(cost)} of a step of {_ms(length)}, because "
@@ -285,52 +285,52 @@ _REST = {
 def _medians(faults: pd.DataFrame, keys: list[str], steps: list[int]) -> pd.Series[float]:
     """Median cost of each key over the steps."""
     sums = faults.pivot_table(index="step", columns=keys, values="cost_ns", aggfunc="sum", fill_value=0.0)
-    made: pd.Series[float] = sums.reindex(steps, fill_value=0.0).median()
-    return made
+    medians: pd.Series[float] = sums.reindex(steps, fill_value=0.0).median()
+    return medians
 
 
 def _standing_out(
-    found: Evidence, faults: pd.DataFrame, rank: int, length: float, steps: list[int]
+    evidence: Evidence, faults: pd.DataFrame, rank: int, length: float, steps: list[int]
 ) -> tuple[str | None, str | None, str | None]:
     """The layer, phase and kind of cause that costs a notable part of the step and `STANDS_OUT` times any other layer.
 
     GPU work is checked first: it varies less than the lateness of a host, which affects all layers.
     """
     places: Any = _medians(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps)
-    work = found.layers[found.layers["rank"] == rank].groupby("layer")["peers_ns"].sum()
+    work = evidence.layers[evidence.layers["rank"] == rank].groupby("layer")["peers_ns"].sum()
     work = work[work > 0]
-    for kind in sorted({str(one) for one, _ in places.index}, key=lambda one: one != "work"):
-        alike = places[kind].sort_values(ascending=False)
-        layer, top = str(alike.index[0]), float(alike.iloc[0])
-        rival = float(alike.iloc[1]) if len(alike) > 1 else 0.0
+    for kind in sorted({str(name) for name, _ in places.index}, key=lambda one: one != "work"):
+        by_layer = places[kind].sort_values(ascending=False)
+        layer, top = str(by_layer.index[0]), float(by_layer.iloc[0])
+        rival = float(by_layer.iloc[1]) if len(by_layer) > 1 else 0.0
         # a layer whose share of the cost equals its share of the work does not stand out
         usual = float(work.get(layer, 0.0) / work.sum()) if len(work) > 1 and work.sum() else 0.0
-        if top >= NOTABLE * length and top >= STANDS_OUT * rival and top >= 1.5 * usual * alike.sum():
+        if top >= NOTABLE * length and top >= STANDS_OUT * rival and top >= 1.5 * usual * by_layer.sum():
             phases = faults[(faults["layer"] == layer) & (faults["kind"] == kind)].groupby("phase")["cost_ns"].sum()
             return layer, str(phases.idxmax()), kind
     return None, None, None
 
 
-def _phase_outside_layers(found: Evidence, mine: pd.DataFrame, rank: int) -> str | None:
+def _phase_outside_layers(evidence: Evidence, rank_faults: pd.DataFrame, rank: int) -> str | None:
     """The phase outside layers, such as the optimizer, in which most of the cost of a cause lies; None if none is."""
-    sums: Any = mine.groupby(["layer", "phase"])["cost_ns"].sum()
+    sums: Any = rank_faults.groupby(["layer", "phase"])["cost_ns"].sum()
     layer, phase = sums.idxmax()
-    work: Any = found.layers[found.layers["rank"] == rank].groupby(["layer", "phase"])["peers_ns"].sum()
+    work: Any = evidence.layers[evidence.layers["rank"] == rank].groupby(["layer", "phase"])["peers_ns"].sum()
     usual = float(work.get((layer, phase), 0.0) / work.sum()) if len(work) and work.sum() else 0.0
     share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
     named = layer == NO_LAYER and share > 0.5 and share >= 1.5 * usual
     return str(phase) if named else None
 
 
-def _ratio(found: Evidence, rank: int) -> str:
-    mine = found.layers[found.layers["rank"] == rank]
-    others = float(mine["peers_ns"].sum())
-    return f"{float(mine['median_ns'].sum()) / others:.2f}" if others else "?"
+def _ratio(evidence: Evidence, rank: int) -> str:
+    rank_layers = evidence.layers[evidence.layers["rank"] == rank]
+    peer_ns = float(rank_layers["peers_ns"].sum())
+    return f"{float(rank_layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
 
 
-def _slow_link(found: Evidence, length: float) -> Verdict | None:
+def _slow_link(evidence: Evidence, length: float) -> Verdict | None:
     """Find communicators whose transfers of the same sizes are slower than their equals'."""
-    table = found.transfers
+    table = evidence.transfers
     if not len(table):
         return None
     peers = table.groupby(["sort", "bytes", "n"])["median_ns"]
@@ -338,20 +338,20 @@ def _slow_link(found: Evidence, length: float) -> Verdict | None:
     slow = table[(table["equals"] >= 3) & (table["median_ns"] > SLOW_LINK * table["usual"]) & (table["usual"] > 0)]
     if not len(slow):
         return None
-    lost = (slow["median_ns"] - slow["usual"]) * slow["count"] / slow["steps"]
-    by_group = lost.groupby(slow["c"]).sum()
+    excess = (slow["median_ns"] - slow["usual"]) * slow["count"] / slow["steps"]
+    by_group = excess.groupby(slow["c"]).sum()
     cost = float(by_group.max())
     if cost < NOTABLE * length:
         return None
-    slow_groups = [set(found.groups[one]) for one in by_group.index[by_group >= by_group.max() / 2]]
+    slow_groups = [set(evidence.groups[comm]) for comm in by_group.index[by_group >= by_group.max() / 2]]
     shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
     rank = shared.pop() if len(shared) == 1 else None
-    worst = sorted(found.groups[int(by_group.idxmax())])
-    listed = ", ".join(map(str, worst[:8])) + (", …" if len(worst) > 8 else "")
+    worst = sorted(evidence.groups[int(by_group.idxmax())])
+    rank_text = ", ".join(map(str, worst[:8])) + (", …" if len(worst) > 8 else "")
     times = float((slow["median_ns"] / slow["usual"]).max())
     severity = "critical" if cost >= CRITICAL * length else "warning"
     sentence = (
-        f"slow link between ranks {listed}: transfers of one size take {times:.1f} times as long as between "
+        f"slow link between ranks {rank_text}: transfers of one size take {times:.1f} times as long as between "
         f"other ranks, {_ms(cost)} of a step of {_ms(length)}"
     )
     return Verdict(rank, None, None, "slow_link", severity, round(cost), sentence)
@@ -363,14 +363,14 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
         return None
     worst: Any = costs.max(axis=1)
     by: Any = costs.idxmax(axis=1)
-    late = worst >= NOTABLE * length
+    is_late = worst >= NOTABLE * length
     cost = float(worst.median())
-    if late.mean() > 0.5 and len(costs) >= 3:
-        who = sorted({int(rank) for rank in by[late]})
-        listed = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
+    if is_late.mean() > 0.5 and len(costs) >= 3:
+        who = sorted({int(rank) for rank in by[is_late]})
+        rank_text = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
         why = _mostly(faults).replace("its host launches", "their hosts launch")
         sentence = (
-            f"rotating stragglers: different ranks are late in different steps ({listed}), {_ms(cost)} of a step of "
+            f"rotating stragglers: different ranks are late in different steps ({rank_text}), {_ms(cost)} of a step of "
             f"{_ms(length)}{why}; no single rank is at fault"
         )
         severity = "critical" if cost >= CRITICAL * length else "warning"
@@ -387,9 +387,9 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
 
 def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | None:
     """A cause with a specific location, if it is a large part of the cost; a late host affects all layers."""
-    found = by_kind[by_kind.index.isin(_PLACES)]
-    top = float(found.max()) if len(found) else 0.0
-    return str(found.idxmax()) if top >= NOTABLE * length and top >= cost / 3 else None
+    placed = by_kind[by_kind.index.isin(_PLACES)]
+    top = float(placed.max()) if len(placed) else 0.0
+    return str(placed.idxmax()) if top >= NOTABLE * length and top >= cost / 3 else None
 
 
 def _mostly(faults: pd.DataFrame) -> str:
@@ -403,14 +403,14 @@ def _mostly(faults: pd.DataFrame) -> str:
         return ""
     places: Any = faults.groupby(["layer", "phase"])["cost_ns"].sum()
     layer, phase = places.idxmax()
-    one = layer != NO_LAYER and top in ("work", "host") and places.max() > places.sum() / 2
-    return f", {phrases[top]}" + (f" in {layer} {phase}" if one else "")
+    is_one_place = layer != NO_LAYER and top in ("work", "host") and places.max() > places.sum() / 2
+    return f", {phrases[top]}" + (f" in {layer} {phase}" if is_one_place else "")
 
 
 def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:
     """A verdict if pipeline stages wait for one with more work, and no rank has more work than its equals."""
-    own = charges[charges["cause"] == "pipeline"]
-    costs = own.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
+    pipeline = charges[charges["cause"] == "pipeline"]
+    costs = pipeline.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     median = costs.reindex(steps, fill_value=0.0).median()
     if not len(median) or median.max() < NOTABLE * length:
         return None
@@ -421,10 +421,10 @@ def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ve
     return Verdict(None, None, None, "uneven_stages", "none", 0, sentence)
 
 
-def _start_up(found: Evidence) -> Verdict | None:
+def _start_up(evidence: Evidence) -> Verdict | None:
     """A verdict if the profilers started at different times and nothing else was found."""
-    cold = found.charges[found.charges["cause"] == "start_up"]
-    if not len(cold) or len(found.steps) > 1:
+    cold = evidence.charges[evidence.charges["cause"] == "start_up"]
+    if not len(cold) or len(evidence.steps) > 1:
         return None
     wait = _ms(float(cold["cost_ns"].sum()))
     sentence = f"no straggler: {wait} of waiting is startup skew: the profilers did not start at the same moment"
@@ -442,14 +442,14 @@ def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict 
     if work[rank] - usual < NOTABLE * length:
         return None
     by_place = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", fill_value=0.0)
-    others = by_place.drop(columns=rank).median(axis=1)
-    layer, phase = (by_place[rank] - others).idxmax()
-    own, theirs = by_place.loc[(layer, phase), rank], others[layer, phase]
-    place = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
+    peers = by_place.drop(columns=rank).median(axis=1)
+    layer, phase = (by_place[rank] - peers).idxmax()
+    rank_work, peer_work = by_place.loc[(layer, phase), rank], peers[layer, phase]
+    where = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
     waits = float(costs[rank].median()) if rank in costs else 0.0
     sentence = (
         f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank])} of a step of {_ms(length)}, those of "
-        f"the others {_ms(usual)}; most of the difference is {place}, {_ms(own)} against {_ms(theirs)}; only "
+        f"the others {_ms(usual)}; most of the difference is {where}, {_ms(rank_work)} against {_ms(peer_work)}; only "
         f"{_ms(waits)} of waiting for it are measured: {evidence.unmatched_share:.0%} of the collectives have no match"
     )
     named = None if layer == NO_LAYER else str(layer)

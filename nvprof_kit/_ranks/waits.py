@@ -101,72 +101,74 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     Raises:
         AssertionError: The charges do not add up to the waiting: a bug in this package.
     """
-    total, few = tables.total_wait(), tables.count() <= MOST
-    found = tables.instances(-1, 0 if few else SHOWN)
-    if not few:
-        found = found[found["n"].cumsum() <= SHOWN_WAITS]
-    found = found.sort_values("arrival", kind="stable", ignore_index=True)
-    if not len(found):
-        return Waits(_waits(found, None), _summed(_costed(coarse_charges(tables)), total), total, floor_ns)
-    found["instance"] = np.arange(len(found))
-    members = tables.members_of(found).merge(found, on=["c", "s", "k"])
+    total, is_small = tables.total_wait(), tables.count() <= MOST
+    instances = tables.instances(-1, 0 if is_small else SHOWN)
+    if not is_small:
+        instances = instances[instances["n"].cumsum() <= SHOWN_WAITS]
+    instances = instances.sort_values("arrival", kind="stable", ignore_index=True)
+    if not len(instances):
+        return Waits(_waits(instances, None), _summed(_costed(coarse_charges(tables)), total), total, floor_ns)
+    instances["instance"] = np.arange(len(instances))
+    members = tables.members_of(instances).merge(instances, on=["c", "s", "k"])
     members["wait_ns"] = _exact(members)
-    found["exposed_ns"] = _exposed(members, len(found))
-    if few:
-        shares = _refined(_shares(tables, found, members, floor_ns), found, tables)
-        charges = _charges(shares, found)
+    instances["exposed_ns"] = _exposed(members, len(instances))
+    if is_small:
+        shares = _refined(_shares(tables, instances, members, floor_ns), instances, tables)
+        charges = _charges(shares, instances)
     else:
         charges = coarse_charges(tables)
         charges = host_reasons(charges.assign(cost=charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)), tables)
-        shares = _of_steps(charges, found)
+        shares = _of_steps(charges, instances)
     return Waits(_waits(members, shares), _summed(_costed(charges), total), total, floor_ns)
 
 
-def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
+def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
     """The causes of every collective, one by one."""
     import pandas as pd
 
     pairs = _pairs(members)
-    above_floor = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
+    above_floor = instances["wait_ns"].to_numpy() > floor_ns * (instances["n"].to_numpy() - 1)
     parts = [
-        _in_detail(tables, pairs.among(above_floor), found),
+        _in_detail(tables, pairs.among(above_floor), instances),
         unresolved(pairs.among(~above_floor)),
     ]
-    made: pd.DataFrame = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    return made
+    shares: pd.DataFrame = pd.concat([table for table in parts if len(table)], ignore_index=True)
+    return shares
 
 
-def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFrame:
+def _in_detail(tables: JobTables, pairs: Pair, instances: pd.DataFrame) -> pd.DataFrame:
     """The causes of collectives whose waiting exceeds the uncertainty of the clocks."""
     if not len(pairs.instance):
         return unresolved(pairs)
-    ranks = np.union1d(pairs.late, pairs.peer).tolist()
-    points = tables.points(ranks).merge(found[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
-    points = _numbered(points.sort_values(["rank", "index"], kind="stable", ignore_index=True), len(found))
-    causes = Causes(points, tables.segments(ranks), found["arrival"].to_numpy(), found["late_rank"].to_numpy())
+    ranks = np.union1d(pairs.late_rank, pairs.peer).tolist()
+    points = tables.points(ranks).merge(instances[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
+    points = _numbered(points.sort_values(["rank", "index"], kind="stable", ignore_index=True), len(instances))
+    causes = Causes(points, tables.segments(ranks), instances["arrival"].to_numpy(), instances["late_rank"].to_numpy())
     return causes.shares(pairs)
 
 
-def _refined(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
+def _refined(shares: pd.DataFrame, instances: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     """Refine the shares: the reasons for a late host, and regular work of a pipeline stage."""
-    shares = stage_work(shares, (found["sort"] == "SendRecv").to_numpy(), tables)
+    shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
     of = shares["instance"].to_numpy()
-    cost = (found["wait_ns"] / (found["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
-    causes = shares.assign(step=found["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
+    cost = (instances["wait_ns"] / (instances["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
+    causes = shares.assign(step=instances["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
     refined = host_reasons(causes, tables)[list(shares)]
     keys = [name for name in shares if name != "share"]
-    made: pd.DataFrame = refined.groupby(keys, sort=False)["share"].sum().reset_index()
-    return made
+    sums: pd.DataFrame = refined.groupby(keys, sort=False)["share"].sum().reset_index()
+    return sums
 
 
-def _of_steps(charges: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+def _of_steps(charges: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
     """The causes of collectives from those of their steps: the late rank's own, otherwise a chain."""
     top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
     keys = {"left_on": ["step", "late_rank"], "right_on": ["step", "rank"], "how": "left"}
-    merged = found[["instance", "step", "late_rank"]].merge(top[["step", "rank", "cause", "layer", "phase"]], **keys)
+    merged = instances[["instance", "step", "late_rank"]].merge(
+        top[["step", "rank", "cause", "layer", "phase"]], **keys
+    )
     filled = merged.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
-    made: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
-    return made
+    shares: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
+    return shares
 
 
 def _numbered(points: pd.DataFrame, first: int) -> pd.DataFrame:
@@ -197,33 +199,33 @@ def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
 
 def _pairs(members: pd.DataFrame) -> Pair:
     """The late rank of each collective and the median of those that waited."""
-    late = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
-    late = late.drop_duplicates("instance").sort_values("instance", kind="stable")
-    others = members[members["rank"] != members["late_rank"]].sort_values(
+    last = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
+    last = last.drop_duplicates("instance").sort_values("instance", kind="stable")
+    waiting = members[members["rank"] != members["late_rank"]].sort_values(
         ["instance", "wait_ns", "rank"], kind="stable"
     )
-    place = others.groupby("instance", sort=False).cumcount()
-    count = others.groupby("instance", sort=False)["rank"].transform("size")
-    peer = others[place == count // 2].drop_duplicates("instance")
-    both = late[["instance", "rank", "index"]].merge(
+    index = waiting.groupby("instance", sort=False).cumcount()
+    count = waiting.groupby("instance", sort=False)["rank"].transform("size")
+    peer = waiting[index == count // 2].drop_duplicates("instance")
+    both = last[["instance", "rank", "index"]].merge(
         peer[["instance", "rank", "index"]], on="instance", suffixes=("", "_peer")
     )
     return Pair(*(both[name].to_numpy() for name in ("instance", "rank", "rank_peer", "index", "index_peer")))
 
 
-def _charges(shares: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+def _charges(shares: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
     """The shares in integer nanoseconds; the rounding error is added to the largest."""
     shares = shares.sort_values(["instance", "share"], ascending=[True, False], kind="stable", ignore_index=True)
     instance = shares["instance"].to_numpy()
-    wait = found["wait_ns"].to_numpy()
+    wait = instances["wait_ns"].to_numpy()
     ns = np.floor(shares["share"].to_numpy() * wait[instance]).astype(np.int64)
     first = np.flatnonzero(np.diff(instance, prepend=-1))
     ns[first] += wait[instance[first]] - np.add.reduceat(ns, first)
-    made: pd.DataFrame = shares.assign(rank=shares["late_rank"], wait_ns=ns)
+    charges: pd.DataFrame = shares.assign(rank=shares["late_rank"], wait_ns=ns)
     for name in ("step", "c", "n"):
-        made[name] = found[name].to_numpy()[instance]
-    made["bare"] = (found["exposed_ns"] / found["wait_ns"].clip(lower=1)).to_numpy()[instance]
-    return made
+        charges[name] = instances[name].to_numpy()[instance]
+    charges["bare"] = (instances["exposed_ns"] / instances["wait_ns"].clip(lower=1)).to_numpy()[instance]
+    return charges
 
 
 def _costed(charges: pd.DataFrame) -> pd.DataFrame:
@@ -234,10 +236,10 @@ def _costed(charges: pd.DataFrame) -> pd.DataFrame:
     real = ~charges["cause"].isin(NO_FAULT)
     keys = [charges["step"], charges["rank"]]
     of_group = cost.where(real, 0).groupby([*keys, charges["c"]]).transform("sum")
-    most = of_group.groupby(keys).transform("max")
-    first = charges["c"].where(of_group == most).groupby(keys).transform("first")
-    made: pd.DataFrame = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
-    return made
+    largest = of_group.groupby(keys).transform("max")
+    first = charges["c"].where(of_group == largest).groupby(keys).transform("first")
+    costed: pd.DataFrame = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
+    return costed
 
 
 def _summed(charges: pd.DataFrame, total_ns: int) -> pd.DataFrame:
@@ -263,7 +265,7 @@ def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
     rows = members[members["rank"] != members["late_rank"]].sort_values(["instance", "rank"], kind="stable")
     top = top.reindex(rows["instance"])
     number = rows["k"].astype(str)
-    made: pd.DataFrame = pd.DataFrame(
+    table: pd.DataFrame = pd.DataFrame(
         {
             "step": rows["step"].to_numpy(),
             "collective": (rows["comm"].astype(str) + " " + rows["sort"].astype(str) + " " + number).to_numpy(),
@@ -276,7 +278,7 @@ def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
             "cause_rank": top["late_rank"].to_numpy(),
         }
     )
-    return made
+    return table
 
 
 LEAST_EXCESS_NS = 20_000
@@ -297,29 +299,29 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     waited["bare"] = waited["exposed_ns"] / waited["wait_ns"].clip(lower=1)
     shares = _coarse_shares(tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE))
     roots = shares.groupby(["step", "rank"], sort=False)["weight"].sum().reset_index()
-    own = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
+    by_rank = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
     # the profilers start in the first step, so a late rank there has no root to charge
-    cold = own["step"] == own["step"].min()
-    is_root = (own["root"] == "both").to_numpy() & ~cold.to_numpy()
-    own = own.drop(columns="root")
-    direct = own[is_root].merge(shares, on=["step", "rank"])
+    cold = by_rank["step"] == by_rank["step"].min()
+    is_root = (by_rank["root"] == "both").to_numpy() & ~cold.to_numpy()
+    by_rank = by_rank.drop(columns="root")
+    direct = by_rank[is_root].merge(shares, on=["step", "rank"])
     direct["share"] = direct["weight"] / direct.groupby(["step", "c", "rank"])["weight"].transform("sum")
-    rest = (
-        own[~is_root & ~cold.to_numpy()]
+    by_comm = (
+        by_rank[~is_root & ~cold.to_numpy()]
         .groupby(["step", "c"], sort=False)
         .agg(wait_ns=("wait_ns", "sum"), n=("n", "max"), exposed_ns=("exposed_ns", "sum"))
         .reset_index()
     )
-    rest["bare"] = rest["exposed_ns"] / rest["wait_ns"].clip(lower=1)
-    chained = rest.merge(shares, on="step")
+    by_comm["bare"] = by_comm["exposed_ns"] / by_comm["wait_ns"].clip(lower=1)
+    chained = by_comm.merge(shares, on="step")
     chained["share"] = chained["weight"] / chained.groupby(["step", "c"])["weight"].transform("sum")
-    lonely = own[~is_root & ~(own["step"].isin(shares["step"]) & ~cold).to_numpy()]
-    cause = np.where(lonely["step"] == own["step"].min(), "start_up", "unresolved")
+    lonely = by_rank[~is_root & ~(by_rank["step"].isin(shares["step"]) & ~cold).to_numpy()]
+    cause = np.where(lonely["step"] == by_rank["step"].min(), "start_up", "unresolved")
     unknown = lonely.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE)
     parts = [_whole(direct, ["step", "c", "rank"]), _whole(chained, ["step", "c"]), unknown]
     columns = ["step", "c", "n", "rank", "cause", "layer", "phase", "wait_ns", "bare"]
-    made: pd.DataFrame = pd.concat([part[columns] for part in parts], ignore_index=True)
-    return made
+    charges: pd.DataFrame = pd.concat([table[columns] for table in parts], ignore_index=True)
+    return charges
 
 
 def _coarse_shares(more: pd.DataFrame) -> pd.DataFrame:
@@ -327,8 +329,8 @@ def _coarse_shares(more: pd.DataFrame) -> pd.DataFrame:
     more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
     more = more[more["whole"] >= ROOT * more.groupby("step")["whole"].transform("max")]
     compute = np.where(more["more_ops"], "more_kernels", "slower_kernels")
-    made: pd.DataFrame = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]))
-    named = made.rename(columns={"excess_ns": "weight"})
+    with_cause: pd.DataFrame = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]))
+    named = with_cause.rename(columns={"excess_ns": "weight"})
     table: pd.DataFrame = named[["step", "rank", "cause", "layer", "phase", "weight"]]
     return table
 
@@ -339,10 +341,10 @@ def _whole(shared: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     ns = np.floor(shared["share"].to_numpy() * shared["wait_ns"].to_numpy()).astype(np.int64)
     groups = shared.groupby(keys, sort=False)
     last = ~shared.duplicated(keys, keep="last").to_numpy()
-    given = groups["wait_ns"].transform("first").to_numpy()
+    total_wait = groups["wait_ns"].transform("first").to_numpy()
     total = shared.assign(ns=ns).groupby(keys, sort=False)["ns"].transform("sum").to_numpy()
-    made: pd.DataFrame = shared.assign(wait_ns=ns + np.where(last, given - total, 0))
-    return made
+    exact: pd.DataFrame = shared.assign(wait_ns=ns + np.where(last, total_wait - total, 0))
+    return exact
 
 
 LEAST_NS = 300_000
@@ -365,21 +367,25 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     Returns:
         The rows, in the same order, with updated cause, layer and phase.
     """
-    made = causes.copy()
-    for spent, cause in (("gc_ns", "garbage_collection"), ("loading_ns", "data_loading")):
-        more = tables.host_excesses(spent, LEAST_NS)
+    renamed_causes = causes.copy()
+    for column, cause in (("gc_ns", "garbage_collection"), ("loading_ns", "data_loading")):
+        more = tables.host_excesses(column, LEAST_NS)
         if not len(more):
             continue
-        sums = made.assign(host=made["cost"].where(made["cause"] == "host", 0.0))
-        sums["direct"] = made["cost"].where(made["cause"] == cause, 0.0)
-        found = sums.groupby(["step", "rank"])[["host", "direct"]].sum().reset_index().merge(more, on=["step", "rank"])
-        found = found[found["excess_ns"] - found["direct"] >= EXPLAINS * found["host"]]
-        merged = made[["step", "rank"]].merge(found[["step", "rank"]], on=["step", "rank"], how="left", indicator="is")
-        renamed = (merged["is"] == "both").to_numpy() & (made["cause"] == "host").to_numpy()
-        made.loc[renamed, "cause"] = cause
+        sums = renamed_causes.assign(host=renamed_causes["cost"].where(renamed_causes["cause"] == "host", 0.0))
+        sums["direct"] = renamed_causes["cost"].where(renamed_causes["cause"] == cause, 0.0)
+        explained = (
+            sums.groupby(["step", "rank"])[["host", "direct"]].sum().reset_index().merge(more, on=["step", "rank"])
+        )
+        explained = explained[explained["excess_ns"] - explained["direct"] >= EXPLAINS * explained["host"]]
+        merged = renamed_causes[["step", "rank"]].merge(
+            explained[["step", "rank"]], on=["step", "rank"], how="left", indicator="is"
+        )
+        renamed = (merged["is"] == "both").to_numpy() & (renamed_causes["cause"] == "host").to_numpy()
+        renamed_causes.loc[renamed, "cause"] = cause
         if cause == "data_loading":
-            made.loc[renamed, ["layer", "phase"]] = [NO_LAYER, "data"]
-    named: pd.DataFrame = made
+            renamed_causes.loc[renamed, ["layer", "phase"]] = [NO_LAYER, "data"]
+    named: pd.DataFrame = renamed_causes
     return named
 
 
@@ -405,13 +411,13 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
     ]
     keys = ["rank", "layer", "phase", "kind"]
     kind = np.where(shares["cause"].isin(_WORK), "work", shares["cause"])
-    wanted = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
-    fault = wanted.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
+    share_keys = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
+    fault = share_keys.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
     # work outside layers, such as the loss, is specific to a stage
     fault = np.where(np.isnan(fault) | ((shares["layer"] == NO_LAYER) & (kind == "work")).to_numpy(), 0.0, fault)
     split = passed_on[shares["instance"].to_numpy()] & np.isin(kind, list(over))
-    own = shares[split].assign(cause="pipeline", share=shares["share"][split] * (1 - fault[split]))
-    rest = shares.assign(share=np.where(split, shares["share"] * fault, shares["share"]))
-    both = pd.concat([rest, own], ignore_index=True)
-    made: pd.DataFrame = both[both["share"] > 0].reset_index(drop=True)
-    return made
+    regular = shares[split].assign(cause="pipeline", share=shares["share"][split] * (1 - fault[split]))
+    faulty = shares.assign(share=np.where(split, shares["share"] * fault, shares["share"]))
+    both = pd.concat([faulty, regular], ignore_index=True)
+    split_shares: pd.DataFrame = both[both["share"] > 0].reset_index(drop=True)
+    return split_shares

@@ -57,20 +57,20 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
         UsageError: A path does not exist, or a folder contains no capture.
     """
     captures: list[Path] = []
-    for one in map(Path, named):
-        if one.is_dir() and not has_tables(one):
+    for folder in map(Path, named):
+        if folder.is_dir() and not has_tables(folder):
             inside = sorted(
-                path for path in one.iterdir() if has_tables(path) or (path.is_file() and is_capture_name(path.name))
+                path for path in folder.iterdir() if has_tables(path) or (path.is_file() and is_capture_name(path.name))
             )
             if not inside:
                 raise UsageError(
-                    f"{one}: no capture in it; needed {' '.join(SUFFIXES)} (or .xz of them), or a folder of tables"
+                    f"{folder}: no capture in it; needed {' '.join(SUFFIXES)} (or .xz of them), or a folder of tables"
                 )
             captures.extend(_without_exports(inside))
-        elif one.exists():
-            captures.append(one)
+        elif folder.exists():
+            captures.append(folder)
         else:
-            raise UsageError(f"{one}: no such file or folder")
+            raise UsageError(f"{folder}: no such file or folder")
     return list(dict.fromkeys(captures))
 
 

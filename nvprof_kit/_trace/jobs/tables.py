@@ -412,15 +412,15 @@ class JobTables:
         self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
         self._query(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
-    def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
+    def instances(self, least_ns: int = -1, limit: int = 0) -> pd.DataFrame:
         """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns
         summed over all ranks, and alone_ns, the exposed time summed over all ranks but the late one.
 
         Args:
             least_ns: Only those with a longer average wait per rank.
-            most: Maximum number, longest waits first; 0 for all.
+            limit: Maximum number, longest waits first; 0 for all.
         """
-        order = f"ORDER BY wait_ns DESC LIMIT {most}" if most else ""
+        order = f"ORDER BY wait_ns DESC LIMIT {limit}" if limit else ""
         columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
@@ -624,17 +624,17 @@ class JobTables:
         excesses: pd.DataFrame = pd.concat(tables, ignore_index=True)
         return excesses
 
-    def host_excesses(self, spent: str, least_ns: int) -> pd.DataFrame:
+    def host_excesses(self, column: str, least_ns: int) -> pd.DataFrame:
         """Excess host time in a step over the median of the ranks: step, rank, excess_ns.
 
         Args:
-            spent: The column to compare: loading_ns or gc_ns.
+            column: The column to compare: loading_ns or gc_ns.
             least_ns: Minimum excess.
         """
         return self._frame(
-            f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
-            f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
-            f"WHERE {spent} - usual > {least_ns}"
+            f"SELECT step, rank, {column} - usual AS excess_ns FROM steps JOIN "
+            f"(SELECT step, quantile_disc({column}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
+            f"WHERE {column} - usual > {least_ns}"
         )
 
     def step_ranges(self) -> pd.DataFrame:
