@@ -182,13 +182,13 @@ class Evidence(Operations):
         if (
             self.ops["phase"][self.inside].isin(_OF_TRAINING).any()
             or self.classes.is_a("optimizer")[self.inside].any()
-            or self._among(self.trace.ops["name"], _TRAINING_KERNELS)[self.inside].any()
+            or self.among(self.trace.ops["name"], _TRAINING_KERNELS)[self.inside].any()
         ):
             return "training"
         if self.captures_graphs:
             return "graph capture"
         phases = self.ops["phase"][self.inside]
-        if self._among(phases, _EVALUATES).mean() > 0.5:
+        if self.among(phases, _EVALUATES).mean() > 0.5:
             return "evaluation"
         named = [match.groups() for name in self.attribution.ranges.names if (match := _SEQUENCES.search(name.text))]
         prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
@@ -239,7 +239,7 @@ class Evidence(Operations):
     def captures_graphs(self) -> bool:
         """Whether most of the steps' launches are put into CUDA graphs instead of being run."""
         calls, nodes = self.trace.calls, self.trace.graph_nodes
-        if calls is None or not self._among(calls["name"], _CAPTURES).any():
+        if calls is None or not self.among(calls["name"], _CAPTURES).any():
             return False
         replayed = (self.trace.ops["graph_node"].to_numpy() >= 0) | (self.ops["kind"] == OP_KINDS.index("graph"))
         launched = int((~replayed & self.inside).sum())
@@ -266,7 +266,7 @@ class Evidence(Operations):
         return self.trace.frames is not None and len(self.trace.frames) > 0
 
     @staticmethod
-    def _among(names: pd.Series[str], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    def among(names: pd.Series[str], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
         """Which of these categorical names contain a pattern."""
         matches = np.array([*(bool(pattern.search(str(name))) for name in names.cat.categories), False])
         matching: npt.NDArray[np.bool_] = matches[names.cat.codes.to_numpy()]

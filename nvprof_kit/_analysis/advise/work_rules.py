@@ -36,6 +36,7 @@ LOGITS_TIMES, LOGITS_SHARE = 4, 0.02
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
 """
+_MANY_PARAMETERS = re.compile("multi_tensor_apply")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
@@ -305,7 +306,8 @@ def optimizer_loop(facts: Evidence) -> Iterator[Finding]:
     """An optimizer that runs kernels for each parameter, and not for many at once."""
     ops, steps = facts.ops, facts.steps_and_gpus
     kernel = (ops["kind"] == OP_KINDS.index("kernel")).to_numpy() & facts.inside
-    rows = np.flatnonzero((ops["phase"] == "optimizer").to_numpy() & kernel & ~facts.classes.is_a("comm"))
+    kernel &= ~(facts.classes.is_a("comm") | facts.among(facts.trace.ops["name"], _MANY_PARAMETERS))
+    rows = np.flatnonzero((ops["phase"] == "optimizer").to_numpy() & kernel)
     if len(rows) < OPTIMIZER_KERNELS * steps:
         return
     idle = facts.idle("launch", "unknown")

@@ -216,12 +216,13 @@ def slow_host_in_backward(file: NsysFile, bad: bool) -> None:
 
 
 def optimizer_waits(file: NsysFile, bad: bool) -> None:
-    """The optimizer's kernels are short, and the host is late with each; or they are of another phase."""
+    """The optimizer's kernels are short, and the host is late with each; or each works on many parameters."""
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
-    file.range_("optimizer" if bad else "metrics", 0, 2_000_000, category="phase")
+    file.range_("optimizer", 0, 2_000_000, category="phase")
+    name = "vectorized_elementwise_kernel_addcmul" if bad else "multi_tensor_apply_kernel<TensorListMetadata<2>>"
     for number in range(160):
         at = 10_000 * number
-        file.kernel(at + 5_000, at + 7_000, launched=(at + 4_000, at + 5_000), name="multi_tensor_apply_kernel")
+        file.kernel(at + 5_000, at + 7_000, launched=(at + 4_000, at + 5_000), name=name)
 
 
 def outlier_layer(file: NsysFile, bad: bool) -> None:
