@@ -47,8 +47,8 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
         if strangers:
             raise CaptureError(f"{strangers[0]}: not a capture; needed {NEEDED}")
         traces = [str(capture) for capture in captures if str(capture).endswith(_TRACE_SUFFIXES)]
-        others = [Path(capture) for capture in captures if str(capture) not in traces]
-        findings_by_path = examine_captures([read_health(path) for path in others])
+        more_captures = [Path(capture) for capture in captures if str(capture) not in traces]
+        findings_by_path = examine_captures([read_health(path) for path in more_captures])
         findings_by_path |= {path: examine_trace(open_capture(path)) for path in traces}
         return Checks(
             {

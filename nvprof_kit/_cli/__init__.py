@@ -158,7 +158,7 @@ def _complain(message: str, exit_code: int) -> int:
 
 def _unforeseen(error: Exception) -> str:
     """The message for a defect of this package; the traceback goes to a separate file."""
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    error_text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="nvprof-kit-", suffix=".traceback", delete=False, encoding="utf-8", errors="replace"
@@ -166,8 +166,8 @@ def _unforeseen(error: Exception) -> str:
             traceback.print_exception(error, file=file)
     except OSError:
         traceback.print_exception(error)
-        return f"a defect of nvprof-kit ({what}): please report it with the traceback above"
-    return f"a defect of nvprof-kit ({what}): please report it with {file.name}"
+        return f"a defect of nvprof-kit ({error_text}): please report it with the traceback above"
+    return f"a defect of nvprof-kit ({error_text}): please report it with {file.name}"
 
 
 def _usage(error: click.ClickException) -> str:

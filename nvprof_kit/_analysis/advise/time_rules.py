@@ -486,20 +486,20 @@ def unstable_step(facts: Evidence) -> Iterator[Finding]:
     ]
     if not unstable:
         return
-    chosen = max(unstable, key=lambda gpu: gpu.lost)
-    if chosen.part == "idle_launch_ns" and facts.steps_are_alike:
+    chosen = max(unstable, key=lambda gpu: gpu.lost_ns)
+    if chosen.column == "idle_launch_ns" and facts.steps_are_alike:
         return  # the host launches the same, but was disturbed
     worst = chosen.rows.iloc[int(chosen.rows["wall_ns"].to_numpy().argmax())]
     figures = (
-        f"{chosen.many} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "
-        f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the excess is "
-        f"{chosen.named}"
+        f"{chosen.slow_steps} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "
+        f"{ms(chosen.median_ns)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the excess is "
+        f"{chosen.cause}"
     )
     if len(unstable) > 1:
         figures += f"; seen on {len(unstable)} GPUs, this one loses most"
     start = int(worst["start_ns"])
     advice = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
-    if chosen.part == "compute_ns":
+    if chosen.column == "compute_ns":
         advice = (
             "compare the kernels of these steps with the others' (nvprof-kit summary --view kernel --by step): longer "
             "batches can be grouped by length or packed; if the same kernels take longer, the GPU's clocks fell"
@@ -512,28 +512,28 @@ def unstable_step(facts: Evidence) -> Iterator[Finding]:
         "",
         start,
         start + int(worst["wall_ns"]),
-        sum(gpu.lost for gpu in unstable),
+        sum(gpu.lost_ns for gpu in unstable),
         advice,
         "low",
         "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch",
-        _RULE_OF.get(chosen.part, ""),
+        _RULE_OF.get(chosen.column, ""),
     )
 
 
 class _Unstable(NamedTuple):
     """Slow steps of a GPU: time lost beyond waiting for ranks, the median, their number, the part that grew most."""
 
-    lost: int
-    middle: int
-    many: int
-    part: str
+    lost_ns: int
+    median_ns: int
+    slow_steps: int
+    column: str
     rows: pd.DataFrame
 
     @property
-    def named(self) -> str:
+    def cause(self) -> str:
         name_of_part = {"compute_ns": "computing", "exposed_copy_ns": "copying"}
-        cause = self.part.removeprefix("idle_").removesuffix("_ns")
-        return name_of_part.get(self.part) or f"idle: {CAUSES[cause]}"
+        idle_cause = self.column.removeprefix("idle_").removesuffix("_ns")
+        return name_of_part.get(self.column) or f"idle: {CAUSES[idle_cause]}"
 
 
 _RULE_OF = {

@@ -42,7 +42,7 @@ class Activity:
     """Activity of the devices.
 
     Attributes:
-        spent: Time by window and state in ns, shape ``(w, 4)``; a row adds up to the window's length.
+        state_ns: Time by window and state in ns, shape ``(w, 4)``; a row adds up to the window's length.
         comm: Time by window with communication running, hidden or not, in ns, shape ``(w,)``.
         copy: The same for copies.
         sort: `COMPUTE`, `COMM` or `COPY` of each operation, shape ``(n,)``.
@@ -50,7 +50,7 @@ class Activity:
         gap_start, gap_end: In ns.
     """
 
-    spent: Int64Array
+    state_ns: Int64Array
     comm: Int64Array
     copy: Int64Array
     sort: np.ndarray
@@ -108,7 +108,7 @@ def _changes(
     """
     unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
     edges = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
-    change_time = np.concatenate((*(line.at(windows.of_op, one) for one in times), *edges))
+    change_time = np.concatenate((*(line.at(windows.of_op, edge_ns) for edge_ns in times), *edges))
     change = np.concatenate((unit, -unit, np.zeros(2 * len(windows.start), dtype=np.int64)))
     order = np.argsort(change_time, kind="stable")
     return change_time[order], change[order]

@@ -287,7 +287,7 @@ def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host:
         "process": np.array([lane.process for lane in device], dtype=np.int64),
         "device": np.array([lane.device for lane in device], dtype=np.int64),
         "wall_ns": windows.end - windows.start,
-        **{f"{state}_ns": active.spent[:, column] for column, state in enumerate(STATES)},
+        **{f"{state}_ns": active.state_ns[:, column] for column, state in enumerate(STATES)},
         "comm_ns": active.comm,
         "copy_ns": active.copy,
         **causes,

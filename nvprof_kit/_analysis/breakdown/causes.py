@@ -245,9 +245,9 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
     launching = launching[length[launching] >= LONG_LAUNCH_NS]
     if len(launching):  # few captures have one, and to find the first launches takes a while
         long[launching] = np.isin(rows[launching], host.first_launches)
-    found: npt.NDArray[np.int8] = np.where(long, of_long[name], of_name[name])
-    found[(found == NAMES.index("copy")) & host.waits[rows]] = NAMES.index("sync")
-    return found
+    cause_of_text: npt.NDArray[np.int8] = np.where(long, of_long[name], of_name[name])
+    cause_of_text[(cause_of_text == NAMES.index("copy")) & host.waits[rows]] = NAMES.index("sync")
+    return cause_of_text
 
 
 def _prepares(host: HostCalls, rows: Int64Array, parent: Int64Array) -> npt.NDArray[np.bool_]:

@@ -124,13 +124,13 @@ def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, 
         {
             "layer": np.asarray(layers[pieces.range]),
             "phase": np.asarray(phases[pieces.range]),
-            "operator": np.array(host.names, dtype=object)[host.name[activity.operator[pieces.done]]],
+            "operator": np.array(host.names, dtype=object)[host.name[activity.operator[pieces.call]]],
             "sort": _HOST,
             "ns": pieces.end - pieces.start,
         }
     )
     # NONE is -1 and would select the name of another call
-    frame.loc[activity.operator[pieces.done] == NONE, "operator"] = ""
+    frame.loc[activity.operator[pieces.call] == NONE, "operator"] = ""
     return frame
 
 

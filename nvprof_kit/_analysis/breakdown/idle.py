@@ -131,7 +131,7 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
     """
     splitter = _Splitter(trace, attribution, windows, active.gaps, host)
     parts = _over_blocks(splitter.parts, len(active.gap_start), _grown)
-    splitter.done()
+    splitter.finish()
     return splitter.named(parts)
 
 
@@ -309,12 +309,12 @@ class _Splitter:
 
     def _causes_of(self, pieces: Pieces, cut: _Cut) -> npt.NDArray[np.integer[Any]]:
         activity, start = self._doing, pieces.start
-        call_cause, of_range = activity.cause[pieces.done], activity.range_cause[pieces.range]
-        located = (pieces.done != NONE) | activity.in_phase[pieces.range]
+        call_cause, of_range = activity.cause[pieces.call], activity.range_cause[pieces.range]
+        located = (pieces.call != NONE) | activity.in_phase[pieces.range]
         chosen: list[tuple[npt.NDArray[np.bool_], Any]] = [
             (activity.profiler.covers(cut.waits.pid[pieces.wait], start), NAMES.index("profiler")),
             (call_cause != NONE, call_cause),
-            (activity.prepares[pieces.done] | activity.loading.covers(pieces.tid, start), LOADING),
+            (activity.prepares[pieces.call] | activity.loading.covers(pieces.tid, start), LOADING),
             (of_range != NONE, of_range),
             (activity.off_cpu(pieces.tid, start), NAMES.index("off_cpu")),
             (start < cut.waits.late_until[pieces.wait], NAMES.index("after_sync")),
@@ -337,12 +337,12 @@ class _Splitter:
             return np.full(len(pieces.wait), NONE)
         gap_ns = np.bincount(cut.gap, weights=cut.ns).astype(np.int64)[cut.waits.gap[pieces.wait]]
         function = activity.functions.at(pieces.tid, pieces.start, gap_ns)
-        return np.where((pieces.done != NONE) | activity.in_layer[pieces.range], NONE, function)
+        return np.where((pieces.call != NONE) | activity.in_layer[pieces.range], NONE, function)
 
     def _operators_and_calls(self, cut: _Cut, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Codes of the names of operator (or Python function) and API call of some pieces, or `NONE`."""
         host = self._host
-        call = np.append(cut.pieces.done, NONE)[np.minimum(rows, len(cut.pieces.done))]
+        call = np.append(cut.pieces.call, NONE)[np.minimum(rows, len(cut.pieces.call))]
         operator = self._doing.operator[call]
         event = self._event[call]  # that of `NONE` has the name ''
         launched = np.flatnonzero(rows >= len(cut.pieces.wait))
@@ -354,7 +354,7 @@ class _Splitter:
         name[early] = np.where(function == NONE, name[early], len(host.names) - 1 + function)
         return name, np.where(is_call, host.name[event], NONE)
 
-    def done(self) -> None:
+    def finish(self) -> None:
         """Free the memory that only splitting needs."""
         waited = [self._waited[first] for first in sorted(self._waited)]
         gap, call, late_ns = (np.concatenate(columns) for columns in zip(*waited, strict=True))

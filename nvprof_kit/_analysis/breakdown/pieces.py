@@ -45,7 +45,7 @@ class Pieces(NamedTuple):
         wait: The wait of each, an index into the waits.
         tid: The thread to which its time is attributed.
         start, end: In ns.
-        done: The innermost call or operator of the thread, a position in `Doing.rows`, or `NONE`.
+        call: The innermost call or operator of the thread, a position in `Doing.rows`, or `NONE`.
         range: The innermost range, or `NONE`.
     """
 
@@ -53,7 +53,7 @@ class Pieces(NamedTuple):
     tid: Int64Array
     start: Int64Array
     end: Int64Array
-    done: Int64Array
+    call: Int64Array
     range: Int64Array
 
     def of(self, rows: Int64Array) -> Pieces:
@@ -68,8 +68,8 @@ class _Calls(NamedTuple):
 
     row: Int64Array
     start: Int64Array
-    reach: Int64Array
-    begins: Changes
+    latest_end: Int64Array
+    starts: Changes
     ends: Changes
 
 
@@ -79,7 +79,7 @@ class Callers:
     """
 
     def __init__(self, host: HostCalls, activity: Doing) -> None:
-        self._host, self._done = host, activity
+        self._host, self._activity = host, activity
         pids = list(host.threads.values())
         self._of_pid = {pid: self._calls(pid) for pid in sorted({pid for pid in pids if pids.count(pid) > 1})}
 
@@ -92,7 +92,7 @@ class Callers:
             begun = np.searchsorted(calls.start, start, side="right")
             following = np.searchsorted(calls.start, waits.end[of_process], side="left")
             of_other_threads = self._host.tid[calls.row[following]] != tid
-            rows.append(of_process[(following > begun) | (calls.reach[begun - 1] > start) | of_other_threads])
+            rows.append(of_process[(following > begun) | (calls.latest_end[begun - 1] > start) | of_other_threads])
         return np.concatenate(rows)
 
     def parts(self, waits: Waits) -> Waits:
@@ -103,17 +103,17 @@ class Callers:
 
     def _of_process(self, calls: _Calls, waits: Waits) -> Waits:
         host = self._host
-        cuts = [edges.inside(waits.pid, waits.start, waits.end) for edges in (calls.begins, calls.ends)]
+        cuts = [edges.inside(waits.pid, waits.start, waits.end) for edges in (calls.starts, calls.ends)]
         of, start, end = _cut(waits.start, waits.end, *(np.concatenate(both) for both in zip(*cuts, strict=True)))
         latest = calls.row[np.searchsorted(calls.start, start, side="right") - 1]
         following = calls.row[np.searchsorted(calls.start, end, side="left")]
         call = np.where(host.end[latest] > start, latest, following)
         tid = np.where(call == NONE, waits.tid[of], host.tid[call])
-        return waits.of(of, tid=tid, start=start, end=end, first=self._done.of_threads.changes.before(tid, start))
+        return waits.of(of, tid=tid, start=start, end=end, first=self._activity.of_threads.changes.before(tid, start))
 
     def _calls(self, pid: int) -> _Calls:
         host = self._host
-        row = host.of_process(pid, self._done.rows)
+        row = host.of_process(pid, self._activity.rows)
         start, end = host.start[row], host.end[row]
         latest_end = np.full(len(row) + 1, np.iinfo(np.int64).min)
         np.maximum.accumulate(end, out=latest_end[:-1])
@@ -135,7 +135,7 @@ def pieces_of(waits: Waits, activity: Doing, callers: Callers) -> Pieces:
     the CUDA API next, if it was in a call, operator, layer or phase.
     """
     pieces = _of_threads(waits, activity)
-    rows = np.flatnonzero((pieces.done == NONE) & ~activity.in_layer[pieces.range])
+    rows = np.flatnonzero((pieces.call == NONE) & ~activity.in_layer[pieces.range])
     wait = pieces.wait[rows]
     empty = waits.of(wait, gap=wait, start=pieces.start[rows], end=pieces.end[rows])
     chosen = callers.elsewhere(empty)
@@ -144,7 +144,7 @@ def pieces_of(waits: Waits, activity: Doing, callers: Callers) -> Pieces:
     parts = callers.parts(empty.of(chosen))
     of_callers = _of_threads(parts, activity)
     wait = parts.gap[of_callers.wait]
-    lacking, launcher = (of_callers.done == NONE) & ~activity.in_phase[of_callers.range], waits.tid[wait]
+    lacking, launcher = (of_callers.call == NONE) & ~activity.in_phase[of_callers.range], waits.tid[wait]
     launcher_range = activity.ranges.nesting.innermost(launcher, of_callers.start)
     resolved = of_callers._replace(
         wait=wait,

@@ -51,7 +51,7 @@ class _Waiting(NamedTuple):
     """Intervals in which operations are queued: row in `Trace.ops`, start and end in ns, shape ``(n,)`` each."""
 
     op: Int64Array
-    begin: Int64Array
+    start: Int64Array
     end: Int64Array
 
 
@@ -90,7 +90,7 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
     stream = trace.ops["stream"].to_numpy()
     streams = np.unique(stream[here])
     waiting = _waiting(trace, host)
-    overlaps = (waiting.begin < high) & (waiting.end > low)
+    overlaps = (waiting.start < high) & (waiting.end > low)
     waiting = _Waiting(*(values[overlaps] for values in waiting))
     overlaps = (windows.of_op[waiting.op] == device) & np.isin(stream[waiting.op], streams)
     waiting = _Waiting(*(values[overlaps] for values in waiting))
@@ -129,14 +129,14 @@ class _Edges(NamedTuple):
     """Starts and ends of queued intervals, each sorted, and the line of lanes that they are on."""
 
     line: Line
-    begin: Int64Array
+    start: Int64Array
     end: Int64Array
 
     @classmethod
     def of(cls, lane: Int64Array, waiting: _Waiting, windows: _Lanes) -> _Edges:
         """The edges of queued intervals; `lane` is that of every operation."""
-        line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
-        edges = [line.at(lane[waiting.op], edge) for edge in (waiting.begin, waiting.end)]
+        line = Line.over((windows.start, waiting.start), (windows.end, waiting.end))
+        edges = [line.at(lane[waiting.op], edge) for edge in (waiting.start, waiting.end)]
         for edge in edges:
             edge.sort()
         return cls(line, *edges)

@@ -174,14 +174,14 @@ class Facts(Operations):
         """The time in each state, summed by the given columns (and step)."""
         import pandas as pd
 
-        devices = [self.windows.devices[one] for one in self.windows.device.tolist()]
+        devices = [self.windows.devices[states_of_device] for states_of_device in self.windows.device.tolist()]
         frame = pd.DataFrame(
             {
                 "step": self.windows.instance,
-                "process": [one.process for one in devices],
-                "device": [one.device for one in devices],
+                "process": [states_of_device.process for states_of_device in devices],
+                "device": [states_of_device.device for states_of_device in devices],
                 "wall_ns": self.windows.end - self.windows.start,
-                **{f"{state}_ns": self.active.spent[:, position] for position, state in enumerate(STATES)},
+                **{f"{state}_ns": self.active.state_ns[:, position] for position, state in enumerate(STATES)},
                 "comm_ns": self.active.comm,
                 "copy_ns": self.active.copy,
             }

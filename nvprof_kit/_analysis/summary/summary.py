@@ -222,15 +222,15 @@ def _model(facts: Facts) -> pd.DataFrame:
     part_of_all = np.full(len(ranges.start), NONE, dtype=np.int64)
     part_of_all[chosen] = part_of_range
     is_call = ranges.first[chosen] & ~inside_its_like(part_of_all, ranges)[chosen]
-    for code, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+    for code, model_part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
         of_part = part_of_range == code
-        is_named = np.array([phase == part for phase in phases], dtype=bool)
+        is_named = np.array([phase == model_part for phase in phases], dtype=bool)
         if (of_part & is_named).any():
             is_call &= ~of_part | is_named
     wall_ns, rows = facts.wall_ns, []
     columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
     threads = np.unique(ranges.tid, return_inverse=True)[1]
-    for code, part in enumerate(MODEL_PARTS):
+    for code, model_part in enumerate(MODEL_PARTS):
         selected = np.flatnonzero((part_of_phase == code) & facts.counted)
         on_cpu = facts.counted_ranges(chosen[part_of_range == code])
         gpu = {step: (count, ns) for step, count, ns in _busy(
@@ -243,7 +243,7 @@ def _model(facts: Facts) -> pd.DataFrame:
         for step in dict.fromkeys((*gpu, *cpu)):
             ops_count, gpu_ns = gpu.get(step, (0, 0))
             calls, cpu_ns = cpu.get(step, (0, 0))
-            rows.append((step, part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / wall_ns, gpu_ns / wall_ns))
+            rows.append((step, model_part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / wall_ns, gpu_ns / wall_ns))
     names = ["step", "part", "calls", "gpu_ops", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
     view: pd.DataFrame = pd.DataFrame(rows, columns=names)
     return view

@@ -187,8 +187,8 @@ def _others(facts: Facts, named: dict[int, int], position: int) -> list[tuple[_S
     scheduled = facts.trace.scheduled
     if position != 0 or scheduled is None or scheduled["pid"].isin(named).all():
         return []
-    rest = scheduled[~scheduled["pid"].isin(named)]
-    return [((rest["start_ns"].to_numpy(), rest["end_ns"].to_numpy()), "CPU, other processes")]
+    remaining = scheduled[~scheduled["pid"].isin(named)]
+    return [((remaining["start_ns"].to_numpy(), remaining["end_ns"].to_numpy()), "CPU, other processes")]
 
 
 def _inside(intervals: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:

@@ -29,15 +29,15 @@ def export(request: Reading, step: int | None, steps: StepOptions, rules: str | 
 
     FILE ends in .json.gz or .json.
     """
-    form: Any = request.output.form
+    file_format: Any = request.output.form
     opened = request.open(request.captures[0], rules)
     with progress() as report:
         if len(request.captures) == 1:
-            report(f"reading {request.captures[0]} and writing it as {form}")
-            return request.output.write_document(opened.perfetto(step=step, form=form, steps=steps))
+            report(f"reading {request.captures[0]} and writing it as {file_format}")
+            return request.output.write_document(opened.perfetto(step=step, form=file_format, steps=steps))
         from nvprof_kit._api.job import open_job
 
         report("aligning the ranks' clocks")
         job = open_job(request.captures, domain=opened.domain, rules=opened._rules)
-        report(f"reading {len(request.captures)} captures and writing them as {form}")
-        request.output.write_document(job.perfetto(step=step, form=form, steps=steps))
+        report(f"reading {len(request.captures)} captures and writing them as {file_format}")
+        request.output.write_document(job.perfetto(step=step, form=file_format, steps=steps))

@@ -63,9 +63,9 @@ def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
 
     csv, json, md and parquet hold one view: name it with --view.
     """
-    form = click.get_current_context().obj.form
-    if form in formats.TABLES and len(view) != 1:
-        raise UsageError(f"--format {form} holds one view; name it with --view, one of {', '.join(SUMMARIES)}")
+    file_format = click.get_current_context().obj.form
+    if file_format in formats.TABLES and len(view) != 1:
+        raise UsageError(f"--format {file_format} holds one view; name it with --view, one of {', '.join(SUMMARIES)}")
     return capture.summary(view, **options)
 
 

@@ -42,11 +42,11 @@ def report(
     With several CAPTUREs, the page shows the details of the first ones and compares all with the first. It stays below
     8 MB and loads nothing from the network. FILE ends in .html.
     """
-    first, *others = request.captures
-    for capture in others:
+    first, *more_captures = request.captures
+    for capture in more_captures:
         expect(capture, CAPTURES, NEEDED)
     request.output.spare(request.captures)
     with progress() as progress_line:
         progress_line(f"reading {', '.join(request.captures)} and writing the page")
-        page = request.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
+        page = request.open(first, rules, rules_path).page(*more_captures, step=step, findings=findings, steps=steps)
     request.output.write_document(page)
