@@ -257,8 +257,11 @@ class Watch(Guarded):
         """Report at exit which modules had no ranges."""
         if os.getpid() != self._pid:
             return
-        nothing = not (self.found or self.failed or self._loop is not None or _annotated_otherwise())
-        if nothing and self._should_have_called():
+        from nvprof_kit._instrument import session
+
+        nothing = not (self.found or self.failed or self._loop is not None or session.was_annotated)
+        is_first = os.environ.get(FIRST) == str(self._pid) and "torch.distributed.run" not in sys.modules
+        if nothing and (self._called or is_first):
             reason = f"no module of {SMALL} parameters or with repeated blocks was called in this process"
             say(f"{reason}; nothing is annotated in it")
         for name, handle in self.found:
@@ -267,17 +270,6 @@ class Watch(Guarded):
                 say(f"{name}: {len(inside)} modules have no range of their own inside what torch.compile compiled")
             elif never and len(never) < len(handle.paths):
                 say(f"{name}: {len(never)} of {len(handle.paths)} modules were never called, first {never[0]}")
-
-    def _should_have_called(self) -> bool:
-        first = os.environ.get(FIRST) == str(self._pid) and "torch.distributed.run" not in sys.modules
-        return self._called or first
-
-
-def _annotated_otherwise() -> bool:
-    """Whether the program or a framework's integration annotated something, whatever its size."""
-    from nvprof_kit._instrument import session
-
-    return session.was_annotated
 
 
 def _is_model(module: Any) -> bool:

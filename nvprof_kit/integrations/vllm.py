@@ -34,7 +34,7 @@ def register() -> None:
             _registered = True
             for module in RUNNERS:
                 after_import(module, _range_runner)
-            after_import(GRAPHS, _range_graphs)
+            after_import(GRAPHS, lambda module: _replace(module.CudaGraphManager, "capture", _capturing_each))
     except Exception as error:  # vLLM must start without ranges
         warn(f"vLLM is not ranged ({type(error).__name__}: {error})")
 
@@ -45,10 +45,6 @@ def _range_runner(module: Any) -> None:
     _replace(runner, "execute_model", _executing)
     _replace(runner, "sample_tokens", _sampling)
     _replace(runner, "_warmup_and_capture", _capturing)
-
-
-def _range_graphs(module: Any) -> None:
-    _replace(module.CudaGraphManager, "capture", _capturing_each)
 
 
 def _replace(cls: Any, name: str, make: Callable[..., Callable[..., Any]]) -> None:

@@ -215,7 +215,15 @@ def document(counter: FlopCounter) -> dict[str, Any]:
         "rank": rank(),
         "steps": counter.steps,
         "l2_bytes": counter.l2_bytes,
-        "ranges": [_range_row(region, number) for region in regions],
+        "ranges": [
+            {
+                "layer": region.layer,
+                "phase": region.phase,
+                "inside": None if region.outer is None else number[region.outer],
+                "calls": region.calls,
+            }
+            for region in regions
+        ],
         "operators": [{"range": index, **row} for region, index in number.items() for row in _operator_rows(region)],
         "unknown": [
             {"range": index, "name": name, "runs": runs}
@@ -237,8 +245,3 @@ def _operator_rows(region: Region) -> list[dict[str, Any]]:
         }
         for (name, dtype, *amounts), count in runs.items()
     ]
-
-
-def _range_row(region: Region, number: dict[Region, int]) -> dict[str, Any]:
-    inside = None if region.outer is None else number[region.outer]
-    return {"layer": region.layer, "phase": region.phase, "inside": inside, "calls": region.calls}

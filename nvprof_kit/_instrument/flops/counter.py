@@ -174,8 +174,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(map(_wraps, types)):
-            return NotImplemented  # the subclass dispatches again, with its inner tensors (a DTensor's local shard)
+        if any(hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__") for kind in types):
+            return (
+                NotImplemented  # a wrapper subclass dispatches again, with its inner tensors (a DTensor's local shard)
+            )
         if FakeTensor in types:
             return func(*args, **kwargs)  # a call for a shape computes nothing
         kind = self._kinds.get(func)
@@ -193,11 +195,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             except Exception:  # a form of the operator that is not foreseen must not end the program
                 self._counter.add_unknown(str(func))
         return out
-
-
-def _wraps(kind: type) -> bool:
-    """Whether tensors of a class wrap other tensors and compute with them."""
-    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def counting(counter: FlopCounter) -> ExitStack:

@@ -185,7 +185,11 @@ _OWN = _own_formulas()
 
 def _dtype(values: Iterable[Any], operator: Any) -> str:
     """The narrowest dtype of the tensors: scales, sums and seeds are wider than the matrices."""
-    types = {tensor.dtype: tensor for tensor in _tensors(values) if _is_number(tensor.dtype)}
+    types = {
+        tensor.dtype: tensor
+        for tensor in _tensors(values)
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in (torch.int8, torch.uint8)
+    }
     if not types:
         return NOTHING_KNOWN
     narrowest = min(types, key=lambda dtype: dtype.itemsize)
@@ -197,10 +201,6 @@ def _dtype(values: Iterable[Any], operator: Any) -> str:
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _is_number(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex or dtype in (torch.int8, torch.uint8)
 
 
 def _rounds_to_tf32(tensor: torch.Tensor, operator: Any) -> bool:

@@ -241,7 +241,9 @@ class MemoryProfiler:
         for called in _called(model):
             ended = Hook(self._forward_ended).call
             self._undo.append(called.register_forward_hook(ended, with_kwargs=True).remove)
-        self._undo += hook_steps(self._known_optimizers(), self._backward_ended, self._step_ended)
+        self._undo += hook_steps(
+            self._known_optimizers(), lambda *_call: self.point(f"step {self._step} backward"), self._step_ended
+        )
 
     def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
         with suppress(UsageError):  # a part of the model is already annotated
@@ -255,9 +257,6 @@ class MemoryProfiler:
         if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:
             self._seen_forward = True
             self._take(f"step {self._step} forward", outputs, [*args, kwargs])
-
-    def _backward_ended(self, *_call: Any) -> None:
-        self.point(f"step {self._step} backward")
 
     def _step_ended(self, optimizer: Any) -> None:
         self.point(f"step {self._step} optimizer")

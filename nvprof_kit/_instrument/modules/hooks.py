@@ -116,12 +116,6 @@ class Place(Protocol):
         """Call a hook after each call."""
 
 
-def hook_module(module: Place, calls: Calls) -> Iterator[Any]:
-    """Range a module's calls, including its other hooks; yields the handles of the hooks."""
-    yield module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True)
-    yield module.register_forward_hook(calls.leave, always_call=True)
-
-
 annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
 """Every module that is ranged by an annotation."""
 
@@ -155,7 +149,8 @@ class Ranged:
         if module is None or (module in compiled.inside and _has_hooks(module)):
             return
         for hookable in compiled.places(module):
-            yield from hook_module(hookable, self.calls)
+            yield hookable.register_forward_pre_hook(self.calls.enter, prepend=True, with_kwargs=True)
+            yield hookable.register_forward_hook(self.calls.leave, always_call=True)
 
 
 class Compiled:

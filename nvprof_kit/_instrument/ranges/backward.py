@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -55,18 +56,6 @@ def _of_tensor(_tensor: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _of_sequence(items: Any) -> Iterable[Any]:
-    return items  # type: ignore[no-any-return]
-
-
-def _of_mapping(mapping: Any) -> Iterable[Any]:
-    return mapping.values()  # type: ignore[no-any-return]
-
-
-def _of_dataclass(record: Any) -> Iterable[Any]:
-    return [getattr(record, field.name, None) for field in fields(record)]
-
-
 @unseen
 def _learn(kind: type) -> _Parts | None:
     """A function that returns the parts of a value of this type; None if no tensors can be found in it."""
@@ -74,11 +63,12 @@ def _learn(kind: type) -> _Parts | None:
     if issubclass(kind, torch.Tensor):
         parts_of = _of_tensor
     elif issubclass(kind, (list, tuple)):
-        parts_of = _of_sequence
+        parts_of = iter
     elif issubclass(kind, Mapping):
-        parts_of = _of_mapping
+        parts_of = methodcaller("values")
     elif is_dataclass(kind):
-        parts_of = _of_dataclass
+        names = [field.name for field in fields(kind)]
+        parts_of = lambda record: [getattr(record, name, None) for name in names]  # noqa: E731
     else:
         plain.add(kind)
     _kinds[kind] = parts_of

@@ -170,7 +170,7 @@ def _layer_range(
             return keep(_scopes, target, _named_scope(target, _FORWARD, True))
     if target is not None:
         return _decorate(target, _scope_of(target, name, category, backward))
-    return _decorator(name, category, backward)
+    return lambda cls_or_function: _decorate(cls_or_function, _scope_of(cls_or_function, name, category, backward))
 
 
 def _start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
@@ -216,10 +216,6 @@ def _scope_of(
 def _function_name(function: Any) -> str:
     qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(qualified).rsplit("<locals>.", maxsplit=1)[-1]
-
-
-def _decorator(name: str | Callable[..., str] | None, category: Category | str, backward: bool) -> Callable[[Any], Any]:
-    return lambda target: _decorate(target, _scope_of(target, name, category, backward))
 
 
 def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
