@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nvprof_kit import RankTable, open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, RankTable, open_job
 from nvprof_kit._ranks.clocks import align
 from nvprof_kit._ranks.groups import named_parallel, used_parallel
 from nvprof_kit._ranks.stages import stages_of, with_equals

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support.captures.tiny_ranks import MS, capture
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
 

@@ -13,8 +13,7 @@ from support.brute_force.ranks import kernels, late
 from support.captures.nsys_file import NsysFile
 from support.captures.tiny_ranks import AR, MS, capture
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 
 RANKS = Path(__file__).parents[3] / "data" / "ranks"
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"

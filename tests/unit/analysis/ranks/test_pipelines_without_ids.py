@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 from nvprof_kit._ranks.messages import pair_messages
 
 MS, US = 1_000_000, 1_000

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 from support.brute_force.ranks import Pair, events, late, late_in_both, late_in_traces
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 from nvprof_kit._cli import group
 
 DATA = Path(__file__).parents[3] / "data"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 from nvprof_kit._ranks.messages import pair_chain, pair_messages
 
 STAGES = Path(__file__).parents[3] / "data" / "ranks" / "stages"

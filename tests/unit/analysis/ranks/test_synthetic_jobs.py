@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.captures.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 from nvprof_kit._ranks import clocks, waits
 
 

@@ -14,8 +14,7 @@ import pandas as pd
 import pytest
 from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 from nvprof_kit._cli import main
 from nvprof_kit._report.page.job import apart, collectives_of, work_of
 from nvprof_kit.errors import UsageError

@@ -10,7 +10,7 @@ import pytest
 from support.captures.synthetic_job import SyntheticJob, write_maps
 from support.captures.tiny_ranks import capture
 
-from nvprof_kit._api.job import open_job
+from nvprof_kit import open_job
 from nvprof_kit._cli.verbs.ranks import _given
 from nvprof_kit._trace.jobs import tables as jobs_tables
 from nvprof_kit._trace.jobs.schema import TABLES

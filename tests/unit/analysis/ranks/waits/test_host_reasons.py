@@ -8,8 +8,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 from support.captures.tiny_ranks import AR, MS
 
-from nvprof_kit import open_job
-from nvprof_kit._api.job import Job
+from nvprof_kit import Job, open_job
 
 HELD_UP = 6 * MS
 
