@@ -14,7 +14,7 @@ from nvprof_kit.errors import ToolError, UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.memory.boundaries import Boundary
-    from nvprof_kit._instrument.memory.points import TimePoint
+    from nvprof_kit._instrument.memory.tensors import TimePoint
 
 _MB = 1 << 20
 

@@ -22,9 +22,16 @@ from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, Unknown, cast_weig
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator
 from nvprof_kit._instrument.memory.files import MemoryFiles
 from nvprof_kit._instrument.memory.history import History
-from nvprof_kit._instrument.memory.points import ROUNDING, TimePoint
 from nvprof_kit._instrument.memory.saved import SavedTensors
-from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
+from nvprof_kit._instrument.memory.tensors import (
+    ROUNDING,
+    Held,
+    Ledger,
+    TimePoint,
+    model_rows,
+    optimizer_rows,
+    value_rows,
+)
 from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.patches import Hook
 from nvprof_kit._instrument.ranks import folder_of, mesh_of, rank_folder

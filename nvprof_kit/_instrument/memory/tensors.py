@@ -1,4 +1,4 @@
-"""Memory of a model and its optimizer: parameters, gradients, master copies, optimizer state.
+"""Memory of a model and its optimizer at one time: parameters, gradients, master copies, optimizer state.
 
 Bytes are storage bytes, each counted once: tied weights and views add nothing. A ``DTensor`` counts as its local shard,
 a wrapper tensor (quantized, nested) as its inner tensors.
@@ -7,17 +7,22 @@ a wrapper tensor (quantized, nested) as its inner tensors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from nvprof_kit._instrument.loop.loop import innermost
+from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit.names import strip_wrappers
 
 PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"
 KINDS = (PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION)
 """Parameters, gradients, the optimizer's copies of parameters, its state, and tensors saved by autograd."""
+
+ROUNDING = "rounding"
+"""Kind of the bytes that allocator blocks have beyond the requested size."""
 
 NONE = "(none)"
 _MASTER = ("master", "fp32")
@@ -31,6 +36,41 @@ class Held(NamedTuple):
     path: str
     bytes: int
     device: str
+
+
+@dataclass(frozen=True)
+class TimePoint:
+    """The memory at one moment.
+
+    Attributes:
+        number: Counted from 0.
+        name: ``step 0 forward``, or the name passed to `MemoryProfiler.point`.
+        seconds: Time since the profiler started.
+        device: The device on which the model computes; rows on other devices are offloaded.
+        rows: The bytes by kind and module; with CUDA also `ROUNDING`, and `UNEXPLAINED` last.
+        allocator: Counters of the CUDA caching allocator; None without CUDA.
+    """
+
+    number: int
+    name: str
+    seconds: float
+    device: str
+    rows: tuple[Held, ...] = field(repr=False)
+    allocator: Counts | None = None
+
+    def sum_of(self, kind: str) -> int:
+        """Bytes of a kind on the device."""
+        return sum(row.bytes for row in self.rows if row.kind == kind and row.device == self.device)
+
+    @property
+    def offloaded(self) -> int:
+        """Bytes of the five kinds on other devices."""
+        return sum(row.bytes for row in self.rows if row.kind in KINDS and row.device != self.device)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the five kinds on the device."""
+        return sum(self.sum_of(kind) for kind in KINDS)
 
 
 class Ledger:

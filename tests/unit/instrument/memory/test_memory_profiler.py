@@ -22,8 +22,7 @@ from nvprof_kit import MemoryProfiler, annotate_model
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.files import log_text
-from nvprof_kit._instrument.memory.points import TimePoint
-from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows
+from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows, optimizer_rows
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._report.page.sunburst import sunburst_page
 from nvprof_kit._report.plots.memory_curve import curve_figure
