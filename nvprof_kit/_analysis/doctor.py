@@ -150,6 +150,14 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _columns(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.without_payloads:
+        yield checked(
+            "warning",
+            "tables",
+            "exported without the payloads of NVTX ranges",
+            "sizes and communicators of NCCL's collectives are missing: ranks matches them by their order alone",
+            "export the report again: nsys export --include-blobs=true --type=sqlite REPORT",
+        )
     for sentence in capture.incomplete:
         yield checked(
             "warning",

@@ -56,6 +56,8 @@ def exported(report: Path, *, beside: Path) -> Path:
     described = subprocess.run(
         [nsys, "export", "--help"], capture_output=True, text=True, errors="replace", check=False
     )
+    # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
+    payloads = ["--include-blobs=true"] if "--include-blobs" in described.stdout else []
     kind, ending = ("parquetdir", PARQUET_FOLDER) if "parquetdir" in described.stdout else ("sqlite", ".sqlite")
     for base in (stem, cached):
         target = base.with_name(f"{base.name}{ending}")
@@ -63,7 +65,9 @@ def exported(report: Path, *, beside: Path) -> Path:
             if base is cached:
                 target.parent.mkdir(parents=True, exist_ok=True)
             with _partial(target) as new:
-                _export(nsys, kind, report, new, beside)
+                _export(
+                    [nsys, "export", *payloads, "--type", kind, "--output", str(new), str(report)], report, new, beside
+                )
                 if target.is_dir():
                     os.rename(target, new.with_name("replaced"))
                 os.replace(new, target)
@@ -150,9 +154,8 @@ def _partial(target: Path) -> Iterator[Path]:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _export(nsys: str, kind: str, report: Path, target: Path, named: Path) -> None:
+def _export(command: list[str], report: Path, target: Path, named: Path) -> None:
     """Export a report; nsys's progress is shown where stderr is a terminal."""
-    command = [nsys, "export", "--type", kind, "--output", str(target), str(report)]
     shown, output = sys.stderr is not None and sys.stderr.isatty(), b""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
@@ -169,7 +172,7 @@ def _export(nsys: str, kind: str, report: Path, target: Path, named: Path) -> No
             raise
     if process.returncode == 0 and target.exists():
         return
-    written_by, installed = _report_version(report), _version(nsys)
+    written_by, installed = _report_version(report), _version(command[0])
     if written_by > installed:
         raise ToolError(
             f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the "

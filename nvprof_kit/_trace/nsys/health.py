@@ -45,6 +45,7 @@ class CaptureHealth:
         environment: Names of the environment variables in the file.
         homes: Home folders mentioned in the file.
         incomplete: Columns that are missing, or lack values.
+        without_payloads: Whether ranges have payloads that the export left out, as nsys 2026.2 does unless told.
     """
 
     path: str
@@ -63,6 +64,7 @@ class CaptureHealth:
     environment: tuple[str, ...] = ()
     homes: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
+    without_payloads: bool = False
 
 
 def read_health(path: Path) -> CaptureHealth:
@@ -83,7 +85,7 @@ def read_health(path: Path) -> CaptureHealth:
         launches, lost_count = lost_launches(db)
         return CaptureHealth(
             path=str(path),
-            schema=_schema(db),
+            schema=_export_fact(db, "EXPORT_SCHEMA_VERSION"),
             rows={table: db.count(table) for table in _COUNTED},
             complaints=_complaints(db),
             launches=launches,
@@ -98,6 +100,8 @@ def read_health(path: Path) -> CaptureHealth:
             environment=tuple(environment_names(db)),
             homes=tuple(home_folders(db)),
             incomplete=tuple(db.warnings),
+            without_payloads=db.count("NVTX_PAYLOAD_SCHEMAS") > 0
+            and _export_fact(db, "EXPORT_PARAM_INCLUDE_BLOBS") == "false",
         )
 
 
@@ -116,12 +120,13 @@ def _open_ranges(db: Database) -> int:
     return int(np.count_nonzero(end == MISSING_PAYLOAD))
 
 
-def _schema(db: Database) -> str:
+def _export_fact(db: Database, fact: str) -> str:
+    """What nsys wrote about the export; '' if nothing."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if db.has(table, "name", "value"):
-            versions = [value for name, value in db.rows(table, ("name", "value")) if name == "EXPORT_SCHEMA_VERSION"]
-            if versions:
-                return str(versions[0])
+            values = [value for name, value in db.rows(table, ("name", "value")) if name == fact]
+            if values:
+                return str(values[0])
     return ""
 
 

@@ -50,6 +50,7 @@ def test_all_is_well() -> None:
         ({"domains": {}, "registered": ()}, "ranges", "warning"),
         ({"domains": {"": 30, "NCCL": 3}, "registered": ()}, "ranges", "warning"),
         ({"open_ranges": 2}, "open ranges", "note"),
+        ({"without_payloads": True}, "tables", "warning"),
         ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
         ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "nsys's messages", "note"),
         ({"launches": 100, "lost": 26}, "lost events", "error"),

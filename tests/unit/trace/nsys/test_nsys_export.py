@@ -66,6 +66,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith((".", "run")))
 
 
+@pytest.mark.parametrize("kinds", ["sqlite", "sqlite --include-blobs=true|false"])
+def test_payloads_are_asked_for_where_nsys_would_leave_them_out(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, kinds: str
+) -> None:
+    install(tmp_path, monkeypatch, export='cp "{folder}/export" "${{@: -2:1}}"', kinds=kinds)
+    assert len(open_capture(report).ops) == 1
+    assert ("--include-blobs=true" in (tmp_path / "calls").read_text()) == ("blobs" in kinds)
+
+
 @pytest.mark.parametrize(("kinds", "export"), [("parquetdir", "run_pqtdir"), ("hdf", "run.sqlite")])
 def test_a_report_is_exported_once_and_anew_when_it_is_newer(
     tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, kinds: str, export: str
