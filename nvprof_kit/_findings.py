@@ -35,6 +35,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "optimizer-loop": "an optimizer with kernels for each parameter",
         "recompute": "activations are recomputed",
         "outlier-layer": "a layer costs more than its peers",
+        "far-from-limit": "layers take much longer than their work needs on this GPU",
         "gpu-metrics": "what limits a layer, by the GPU's counters",
         "gpu-clocks": "a GPU's clock falls, or is below its peers'",
         # whether a capture can be trusted

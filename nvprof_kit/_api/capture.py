@@ -7,6 +7,7 @@ share the result.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -374,8 +375,18 @@ class Capture:
 
         operations = self._operations(OPTIONAL)
         straggler = job.verdict if job is not None else None
-        result = advise(operations.trace, self._kernel_rules, _steps(steps, skip_steps), operations, straggler)
+        limits = self._limits(steps, skip_steps)
+        chosen = _steps(steps, skip_steps)
+        result = advise(operations.trace, self._kernel_rules, chosen, operations, straggler, limits=limits)
         return replace(result, sources=self.sources).selected(**rows)
+
+    def _limits(self, steps: Steps = None, skip_steps: int = 0) -> pd.DataFrame | None:
+        """The rows of `flops` where counts lie beside the capture; None without, or if they are damaged."""
+        from nvprof_kit._trace.flops_file import find_flops
+
+        with suppress(CaptureError):
+            return self.flops(steps=steps, skip_steps=skip_steps).rows if find_flops(self.path) else None
+        return None
 
     def flops(
         self,

@@ -146,6 +146,7 @@ def advise(
     verdict: RankVerdict | None = None,
     *,
     times: Breakdown | None = None,
+    limits: pd.DataFrame | None = None,
 ) -> Advice:
     """Find what costs time and could be improved.
 
@@ -156,6 +157,7 @@ def advise(
         operations: The same operations, if their owners and classes are already known.
         verdict: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
         times: The breakdown of the same steps, if it is already known.
+        limits: The rows of `nvprof_kit._analysis.flops.flops.Flops` of the same steps, where operations were counted.
 
     Raises:
         CaptureError: Nothing ran on a GPU.
@@ -168,6 +170,8 @@ def advise(
         )
     evidence = Evidence(trace, own_rules, steps, operations, verdict, times=times)
     findings = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
+    if limits is not None:
+        findings += advice_work.far_from_limit(evidence, limits)
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
     if verdict is not None and verdict.rank is not None:
         findings = _with_slowest(_slowest(evidence, verdict), findings)

@@ -37,6 +37,8 @@ LOGITS_TIMES, LOGITS_SHARE = 4, 0.02
 than a token has activations. Those of each sequence's last token take less.
 """
 _MANY_PARAMETERS = re.compile("multi_tensor_apply")
+LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
+"""Layers that take twice what their work needs, and a twentieth of the time more; so many kinds of them are named."""
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
@@ -397,4 +399,43 @@ def outlier_layers(facts: Evidence) -> Iterator[Finding]:
             "outlier-layer", "A layer slower than its peers", figures, str(worst["layer"]), str(worst["phase"]),
             *facts.longest(np.flatnonzero(_places(facts.ops).isin([(worst["layer"], worst["phase"])]) & work)),
             saves, advice, "high", "the layer is meant to be larger than its peers",
+        )  # fmt: skip
+
+
+def far_from_limit(facts: Evidence, limits: pd.DataFrame) -> Iterator[Finding]:
+    """Kinds of layers that take much longer than this GPU needs for their work; of nested layers the innermost.
+
+    Args:
+        facts: The evidence.
+        limits: Layers and phases with ``gpu_busy_ns``, ``limit_ns`` and ``bound``, of the same steps.
+    """
+    limits = limits[(limits["limit_ns"] > 0) & (limits["calls"] > 0)]
+    layers = sorted(set(limits["layer"]))
+    holders = {layer[: dot.start()] for layer in layers for dot in re.finditer(r"\.", layer)}
+    limits = limits[~limits["layer"].isin(holders)]
+    kind = limits["layer"].str.replace(_INDEX, "*", regex=True)
+    sums = limits[["gpu_busy_ns", "limit_ns"]].groupby([kind, limits["phase"], limits["bound"]], sort=False).sum()
+    sums["excess_ns"] = sums["gpu_busy_ns"] - sums["limit_ns"]
+    far = sums[(sums["gpu_busy_ns"] > LIMIT_TIMES * sums["limit_ns"])].nlargest(LIMIT_KINDS, "excess_ns")
+    far = far[far["excess_ns"] > LIMIT_SHARE * facts.wall_ns]
+    for (name, phase, bound), row in zip(far.index, far.to_dict("records"), strict=True):
+        members = limits["layer"][(kind == name) & (limits["phase"] == phase)]
+        inside = np.flatnonzero(facts.ops["layer"].isin(members) & (facts.ops["phase"] == phase) & facts.inside)
+        if not len(inside):
+            continue
+        kernels = facts.ops["ns"].iloc[inside].groupby(facts.trace.ops["name"].iloc[inside].astype(str)).sum()
+        slow = ", ".join(
+            f"{str(kernel_name)[:60]} ({share(ns, kernels.sum())})" for kernel_name, ns in kernels.nlargest(3).items()
+        )
+        yield Finding(
+            "far-from-limit", f"{name} {phase} is far from its limit",
+            f"{facts.ms(row['gpu_busy_ns'])}{facts.per_step} in {len(members)} of them; this GPU needs at least "
+            f"{facts.ms(row['limit_ns'])} for their operators ({share(row['limit_ns'], row['gpu_busy_ns'])}), limited "
+            f"by {bound}; their kernels: {slow}",
+            str(members.iloc[0]), str(phase), *facts.longest(inside), int(row["excess_ns"]),
+            "let fewer kernels pass over its memory: torch.compile, or a fused kernel from a library"
+            if bound == "memory"
+            else "look at those kernels: a wider or aligned shape, a lower precision, another attention backend, "
+            "or what runs beside the products in one kernel with them",
+            "low", "the step was counted on another input than was captured, or the fused layer is no faster",
         )  # fmt: skip

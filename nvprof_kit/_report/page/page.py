@@ -210,21 +210,19 @@ def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
 
 
 def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
-    """The MFU columns by header, if operators were counted and the GPU's peak is known."""
+    """The columns of MFU and of the limit by header, if operators were counted and the GPU's peak is known."""
     if sheet.flops is None or sheet.flops.peaks is None:
         return {}
-    flops_rows = sheet.flops.rows
-    mfu_of = dict(
-        zip(
-            zip(flops_rows["layer"], flops_rows["phase"], strict=True),
-            flops_rows["mfu"].fillna(0).tolist(),
-            strict=True,
-        )
-    )
+    flops_rows = sheet.flops.rows.set_index(["layer", "phase"])
     columns = {}
-    for phase in ("forward", "backward"):
-        values = [mfu_of.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
-        columns[f"MFU {phase}"] = [_cell(mfu_text(value), value or None) for value in values]
+    for heading, name in (("MFU", "mfu"), ("of limit", "of_limit")):
+        share_of = flops_rows[name].dropna().to_dict()
+        for phase in ("forward", "backward"):
+            values = [share_of.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
+            if name == "mfu" or any(values):
+                bars = [None if name == "mfu" else min(value, 1.0) for value in values]
+                cells = zip(values, bars, strict=True)
+                columns[f"{heading} {phase}"] = [_cell(mfu_text(value), value or None, bar) for value, bar in cells]
     return columns
 
 

@@ -209,6 +209,22 @@ def test_layers_have_the_limit_where_counts_lie_beside(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(damaged.to_frame(), without.to_frame())
 
 
+def test_advise_names_the_layers_that_are_far_from_their_limit(tmp_path: Path) -> None:
+    source = TESTS / "data" / "limits" / "llama.sqlite.xz"
+    found = [finding for finding in nvprof_kit.open(source).advise().findings if finding.rule == "far-from-limit"]
+    assert [(finding.layer, finding.phase) for finding in found] == [
+        ("model.layers.0.self_attn", "backward"),
+        ("model.layers.0.self_attn", "forward"),
+    ]
+    rows = table(nvprof_kit.open(source).flops())
+    attention = [rows[f"model.layers.{number}.self_attn", "backward"] for number in range(4)]
+    excess = sum(row["gpu_busy_ns"] - row["limit_ns"] for row in attention) / 3
+    assert found[0].saves_ns == pytest.approx(excess, abs=1) and "in 4 of them" in found[0].evidence
+    assert "37.2 %), limited by compute; their kernels: nvjet_sm90" in found[0].evidence
+    alone = shutil.copy(source, tmp_path / "run.sqlite.xz")
+    assert all(finding.rule != "far-from-limit" for finding in nvprof_kit.open(alone).advise().findings)
+
+
 def test_counts_without_bytes_have_no_limit(tmp_path: Path) -> None:
     rows = joined(tmp_path, [(1, "bf16", 50)]).rows
     assert rows[["bytes", "limit_ns", "of_limit"]].isna().all(axis=None) and not rows["bound"].any()
