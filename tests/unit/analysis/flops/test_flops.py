@@ -624,6 +624,10 @@ def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path: Path) -> N
     # m.a takes 100 ns and m 120 of them: more than the peak
     shown = page.read_text()
     assert "25.0 %" in shown and "250.0 % (above the peak)" in shown and "208.3 % (above the peak)" in shown
+    assert "of limit" not in shown
+    with_bytes(tmp_path, [(1, "bf16", 989_400 * 10, 4800 * 40)])  # 40 ns of traffic of 100
+    assert CliRunner().invoke(group, ["report", str(capture), "-o", str(page)]).exit_code == 0
+    assert ">of limit forward<" in page.read_text() and "40.0 %" in page.read_text()
     (tmp_path / "run.flops.json").write_text("{")
     done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
     assert done.exit_code == 0 and "the page has no MFU" in done.stderr and ">MFU<" not in page.read_text()
