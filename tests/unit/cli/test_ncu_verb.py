@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._analysis.ncu.layers import COLUMNS
+import nvprof_kit
 from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"
@@ -38,7 +38,7 @@ def test_layers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_layers_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.reader(io.StringIO(answer(capsys, "layers", PLAN, "--format", "csv"))))
-    assert rows[0] == list(COLUMNS)
+    assert rows[0] == list(nvprof_kit.NcuLayers.columns["ncu-layers"])
     assert len(rows) > 10
 
 

@@ -1,13 +1,13 @@
-"""Tables as data."""
+"""An answer as data."""
 
 from __future__ import annotations
 
 import io
+import json
 
 import pandas as pd
 import pyarrow.parquet as pq
-
-from nvprof_kit._result.formats import encode, records, with_capture
+from support.captures.layers_result import layers_result
 
 TABLE = pd.DataFrame(
     {
@@ -17,25 +17,28 @@ TABLE = pd.DataFrame(
         "share": [1 / 3, 0.0],
     }
 )
+ANSWER = layers_result(rows=TABLE, warnings=())
+RECORDS = [
+    {"step": 3, "layer": 'a|b, "c"', "gpu_self_ns": 9007199254740993, "share": 0.3333333333333333},
+    {"step": None, "layer": "(none)", "gpu_self_ns": 1, "share": 0.0},
+]
 
 
 def test_csv() -> None:
-    assert encode(TABLE, "csv").decode() == (
+    assert ANSWER.encode("csv").decode() == (
         'step,layer,gpu_self_ns,share\n3,"a|b, ""c""",9007199254740993,0.3333333333333333\n,(none),1,0.0\n'
     )
 
 
-def test_rows_as_json() -> None:
-    infinite = pd.DataFrame({"ratio": [float("inf"), 1.0]})
-    assert records(infinite) == [{"ratio": None}, {"ratio": 1.0}]
-    assert records(TABLE) == [
-        {"step": 3, "layer": 'a|b, "c"', "gpu_self_ns": 9007199254740993, "share": 0.3333333333333333},
-        {"step": None, "layer": "(none)", "gpu_self_ns": 1, "share": 0.0},
-    ]
+def test_rows_as_json_and_as_dictionaries() -> None:
+    assert list(ANSWER) == json.loads(ANSWER.encode("json"))["rows"] == RECORDS
+    infinite = layers_result(rows=pd.DataFrame({"share": [float("inf"), 1.0]}))
+    answer = json.loads(infinite.encode("json"))
+    assert answer["rows"] == [{"share": None}, {"share": 1.0}] and list(answer["unknown"]) == ["share"]
 
 
 def test_markdown() -> None:
-    assert encode(TABLE, "md").decode() == (
+    assert ANSWER.encode("md").decode() == (
         "| step | layer | gpu_self_ns | share |\n"
         "| ---: | --- | ---: | ---: |\n"
         '| 3 | a\\|b, "c" | 9007199254740993 | 0.333333 |\n'
@@ -44,15 +47,6 @@ def test_markdown() -> None:
 
 
 def test_parquet_keeps_types_and_missing_values() -> None:
-    table = pq.read_table(io.BytesIO(encode(TABLE, "parquet")))
-    assert table.to_pylist() == records(TABLE)
+    table = pq.read_table(io.BytesIO(ANSWER.encode("parquet")))
+    assert table.to_pylist() == RECORDS
     assert [str(field.type) for field in table.schema if field.name != "layer"] == ["int64", "int64", "double"]
-
-
-def test_several_captures_have_their_name_in_front() -> None:
-    one = pd.DataFrame({"layer": ["a"], "calls": [1]})
-    assert with_capture([("x.sqlite", one), ("y.sqlite", one), ("y.sqlite", one)]).values.tolist() == [
-        ["x.sqlite", "a", 1],
-        ["y.sqlite", "a", 1],
-        ["y.sqlite", "a", 1],
-    ]

@@ -9,6 +9,7 @@ from support.brute_force.advise_truth import by_rule, made_up, rules_of
 from support.captures.advise_programs import LOOKALIKES, Program
 from support.captures.nsys_file import NsysFile
 
+import nvprof_kit
 from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
 from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._trace.open import open_capture
@@ -34,7 +35,7 @@ def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:
     file.range_("layers.0", 0, 2_000_000)
     for number in range(100):
         file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
-    (finding,) = advise(open_capture(file.write(), optional=OPTIONAL)).findings
+    (finding,) = nvprof_kit.open(file.write()).advise().findings
     assert finding.rule == "launch"
     assert "many small kernels: in layers.0 forward 100 of 100 kernels per step" in finding.evidence
 
@@ -44,7 +45,7 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path)
     file.range_("layers.0", 0, 2_000_000)
     for number in range(100):
         file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
-    findings = advise(open_capture(file.write(), optional=OPTIONAL)).findings
+    findings = nvprof_kit.open(file.write()).advise().findings
     text = " ".join(f"{one.evidence} {one.fix}" for one in findings)
     assert text and "per step" not in text and "optimizer" not in text
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvprof_kit._analysis.advise.advise import OPTIONAL, Advice, advise
-from nvprof_kit._findings import Finding
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 DATA = Path(__file__).parents[3] / "data"
 LONG = (2048, 2304, 1920, 7168, 2048, 2176, 6144, 1984, 2112, 8192)
@@ -24,11 +22,11 @@ Spans = list[tuple[int, int]]
 
 
 @cache
-def found(name: str) -> Advice:
-    return advise(open_capture(DATA / f"{name}-2024.2.sqlite.xz", optional=OPTIONAL))
+def found(name: str) -> nvprof_kit.Advice:
+    return nvprof_kit.open(DATA / f"{name}-2024.2.sqlite.xz").advise()
 
 
-def of_rule(name: str, rule: str) -> Finding:
+def of_rule(name: str, rule: str) -> nvprof_kit.Finding:
     (finding,) = [one for one in found(name).findings if one.rule == rule]
     return finding
 

@@ -1,4 +1,4 @@
-"""Lanes on one line: order and distance stay, and lanes that do not fit are refused."""
+"""Lanes on one line and chains of crossing ranges that are longer than any capture at hand."""
 
 from __future__ import annotations
 
@@ -8,24 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvprof_kit._analysis.attribution.nesting import Line, union
+from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.nesting import Line, nest
 
 ANALYSIS = Path(__file__).parents[4] / "nvprof_kit" / "_analysis"
-
-
-def test_places_of_a_later_lane_are_behind_all_of_an_earlier_one() -> None:
-    lane, start, end = np.array([1, 0, 1]), np.array([100, 300, 250]), np.array([200, 350, 260])
-    line = Line.over((start,), (end,))
-    assert line == Line(origin=100, span=251)  # 350 - 100, and 1 beyond
-    assert line.at(lane, start).tolist() == [251, 200, 401]
-    assert line.at(lane, end).tolist() == [351, 250, 411]
-    assert line.moment(line.at(lane, end)).tolist() == end.tolist()
-
-
-def test_nothing_at_all_has_a_line() -> None:
-    none = np.zeros(0, dtype=np.int64)
-    assert Line.over((none,), (none,), beyond=2) == Line(0, 2)
-    assert [one.tolist() for one in union(none, none)] == [[], []]
 
 
 def test_lanes_that_do_not_fit_are_refused() -> None:
@@ -36,11 +22,27 @@ def test_lanes_that_do_not_fit_are_refused() -> None:
         line.at(np.array([0, 5]), far)
 
 
-def test_a_union_joins_what_touches() -> None:
-    begins, ends = union(np.array([50, 0, 10, 20]), np.array([60, 10, 15, 40]))
-    assert (begins.tolist(), ends.tolist()) == ([0, 20, 50], [15, 40, 60])
+def test_busy_time_of_many_steps_on_many_devices_in_a_long_capture() -> None:
+    hour, groups, lanes = 3600 * 10**9, 1_000_000, 8
+    start = np.array([0, 10, hour])
+    lengths = union_lengths(start, start + 20, np.array([7, 7, 0]), np.array([5, 5, groups - 1]), groups)
+    assert lengths[[5, groups - 1]].tolist() == [30, 20]
+    assert lengths.sum() == 50
+    assert groups * lanes * hour > np.iinfo(np.int64).max  # what one number for group, lane and moment would need
 
 
 def test_lanes_are_laid_out_in_one_place() -> None:
     pages = {path.name: path.read_text(encoding="utf-8") for path in ANALYSIS.rglob("*.py")}
     assert [name for name, page in pages.items() if re.search(r"\* (self\.)?_?span\b", page)] == ["nesting.py"]
+
+
+def test_a_chain_of_ranges_that_cross_is_cut_at_once() -> None:
+    """Each begins before the one before it ends: as many levels as ranges, if they were peeled off one by one, which
+    takes minutes. `tests/bench/bench_nesting.py` says how long it takes.
+    """
+    count = 100_000
+    start = np.arange(count) * 100
+    nesting = nest(start, start + 150, np.zeros(count, dtype=np.int64))
+    assert nesting.crossing
+    assert nesting.parent.tolist() == list(range(-1, count - 1))
+    assert nesting.innermost(np.array([0, 0]), np.array([120, 99])).tolist() == [1, 0]

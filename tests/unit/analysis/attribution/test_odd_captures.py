@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from support.captures.nsys_file import MARK, START_END, NsysFile, thread
 
 import nvprof_kit
-from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit.errors import CaptureError
 
 
@@ -163,15 +161,6 @@ def test_operations_of_a_device_that_is_not_told_are_refused(file: NsysFile) -> 
         file.kernel(500, 510, launched=(50 + 2 * n, 51 + 2 * n), device=device)  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match=r"KERNEL\.deviceId is NULL in 1 of 2 rows"):
         table(file)
-
-
-def test_busy_time_of_many_steps_on_many_devices_in_a_long_capture() -> None:
-    hour, groups, lanes = 3600 * 10**9, 1_000_000, 8
-    start = np.array([0, 10, hour])
-    lengths = union_lengths(start, start + 20, np.array([7, 7, 0]), np.array([5, 5, groups - 1]), groups)
-    assert lengths[[5, groups - 1]].tolist() == [30, 20]
-    assert lengths.sum() == 50
-    assert groups * lanes * hour > np.iinfo(np.int64).max  # what one number for group, lane and moment would need
 
 
 def test_two_processes_with_a_first_gpu_each_are_busy_apart(file: NsysFile) -> None:

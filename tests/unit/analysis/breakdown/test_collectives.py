@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, Breakdown, breakdown
+import nvprof_kit
 from nvprof_kit._analysis.breakdown.collectives import bus_factors
 from nvprof_kit._trace.open import open_capture
 
@@ -25,11 +25,11 @@ def file(tmp_path: Path) -> NsysFile:
     return made
 
 
-def analysed(path: Path) -> Breakdown:
-    return breakdown(open_capture(path, optional=OPTIONAL))
+def analysed(path: Path) -> nvprof_kit.Breakdown:
+    return nvprof_kit.open(path).breakdown()
 
 
-def moved(result: Breakdown) -> dict[str, list[Any]]:
+def moved(result: nvprof_kit.Breakdown) -> dict[str, list[Any]]:
     rows = result.communication.astype(object).where(result.communication.notna(), None)
     return {row["collective"]: [row[name] for name in MOVED] for row in rows.to_dict("records")}
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +20,7 @@ def file(tmp_path: Path) -> NsysFile:
 
 
 def path_of(file: NsysFile) -> pd.DataFrame:
-    return breakdown(open_capture(file.write(), optional=OPTIONAL)).critical_path
+    return nvprof_kit.open(file.write()).breakdown().critical_path
 
 
 def test_the_path_goes_through_the_host_and_the_device(file: NsysFile) -> None:

@@ -1,72 +1,60 @@
-"""The per-layer table as a plot: the bars first, then that every format can be drawn."""
+"""The per-layer table as a plot: the bars, and that every format can be drawn."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
-from support.captures.layers_result import MS, layers_result, tree
+from support.captures.layers_result import layers_result, tree
 
-from nvprof_kit._report.plots.layers import MAX_BARS, layers_bars, layers_figure
-from nvprof_kit._report.plots.plots import encode
-from nvprof_kit._result.formats import PICTURES
+import nvprof_kit
 
-
-def bars(depth: int | None = None) -> list[tuple[object, ...]]:
-    made = layers_bars(tree(), depth)
-    made.iloc[:, 1:] //= MS
-    return list(made.itertuples(index=False, name=None))
+OUTSIDE = {"(none) forward": 1.0, "(none) optimizer": 4.0}
 
 
-OUTSIDE = [("(none) forward", 0, 0, 0, 2), ("(none) optimizer", 0, 0, 0, 8)]
+def bars(result: nvprof_kit.Layers) -> dict[str, float]:
+    """The length of each bar, all phases together, in ms per step."""
+    (axes,) = result.figure().axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    lengths = dict.fromkeys(labels, 0.0)
+    for patch in axes.patches:
+        lengths[labels[round(patch.get_y() + patch.get_height() / 2)]] += patch.get_width()
+    return {label: round(length, 6) for label, length in lengths.items()}
 
 
-def test_all_levels_are_the_leaves_and_what_their_parents_did_themselves() -> None:
-    assert bars() == [
-        # the model's 12 and 18 are all in its children
-        ("model.layers.0 (itself)", 1, 3, 0, 0),  # 6 - 5, 10 - 7
-        ("model.layers.0.attn", 5, 7, 0, 0),
-        ("model.layers.1", 4, 6, 0, 0),
-        ("lm_head", 2, 2, 0, 0),
-        *OUTSIDE,
-    ]
-
-
-def test_one_level() -> None:
-    assert bars(1) == [("model", 12, 18, 0, 0), *OUTSIDE]
-
-
-def test_two_levels() -> None:
-    assert bars(2) == [
-        ("model.layers.0", 6, 10, 0, 0),
-        ("model.layers.1", 4, 6, 0, 0),
-        ("lm_head", 2, 2, 0, 0),
-        *OUTSIDE,
-    ]
-
-
-@pytest.mark.parametrize("depth", [None, 1, 2, 3])
-def test_bars_add_up_to_the_total(depth: int | None) -> None:
-    assert int(layers_bars(tree(), depth).iloc[:, 1:].to_numpy().sum()) == 40 * MS
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (1, {"model": 15.0}),
+        (2, {"model.layers.0": 8.0, "model.layers.1": 5.0, "lm_head": 2.0}),
+        # all levels are the leaves and what their parents did themselves: 16 - 12 of the block, nothing of the model
+        (None, {"model.layers.0 (itself)": 2.0, "model.layers.0.attn": 6.0, "model.layers.1": 5.0, "lm_head": 2.0}),
+    ],
+)
+def test_bars_are_a_level_of_the_model_and_add_up(depth: int | None, expected: dict[str, float]) -> None:
+    found = bars(layers_result(depth=depth))
+    assert found == {**expected, **OUTSIDE}
+    assert sum(found.values()) == 20.0  # 40 ms in 2 steps
 
 
 def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
-    blocks = pd.concat(
-        [tree().iloc[[1, 2]].replace("model.layers.0", f"model.layers.{n}") for n in range(MAX_BARS // 2 + 1)]
-    )
+    blocks = pd.concat([tree().iloc[[1, 2]].replace("model.layers.0", f"model.layers.{n}") for n in range(21)])
     large = pd.concat([tree().iloc[[0]], blocks], ignore_index=True)
     large.loc[large["depth"] == 2, "layer"] = large["parent"] + ".attn"
-    assert len(layers_bars(large, 3)) > MAX_BARS
-    assert {label.count(".") for label in layers_bars(large)["label"] if label != "model (itself)"} == {2}
+    assert len(bars(layers_result(tree=large, depth=3))) > 40
+    labels = [label for label in bars(layers_result(tree=large)) if label != "model (itself)"]
+    assert {label.count(".") for label in labels} == {2} and len(labels) <= 40
 
 
-@pytest.mark.parametrize("plot_format", PICTURES)
-def test_every_format_is_drawn(plot_format: str) -> None:
-    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    assert encode(layers_figure(layers_result()), plot_format).startswith(starts[plot_format])
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
+    assert layers_result().save(tmp_path / f"layers{suffix}").read_bytes().startswith(start)
+    assert layers_result(tree=tree()[:0]).save(tmp_path / f"empty{suffix}").stat().st_size > 500
 
 
 def test_what_the_plot_says() -> None:
-    figure = layers_figure(layers_result(), depth=1)
+    figure = layers_result(depth=1).figure()
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["model", "(none) forward", "(none) optimizer"]
     assert [text.get_text() for text in axes.texts] == ["75.0 %", "5.0 %", "20.0 %"]
@@ -77,9 +65,5 @@ def test_what_the_plot_says() -> None:
 
 def test_a_long_name_leaves_room_for_the_bars() -> None:
     long = tree().replace({"lm_head": "x" * 10_000 + ".lm_head"})
-    labels = [tick.get_text() for tick in layers_figure(layers_result(tree=long), depth=2).axes[0].get_yticklabels()]
+    labels = list(bars(layers_result(tree=long, depth=2)))
     assert labels[2] == "….lm_head" and max(map(len, labels)) <= 60
-
-
-def test_nothing_to_draw() -> None:
-    assert encode(layers_figure(layers_result(tree=tree()[:0])), "svg")
