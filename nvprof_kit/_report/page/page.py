@@ -25,7 +25,15 @@ from nvprof_kit._report.page.data import (
 from nvprof_kit._report.page.drawing import Folds, drawn, folds_of, measures
 from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.template import render
-from nvprof_kit._report.text.layers import MEMORY_COLUMNS, in_phase, left_out_lines, time_name, total_line, tree_lines
+from nvprof_kit._report.text.layers import (
+    COLUMNS,
+    MEMORY_COLUMNS,
+    in_phase,
+    left_out_lines,
+    time_name,
+    total_line,
+    tree_lines,
+)
 from nvprof_kit._report.text.table import capture_facts
 from nvprof_kit._report.text.units import Cells, Milliseconds, mib_cell, percent
 from nvprof_kit._result.selection import UNFOLDED
@@ -167,13 +175,12 @@ def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]]
     tree, total_ns, last = result.tree, max(result.summary.total_ns, 1), total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last[phase]]
     more = _memory_cells(sheet) | _flops_cells(sheet)
-    names = ["calls", *phases, "total", *(["comm"] if result.summary.comm_ns else []), "total share", "CPU"]
+    names = ["calls", *phases, "total_ns", *(["comm_ns"] if result.summary.comm_ns else []), "total_share", "cpu_ns"]
 
     def page_row(row: dict[Any, Any], name: str, line: dict[str, str]) -> dict[str, Any]:
-        values = {"calls": row["calls"], "total": row["total_ns"], "comm": row["comm_ns"], "CPU": row["cpu_ns"]}
-        values |= {phase: in_phase(row, phase) for phase in phases}
+        values = {**row, **{phase: in_phase(row, phase) for phase in phases}}
         cells = [_cell(line.get(name, ""), values.get(name)) for name in names]
-        cells[names.index("total share")] = _cell(line["total share"], row["total_ns"], row["total_ns"] / total_ns)
+        cells[names.index("total_share")] = _cell(line["total_share"], row["total_ns"], row["total_ns"] / total_ns)
         outside = row["layer"] == NO_LAYER
         return {**_named(name, str(row["parent"]), row["depth"]), "cells": cells, "outside": outside}
 
@@ -194,14 +201,18 @@ def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]]
         page_line["cells"] += [column[number] for column in more.values()]
         links = {"row": position, "count": 1, "inside": position in inside, "unlike": folded.differences[position]}
         rows.append({**page_line, **links})
-    return ["layer", *names, *more], rows, [*(last.get(name, "") for name in names), *("" for _ in more)]
+    return (
+        [*(COLUMNS[name].name for name in ("layer", *names)), *more],
+        rows,
+        [*(last.get(name, "") for name in names), *("" for _ in more)],
+    )
 
 
 def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
     """The memory columns by header, without empty ones."""
     if sheet.memory is None:
         return {}
-    columns = {heading: sheet.memory[name].fillna(0).tolist() for name, heading in MEMORY_COLUMNS.items()}
+    columns = {COLUMNS[name].name: sheet.memory[name].fillna(0).tolist() for name in MEMORY_COLUMNS}
     return {
         heading: [_cell(mib_cell(count) if count else "", count) for count in counts]
         for heading, counts in columns.items()

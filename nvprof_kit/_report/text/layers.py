@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -16,6 +17,8 @@ from nvprof_kit._report.text.table import (
     KINDS,
     RANKS,
     Bar,
+    Column,
+    Grid,
     capture_line,
     fold_cells,
     fold_columns,
@@ -42,8 +45,28 @@ if TYPE_CHECKING:
 Row = dict[Any, Any]
 """A row of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
 
-MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
-"""Headings of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
+COLUMNS: Mapping[str, Column] = {
+    "layer": Column("layer", "path"),
+    "calls": Column("calls", "right", 3),
+    **{phase: Column(phase, "right") for phase in LAYER_PHASES},
+    "total_ns": Column("total", "right", 0),
+    "comm_ns": Column("comm", "right"),
+    "of_limit": Column("of limit", "right"),
+    "self_share": Column("self share", "right", 3),
+    "total_share": Column("total share", "right", 0),
+    "bar": Column("", "bar"),
+    "cpu_ns": Column("CPU", "right", 4),
+    "kept_bytes": Column("kept MiB", "right", 2),
+    "peak_bytes": Column("peak MiB", "right", 2),
+    "cuda_bytes": Column("CUDA MiB", "right", 2),
+}
+"""The printed columns with their headings, in their order; the page of `report` takes the headings from here."""
+
+MEMORY_COLUMNS = ("kept_bytes", "peak_bytes", "cuda_bytes")
+"""The columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
+
+_OPTIONAL = ("recompute", "comm_ns", "of_limit", *MEMORY_COLUMNS)
+"""Columns that are printed only if they have a figure."""
 
 MAX_STEPS = 8
 """Maximum number of steps with a column; data formats contain all steps."""
@@ -57,8 +80,6 @@ LITTLE = 0.7
 _OF_LIMIT = ("limit_ns", "limited_ns")
 """Columns added to the tree: the least time of the work of a row, and the time it took, all phases together."""
 
-_RANKS = {"total": 0, "total share": 0, "of limit": 1, "self share": 3, "calls": 3, "CPU": 4}
-_RANKS |= dict.fromkeys(MEMORY_COLUMNS.values(), 2) | RANKS
 _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
 """Sort columns of the data that have a different name in the tree."""
 
@@ -72,39 +93,30 @@ def layers_report(result: Layers) -> list[RenderableType]:
 def tree_table(result: Layers) -> list[RenderableType]:
     """The table with a column per phase, and a description of its figures."""
     lines, total = tree_lines(result), total_line(result)
-    splits = split_headings(result)
-    headings = [
-        "layer",
-        "calls",
-        *(splits.values() or LAYER_PHASES),
-        "total",
-        "comm",
-        "of limit",
-        "self share",
-        "total share",
-        "",
-    ]
-    headings += ["CPU", *MEMORY_COLUMNS.values()]
-    optional = {"recompute", "comm", "of limit", *MEMORY_COLUMNS.values()}
-    used = {heading for cells in (total, *(cells for _, cells in lines)) for heading, cell in cells.items() if cell}
-    headings = [heading for heading in headings if heading not in optional or heading in used]
-    headings += fold_columns(cells for _, cells in lines)
-    kinds = {"layer": "path", "": "bar", **KINDS}
-    ranks = _RANKS | dict.fromkeys(splits.values(), 2)
-    grid = table([(heading, kinds.get(heading, "right")) for heading in headings], ranks)
+    used = {name for cells in (total, *(cells for _, cells in lines)) for name, cell in cells.items() if cell}
+    splits = {name: Column(heading, "right", 2) for name, heading in split_headings(result).items()}
+    columns: dict[str, Column] = {}
+    for name, column in COLUMNS.items():
+        if name == "total_ns":
+            columns |= splits
+        if (name in used or name not in _OPTIONAL) and not (splits and name in LAYER_PHASES):
+            columns[name] = column
+    folds = fold_columns(cells for _, cells in lines)
+    columns |= {name: Column(name, KINDS.get(name, "right"), RANKS[name]) for name in folds}
+    grid = Grid(list(columns.values()))
     grid.choose(result.select)
     total_ns = result.summary.total_ns or 1
     longest = max((row["total_ns"] for row, _ in lines), default=0) or 1
     for outside in (False, True):
         for row, cells in lines:
             if (row["layer"] == NO_LAYER) == outside:
-                bar = {"": Bar(row["total_ns"] / longest)}
-                line: list[RenderableType] = [(cells | bar).get(heading, "") for heading in headings]
+                bar = {"bar": Bar(row["total_ns"] / longest)}
+                line: list[RenderableType] = [(cells | bar).get(name, "") for name in columns]
                 grid.add_row(*line, style="dim" if outside else "", cost=row["total_ns"] / total_ns)
         grid.add_section()
-    last: list[RenderableType] = [(total | {"": Bar(0.0)}).get(heading, "") for heading in headings]
+    last: list[RenderableType] = [(total | {"bar": Bar(0.0)}).get(name, "") for name in columns]
     grid.add_row(*last, style="bold")
-    return [grid, "", *_notes(result, headings)]
+    return [grid, "", *_notes(result, columns)]
 
 
 def steps_table(result: Layers) -> list[RenderableType]:
@@ -182,7 +194,7 @@ def _limits(rows: pd.DataFrame, tree: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
-    """The rows of the tree that are printed, each with its cells by their headings."""
+    """The rows of the tree that are printed, each with its cells by the names of `COLUMNS`."""
     total_ns, steps = result.summary.total_ns, _divisor(result)
     ms: Milliseconds = Cells.for_total(total_ns, steps)
     rows = printed_tree(result).to_dict("records")
@@ -195,16 +207,16 @@ def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
         cells = {
             "layer": _label(result, row),
             "calls": count_per_step(row["calls"], steps),
-            "self share": percent(row["self_ns"] / total_ns) if total_ns and row["self_ns"] else "",
-            "total share": percent(row["total_ns"] / (total_ns or 1)) if row["depth"] else next(top_shares),
-            "CPU": ms(row["cpu_ns"]),
+            "self_share": percent(row["self_ns"] / total_ns) if total_ns and row["self_ns"] else "",
+            "total_share": percent(row["total_ns"] / (total_ns or 1)) if row["depth"] else next(top_shares),
+            "cpu_ns": ms(row["cpu_ns"]),
             **_times(result, row, ms),
             **fold_cells(row, ms),
         }
         if row.get("limit_ns"):
-            cells["of limit"] = percent(row["limit_ns"] / row["limited_ns"])
-        for name, heading in MEMORY_COLUMNS.items():
-            cells[heading] = mib_cell(int(row[name])) if str(row.get(name)) not in ("nan", "<NA>", "None", "0") else ""
+            cells["of_limit"] = percent(row["limit_ns"] / row["limited_ns"])
+        for name in MEMORY_COLUMNS:
+            cells[name] = mib_cell(int(row[name])) if str(row.get(name)) not in ("nan", "<NA>", "None", "0") else ""
         lines.append((row, cells))
     return lines
 
@@ -220,18 +232,18 @@ def total_line(result: Layers) -> dict[str, str]:
     return {
         "layer": "total",
         **_times(result, row, ms),
-        "total share": percent(1.0 if result.summary.total_ns else 0.0),
-        MEMORY_COLUMNS["cuda_bytes"]: mib_cell(cuda_bytes) if cuda_bytes else "",
+        "total_share": percent(1.0 if result.summary.total_ns else 0.0),
+        "cuda_bytes": mib_cell(cuda_bytes) if cuda_bytes else "",
     }
 
 
 def _times(result: Layers, row: Row, ms: Milliseconds) -> dict[str, str]:
-    """The GPU times of a row by their headings."""
+    """The GPU times of a row by the names of their columns."""
     return {
         **{phase: ms(in_phase(row, phase)) for phase in LAYER_PHASES},
-        **{heading: ms(row[name]) for name, heading in split_headings(result).items()},
-        "total": ms(row["total_ns"]),
-        "comm": ms(row["comm_ns"]) if result.summary.comm_ns else "",
+        **{name: ms(row[name]) for name in split_headings(result)},
+        "total_ns": ms(row["total_ns"]),
+        "comm_ns": ms(row["comm_ns"]) if result.summary.comm_ns else "",
     }
 
 
@@ -312,7 +324,7 @@ def _divisor(result: Layers) -> int:
     return 1 if result.steps.everything else max(result.summary.steps, 1)
 
 
-def _notes(result: Layers, headings: list[str]) -> list[Text]:
+def _notes(result: Layers, columns: Collection[str]) -> list[Text]:
     unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
     notes = [
         f"{unit} of {time_name(result)}, with nested layers; self share: without. CPU: wall time inside the layer's "
@@ -320,12 +332,12 @@ def _notes(result: Layers, headings: list[str]) -> list[Text]:
     ]
     if result.summary.comm_ns:
         notes.append("comm is the part of total in communication, which may be waiting for other ranks.")
-    if "of limit" in headings:
+    if "of_limit" in columns:
         notes.append(
             "of limit: the least time that this GPU needs for these operators, over the time they took; "
             "`nvprof-kit flops` has it by phase."
         )
-    notes += [note.plain for note in fold_notes(headings, "their sums", "of one of them, without communication")]
+    notes += [note.plain for note in fold_notes(columns, "their sums", "of one of them, without communication")]
     if result.memory is not None:
         notes.append(
             "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it ran, "
