@@ -83,8 +83,8 @@ class Counted:
         layer, phase = chain[0]
         if layer == NO_LAYER:
             return [chain[0]]
-        holders = with_ancestors(layer, self._parent)
-        return [(holder, phase) for holder in holders if holder == layer or (holder, phase) in self.calls]
+        ancestors = with_ancestors(layer, self._parent)
+        return [(ancestor, phase) for ancestor in ancestors if ancestor == layer or (ancestor, phase) in self.calls]
 
     def nested(
         self,

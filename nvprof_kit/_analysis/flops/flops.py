@@ -190,10 +190,10 @@ def flops(
     named = f"the shapes in {trace.info.path}" if counts is None else counts.path
     of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks)
     times = {row.key: 1.0 if counts is None else times_of(row, counted, choice.count) for row in rows}
-    held = {row.key for row in rows if row.held}
+    held_keys = {row.key for row in rows if row.held}
     uncounted = uncounted_rows(operations, counted, rows)
     limits = row_limits(operations, counted, rows, times, of_gpu)
-    records = _Records(counted.with_holders(held), times, of_gpu, uncounted, limits)
+    records = _Records(counted.with_holders(held_keys), times, of_gpu, uncounted, limits)
     together = whole(trace, operations.attribution, counted, times, peaks=of_gpu, choice=choice)
     reason = f"the steps together are {records.why_above(together.busy_hfu)}"
     shares = uncounted_shares(operations, counted, rows, choice)

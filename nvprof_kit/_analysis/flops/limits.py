@@ -92,8 +92,9 @@ def row_limits(
     if counted.traffic is None:
         return {row.key: {"bytes": math.nan, LIMIT: math.nan, "of_limit": math.nan, "bound": ""} for row in rows}
     counted = counted.with_holders(row.key for row in rows if row.held)
-    least = least_work(counted, peaks, fused_rows(operations))
-    a_call, inside = counted.nested(least), counted.nested(least, times=times)
+    amounts = least_work(counted, peaks, fused_rows(operations))
+    a_call = counted.nested(amounts)
+    inside = counted.nested(amounts, times=times) if any(row.held for row in rows) else {}
     limits = {}
     for row in rows:
         work, often = (inside.get(row.key, {}), 1.0) if row.held else (a_call.get(row.key, {}), times[row.key])
@@ -124,7 +125,8 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
     times = {row.key: times_of(row, counted, result.steps.count) for row in rows}
     limits = row_limits(operations, counted, rows, times, peaks_of(info.gpus if info.on_gpu else ()))
     with_held = counted.with_holders(row.key for row in rows if row.held)
-    a_call, inside = with_held.nested(), with_held.nested(times=times)
+    a_call = with_held.nested()
+    inside = with_held.nested(times=times) if any(row.held for row in rows) else {}
     flop = [
         sum(inside.get(row.key, {}).values()) if row.held else sum(a_call.get(row.key, {}).values()) * times[row.key]
         for row in rows

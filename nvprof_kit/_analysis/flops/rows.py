@@ -129,7 +129,7 @@ def uncounted_shares(
         frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum().reset_index().to_dict("records")
     ):
         if row["matrix"] > _ODD * max(row["ns"], 1) and (row["layer"], row["phase"]) not in has_work:
-            parts = [part for part in str(row["layer"]).split(".") if not part.isdecimal()]
+            parts = [segment for segment in str(row["layer"]).split(".") if not segment.isdecimal()]
             name = parts[-1].rstrip("0123456789").rstrip("_") if parts else str(row["layer"])
             shares[name] = shares.get(name, 0.0) + row["ns"] / max(total, 1)
     return dict(sorted(shares.items(), key=lambda share: -share[1]))

@@ -64,14 +64,14 @@ class _Call(NamedTuple):
     dims: Said
     concrete: Said
 
-    def shape(self, place: int, rank: int) -> Shape:
-        found = self.dims[place]
-        if len(found) < rank or not all(isinstance(one, int) and one >= 0 for one in found):
-            raise ValueError(f"argument {place} has no shape")
-        return list(found)
+    def shape(self, position: int, rank: int) -> Shape:
+        lengths = self.dims[position]
+        if len(lengths) < rank or not all(isinstance(length, int) and length >= 0 for length in lengths):
+            raise ValueError(f"argument {position} has no shape")
+        return list(lengths)
 
-    def value(self, place: int) -> Any:
-        return json.loads(str(self.concrete[place]).replace("True", "true").replace("False", "false"))
+    def value(self, position: int) -> Any:
+        return json.loads(str(self.concrete[position]).replace("True", "true").replace("False", "false"))
 
 
 def _mm(call: _Call, first: int = 0) -> int:
@@ -80,13 +80,13 @@ def _mm(call: _Call, first: int = 0) -> int:
 
 
 def _bmm(call: _Call, first: int = 0) -> int:
-    (many, rows, inner), (_, _, columns) = call.shape(first, 3), call.shape(first + 1, 3)
-    return 2 * many * rows * inner * columns
+    (batch, rows, inner), (_, _, columns) = call.shape(first, 3), call.shape(first + 1, 3)
+    return 2 * batch * rows * inner * columns
 
 
 def _grouped_mm(call: _Call) -> int:
-    one, other = call.shape(0, 2), call.shape(1, 2)
-    return 2 * (one[0] if len(one) == len(other) == 3 else 1) * one[-2] * one[-1] * other[-1]
+    left, right = call.shape(0, 2), call.shape(1, 2)
+    return 2 * (left[0] if len(left) == len(right) == 3 else 1) * left[-2] * left[-1] * right[-1]
 
 
 def _conv(shape: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
@@ -95,7 +95,7 @@ def _conv(shape: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
 
 def _convolution(call: _Call) -> int:
     shape, weight = call.shape(0, 3), call.shape(1, 3)
-    stride, padding, dilation = (_spread(call.value(place), len(shape) - 2) for place in (3, 4, 5))
+    stride, padding, dilation = (_spread(call.value(position), len(shape) - 2) for position in (3, 4, 5))
     out = [
         (length + 2 * pad - gap * (size - 1) - 1) // step + 1
         for length, pad, gap, size, step in zip(shape[2:], padding, dilation, weight[2:], stride, strict=True)
@@ -104,13 +104,13 @@ def _convolution(call: _Call) -> int:
 
 
 def _spread(values: Any, count: int) -> list[int]:
-    return [int(one) for one in values] * (count if len(values) == 1 else 1)
+    return [int(value) for value in values] * (count if len(values) == 1 else 1)
 
 
 def _convolution_backward(call: _Call) -> int:
-    out, shape, weight = (call.shape(place, 3) for place in range(3))
+    out, shape, weight = (call.shape(position, 3) for position in range(3))
     transposed, mask = bool(call.value(7)), call.value(10)
-    turned = [[one[1], one[0], *one[2:]] for one in (out, shape, weight)]
+    turned = [[sizes[1], sizes[0], *sizes[2:]] for sizes in (out, shape, weight)]
     count = _conv(out, weight, shape, not transposed) if mask[0] else 0
     if mask[1]:
         by, of = (turned[1], turned[0]) if transposed else (turned[0], turned[1])
@@ -119,13 +119,13 @@ def _convolution_backward(call: _Call) -> int:
 
 
 def _attention(call: _Call) -> int:
-    (many, heads, queries, width), key, value = (call.shape(place, 4) for place in range(3))
-    return 2 * many * heads * queries * key[2] * (width + value[3])
+    (batch, heads, queries, width), key, value = (call.shape(position, 4) for position in range(3))
+    return 2 * batch * heads * queries * key[2] * (width + value[3])
 
 
 def _attention_backward(call: _Call) -> int:
-    (many, heads, queries, width), key, value = (call.shape(place, 4) for place in range(1, 4))
-    return 2 * many * heads * queries * key[2] * (3 * width + 2 * value[3])
+    (batch, heads, queries, width), key, value = (call.shape(position, 4) for position in range(1, 4))
+    return 2 * batch * heads * queries * key[2] * (3 * width + 2 * value[3])
 
 
 _ATTENTIONS = ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -157,11 +157,13 @@ def work_of(name: str, arguments: str) -> tuple[str, int | None]:
         flops: int | None = int(FORMULAS[name](_Call(dims, concrete)))
     except (ValueError, TypeError, IndexError, KeyError):
         flops = None
-    known = [str(argument).lower() for argument in types]
-    found = (
-        dtype for dtype, pattern in _TYPES if any(re.search(pattern, argument) for argument in known if argument != "")
+    type_names = [str(argument).lower() for argument in types]
+    dtypes = (
+        dtype
+        for dtype, pattern in _TYPES
+        if any(re.search(pattern, argument) for argument in type_names if argument != "")
     )
-    return next(found, ""), flops
+    return next(dtypes, ""), flops
 
 
 def counted_from_shapes(operations: Operations, choice: StepChoice, rows: Sequence[Row]) -> Counted:
@@ -182,17 +184,22 @@ def counted_from_shapes(operations: Operations, choice: StepChoice, rows: Sequen
         names = [str(name) for name in frame["name"].cat.categories]
         code = frame["name"].cat.codes.to_numpy()
         formula = np.array([name in FORMULAS for name in names], dtype=bool)[code]
-        odd = np.array([_may_multiply(name) for name in names], dtype=bool)[code] & ~formula
-        frame = frame[formula | odd]
-        counted, without = _outermost(frame, formula[formula | odd])
-        inner, shown = _where(ranges, choice, frame)
+        lacks_formula = np.array([_may_multiply(name) for name in names], dtype=bool)[code] & ~formula
+        frame = frame[formula | lacks_formula]
+        has_work, is_unknown = _outermost(frame, formula[formula | lacks_formula])
+        inner, is_in_step = _where(ranges, choice, frame)
         arguments = frame["arguments"].cat
         keys = np.stack([inner, frame["name"].cat.codes.to_numpy(), arguments.codes.to_numpy()])
-        for rows_of, known in ((np.flatnonzero(counted & shown), True), (np.flatnonzero(without & shown), False)):
-            cells, many = np.unique(keys[:, rows_of], axis=1, return_counts=True)
-            for (where, name, what), times in zip(cells.T.tolist(), many.tolist(), strict=True):
+        for rows_of, is_known in (
+            (np.flatnonzero(has_work & is_in_step), True),
+            (np.flatnonzero(is_unknown & is_in_step), False),
+        ):
+            cells, numbers = np.unique(keys[:, rows_of], axis=1, return_counts=True)
+            for (where, name, arguments_code), times in zip(cells.T.tolist(), numbers.tolist(), strict=True):
                 chain = chains[where]
-                dtype, flops = work_of(names[name], str(arguments.categories[what])) if known else ("", None)
+                dtype, flops = (
+                    work_of(names[name], str(arguments.categories[arguments_code])) if is_known else ("", None)
+                )
                 if flops is None:
                     unknown.setdefault(chain, set()).add(names[name])
                     continue
@@ -205,8 +212,8 @@ def counted_from_shapes(operations: Operations, choice: StepChoice, rows: Sequen
 
 def _may_multiply(name: str) -> bool:
     """Whether an operator without a formula may multiply matrices."""
-    space, found, plain = name.partition("::")
-    if not found or space in _NO_OPERATORS:
+    space, separator, plain = name.partition("::")
+    if not separator or space in _NO_OPERATORS:
         return False
     if space == "aten":
         return MULTIPLIES.search(plain) is not None and ONLY_MOVES.search(plain) is None
@@ -223,14 +230,14 @@ def _outermost(frame: Any, formula: Any) -> tuple[Any, Any]:
     for here in reversed(levels):
         np.logical_or.at(holds, nesting.parent[here], formula[here] | holds[here])
     holds[-1] = False
-    counted, unknown = np.zeros(len(formula), dtype=bool), np.zeros(len(formula), dtype=bool)
+    has_work, unknown = np.zeros(len(formula), dtype=bool), np.zeros(len(formula), dtype=bool)
     for here in levels:
-        around = nesting.parent[here]
-        free = ~inside[around]
-        counted[here] = free & formula[here]
+        parents = nesting.parent[here]
+        free = ~inside[parents]
+        has_work[here] = free & formula[here]
         unknown[here] = free & ~formula[here] & ~holds[here]
-        inside[here] = inside[around] | counted[here] | unknown[here]
-    return counted, unknown
+        inside[here] = inside[parents] | has_work[here] | unknown[here]
+    return has_work, unknown
 
 
 def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, Any]:
@@ -242,26 +249,28 @@ def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, 
     open_step = Elsewhere(ranges, ranges.step >= 0).open_at(pid[alone], tid[alone], start[alone])
     step[alone] = np.append(ranges.step, NONE)[open_step]
     attributed = np.append((ranges.layer_range >= 0) | (ranges.phase_range >= 0), False)[inner]
-    lost = np.flatnonzero(~attributed)
-    inner[lost] = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES)).open_at(pid[lost], tid[lost], start[lost])
-    shown = np.append(choice.shown, False)[step] if len(choice.shown) else np.ones(len(step), dtype=bool)
-    return inner, shown
+    unattributed = np.flatnonzero(~attributed)
+    inner[unattributed] = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES)).open_at(
+        pid[unattributed], tid[unattributed], start[unattributed]
+    )
+    is_in_step = np.append(choice.shown, False)[step] if len(choice.shown) else np.ones(len(step), dtype=bool)
+    return inner, is_in_step
 
 
 def _chains(ranges: Ranges) -> dict[int, Chain]:
     """The ranges of layers and phases around each range, itself first; for `NONE`, the place outside all ranges."""
     nowhere: Chain = ((NO_LAYER, NO_PHASE),)
-    made: dict[int, Chain] = {NONE: nowhere}
+    chains: dict[int, Chain] = {NONE: nowhere}
     layer, phase = ranges.is_one_of(LAYER_CATEGORIES).tolist(), ranges.is_one_of(PHASE_CATEGORIES).tolist()
     nesting: Nesting = ranges.nesting
     parent, name, texts = nesting.parent.tolist(), ranges.name.tolist(), ranges.phase.tolist()
-    known: dict[tuple[Key, int], Chain] = {}
-    for one in np.argsort(nesting.depth, kind="stable").tolist():
-        around = made[parent[one]]
-        if not layer[one] and not (phase[one] and around[0][0] == NO_LAYER):
-            made[one] = around
+    chain_of_key: dict[tuple[Key, int], Chain] = {}
+    for row in np.argsort(nesting.depth, kind="stable").tolist():
+        outer = chains[parent[row]]
+        if not layer[row] and not (phase[row] and outer[0][0] == NO_LAYER):
+            chains[row] = outer
             continue
-        key = (ranges.names[name[one]].text if layer[one] else NO_LAYER, texts[one] or NO_PHASE)
-        tail = () if around is nowhere else around
-        made[one] = known.setdefault((key, id(tail)), (key, *tail))
-    return made
+        key = (ranges.names[name[row]].text if layer[row] else NO_LAYER, texts[row] or NO_PHASE)
+        tail = () if outer is nowhere else outer
+        chains[row] = chain_of_key.setdefault((key, id(tail)), (key, *tail))
+    return chains

@@ -36,27 +36,27 @@ _LIMITS = (
 
 def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
-    again = result.whole.model_flops < result.whole.flops
+    recomputes = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
-    names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
+    names += (["MFU", "HFU"] if recomputes else ["MFU"]) if result.peaks else []
     notes: dict[str, str] = {}
     lines = flops_lines(result, notes)
     has_limits = bool(result.rows["limit_ns"].notna().any())
     names += ["limit ms", "of limit", "bound"] if has_limits else []
     names += ["type", *fold_columns(lines), ""]
     kinds = {"layer": "path", "phase": "left", "type": "left", "bound": "left", **KINDS}
-    made = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
-    made.choose(result.select)
+    grid = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
+    grid.choose(result.select)
     for cells in lines:
-        made.add_row(*(cells.get(name, "") for name in names), cost=float(cells["cost"]))
+        grid.add_row(*(cells.get(name, "") for name in names), cost=float(cells["cost"]))
     return [
         capture_line(result.info, result.whole.steps),
-        *_header(result, again),
+        *_header(result, recomputes),
         "",
-        made,
+        grid,
         "",
         *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
-        Text(_what(result, again), "dim"),
+        Text(_what(result, recomputes), "dim"),
         *([Text(_LIMITS, "dim")] if has_limits else []),
         *fold_notes(names, "their sums and rates", "busy ms of one of them"),
         *warning_lines(result.warnings),
@@ -102,23 +102,23 @@ def _sentences(row: dict[Any, Any]) -> list[str]:
     return [note for note in str(row["note"]).split(NOTES_APART) if note]
 
 
-def _header(result: Flops, again: bool) -> list[RenderableType]:
-    whole = result.whole
-    devices = f"{whole.devices} GPU{'s' * (whole.devices > 1)}" if result.info.on_gpu else "the CPU"
-    lasted, busy = (Milliseconds.for_total(int(ns) or 1)(int(ns)) or "0" for ns in (whole.step_ns, whole.busy_ns))
-    what = "A step" if whole.steps else "The capture"
-    model = f", {_amount(whole.model_flops)} without what is computed again" if again else ""
-    rate = _number(whole.flops / max(whole.step_ns, 1) / 1000, 1) or "0"
-    least = "at least " if result.uncounted else ""
+def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
+    totals = result.whole
+    devices = f"{totals.devices} GPU{'s' * (totals.devices > 1)}" if result.info.on_gpu else "the CPU"
+    lasted, busy = (Milliseconds.for_total(int(ns) or 1)(int(ns)) or "0" for ns in (totals.step_ns, totals.busy_ns))
+    scope = "A step" if totals.steps else "The capture"
+    model = f", {_amount(totals.model_flops)} without what is computed again" if recomputes else ""
+    rate = _number(totals.flops / max(totals.step_ns, 1) / 1000, 1) or "0"
+    bound = "at least " if result.uncounted else ""
     lines = [
-        Text(f"{what}: {least}{_amount(whole.flops)}{model}, in {lasted} ms on {devices}: {rate} TFLOP/s"),
+        Text(f"{scope}: {bound}{_amount(totals.flops)}{model}, in {lasted} ms on {devices}: {rate} TFLOP/s"),
     ]
     if result.peaks is not None:
         peaks = ", ".join(f"{dtype} {flops / _TERA:,.4g}" for dtype, flops in result.peaks.flops.items())
         lines += [
             Text(
-                f"{_both(whole.mfu, whole.hfu, again, least)}; of the {busy} ms in which the GPU works: "
-                f"{_both(whole.busy_mfu, whole.busy_hfu, again, least)}",
+                f"{_both(totals.mfu, totals.hfu, recomputes, bound)}; of the {busy} ms in which the GPU works: "
+                f"{_both(totals.busy_mfu, totals.busy_hfu, recomputes, bound)}",
                 "bold",
             ),
             Text(f"Peak of {result.peaks.name}, dense, in TFLOP/s: {peaks}"),
@@ -126,18 +126,18 @@ def _header(result: Flops, again: bool) -> list[RenderableType]:
     return list(lines)
 
 
-def _both(mfu: float, hfu: float, again: bool, least: str) -> str:
+def _both(mfu: float, hfu: float, recomputes: bool, bound: str) -> str:
     """MFU and HFU; one number if nothing is recomputed."""
-    return f"MFU {least}{_share(mfu, '?')}" + (f", HFU {least}{_share(hfu, '?')}" if again else "")
+    return f"MFU {bound}{_share(mfu, '?')}" + (f", HFU {bound}{_share(hfu, '?')}" if recomputes else "")
 
 
-def _what(result: Flops, again: bool) -> str:
+def _what(result: Flops, recomputes: bool) -> str:
     unit = "a step" if result.whole.steps else "the capture"
     text = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is None:
         return text
     text += " MFU: the time its operations take at the peak of their type, over the busy time"
-    return f"{text}, without what is computed again; HFU: with it." if again else f"{text}."
+    return f"{text}, without what is computed again; HFU: with it." if recomputes else f"{text}."
 
 
 def _amount(flops: float) -> str:
