@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import UsageError
-from nvprof_kit.issues import Issue, as_issues, plural
+from nvprof_kit.issues import Issue, as_issues, listing, plural
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Job:
         for rank, text in zip(self.ranks["rank"].tolist(), self.ranks["warnings"].tolist(), strict=True):
             for line in filter(None, text.split("\n")):
                 ranks_of.setdefault(line, []).append(rank)
-        return [f"{_listed(ranks)}: {line}" for line, ranks in ranks_of.items()]
+        return [f"rank{'s' * (len(ranks) > 1)} {listing(ranks, 6)}: {line}" for line, ranks in ranks_of.items()]
 
     @cached_property
     def _graph(self) -> tuple[Graph, pd.DataFrame]:
@@ -354,11 +354,6 @@ class Job:
 
     def _repr_html_(self) -> str:
         return self.answer()._repr_html_()
-
-
-def _listed(ranks: list[int]) -> str:
-    names = ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {names}"
 
 
 def _check_ranks(ranks: pd.DataFrame) -> None:

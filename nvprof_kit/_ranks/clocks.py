@@ -112,9 +112,9 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         lines[first] = (Line(0.0, 0.0, 0.0), 0.0, 0, first)
         _spread(fits, lines)
     if len(islands) > 1:  # keep the largest connected set of ranks; the others cannot be aligned with it
-        lines = {
-            rank: line_of_rank for rank, line_of_rank in lines.items() if _root(lines, rank) == _largest(lines, islands)
-        }
+        roots = {rank: _root(lines, rank) for rank in lines}
+        largest = max(islands, key=list(roots.values()).count)
+        lines = {rank: line_of_rank for rank, line_of_rank in lines.items() if roots[rank] == largest}
     rows: list[tuple[Any, ...]] = []
     for rank in ranks:
         if rank not in lines:
@@ -131,11 +131,6 @@ def _root(lines: dict[int, tuple[Line, float, int, int]], rank: int) -> int:
     while lines[rank][3] != rank:
         rank = lines[rank][3]
     return rank
-
-
-def _largest(lines: dict[int, tuple[Line, float, int, int]], islands: list[int]) -> int:
-    roots = [_root(lines, rank) for rank in lines]
-    return max(islands, key=roots.count)
 
 
 def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float, int, int]]) -> None:
@@ -463,12 +458,10 @@ def _clocks(ends: pd.DataFrame, uneven_steps: pd.DataFrame, ranks: list[int]) ->
     if not poor or len(ranks) > MOST_SEPARATED:
         return clocks
     by_votes = align(voted(ends, poor), ranks)
-    return min(clocks, by_votes, key=_poverty) if is_even.any() else by_votes
-
-
-def _poverty(clocks: pd.DataFrame) -> tuple[int, float]:
-    """How poor an alignment is: ranks without one, then the residuals of the others."""
-    return int(clocks["offset_ns"].isna().sum()), float(clocks["residual_ns"].sum())
+    if not is_even.any():
+        return by_votes
+    # the better alignment leaves fewer ranks unaligned, then has the smaller residuals
+    return min(clocks, by_votes, key=lambda table: (table["offset_ns"].isna().sum(), table["residual_ns"].sum()))
 
 
 def _floor(clocks: pd.DataFrame) -> int:

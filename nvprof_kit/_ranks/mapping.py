@@ -123,6 +123,8 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     Raises:
         CaptureError: The rank ran no GPU operations.
     """
+    import pandas as pd
+
     if not len(trace.ops):
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
     host = HostCalls(trace)
@@ -164,7 +166,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         phase=np.asarray(parts.phase[comm.ops]),
     )
     return RankMap(
-        ranks=_one_row(rank, facts | _identification(comm.table)),
+        ranks=_ordered("ranks", pd.DataFrame([{"rank": rank, **facts, **_identification(comm.table)}])),
         collectives=_ordered("collectives", collectives),
         segments=_ordered("segments", segments.assign(rank=rank)),
         layers=_layers(parts, segments, start, end, rank),
@@ -404,12 +406,6 @@ def _identification(collectives: pd.DataFrame) -> dict[str, bool]:
     messages = collectives["comm"].str.contains(PASSING, regex=True)  # these are matched by order
     numbered = (collectives["sequence"] >= 0)[named & ~messages]
     return {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
-
-
-def _one_row(rank: int, facts: dict[str, Any]) -> pd.DataFrame:
-    import pandas as pd
-
-    return _ordered("ranks", pd.DataFrame([{"rank": rank, **facts}]))
 
 
 def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:

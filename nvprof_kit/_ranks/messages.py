@@ -168,12 +168,8 @@ def _follow(first: int, second: int, stages: Mapping[int, int], spans: Mapping[i
         return True
     last = max(stages.values())
     closes_ring = last > 1 and {stages[first], stages[second]} == {0, last}
-    return closes_ring or _close(spans[first], spans[second])
-
-
-def _close(first_span: tuple[int, int], second_span: tuple[int, int]) -> bool:
-    low, high = sorted((first_span, second_span))
-    return high[0] <= low[1] + 1
+    low, high = sorted((spans[first], spans[second]))
+    return closes_ring or high[0] <= low[1] + 1
 
 
 def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
@@ -418,12 +414,10 @@ def _sampled(first: _Side, second: _Side, steps: list[int]) -> tuple[_Fit | None
     largest = max(len(fit.rows) for fit in fits)
     fits = sorted((fit for fit in fits if len(fit.rows) == largest), key=lambda fit: fit.cost)
     best = fits[0]
-    different_costs = (fit.cost for fit in fits if not _same(fit, best))
-    return best, min(different_costs, default=np.inf)
-
-
-def _same(fit: _Fit, other: _Fit) -> bool:
-    return bool(np.array_equal(fit.rows, other.rows) and np.array_equal(fit.partners, other.partners))
+    different = (
+        fit for fit in fits if not (np.array_equal(fit.rows, best.rows) and np.array_equal(fit.partners, best.partners))
+    )
+    return best, min((fit.cost for fit in different), default=np.inf)
 
 
 def _offsets(first: _Side, second: _Side, steps: list[int]) -> list[int]:

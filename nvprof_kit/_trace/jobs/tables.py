@@ -109,7 +109,8 @@ def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
         folder: The folder of maps.
         names: The required maps; None for all maps in the folder.
     """
-    names = sorted(set().union(*(_parquet_files(folder / table) for table in TABLES))) if names is None else names
+    if names is None:
+        names = sorted({file.name for table in TABLES for file in (folder / table).glob("*.parquet")})
     for file in (folder / table / name for table in TABLES for name in names):
         try:
             with file.open("rb") as opened:
@@ -122,10 +123,6 @@ def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
         if len(tail) < _LEAST_BYTES or not tail.endswith(b"PAR1"):
             return f"{file}: a damaged map (it is cut short); map again"
     return ""
-
-
-def _parquet_files(folder: Path) -> list[str]:
-    return [name for name in os.listdir(folder) if name.endswith(".parquet")] if folder.is_dir() else []
 
 
 class JobTables:
@@ -192,11 +189,6 @@ class JobTables:
         # whether the step is among the keys of all members
         self._by_step = self._operation == self._sequence == "-1"
         self._show(self._members(f"hash({self._comm})"))
-
-    @property
-    def _ids(self) -> dict[str, str]:
-        """SQL for operation ids and sequence numbers; -1 unless all ranks have them."""
-        return {"operation": self._operation, "sequence": self._sequence}
 
     def _show(self, members: str) -> None:
         """Set the query for the job's collectives."""
@@ -283,7 +275,8 @@ class JobTables:
         return "tallies"
 
     def _members(self, c: str, join: str = "") -> str:
-        return _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
+        ids = {"operation": self._operation, "sequence": self._sequence}  # -1 unless all ranks have them
+        return _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **ids)
 
     def close(self) -> None:
         """Release memory and temporary files."""
