@@ -82,7 +82,10 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     others_wall = wall[1:][~loads[1:]]
     median = float(np.median(others_wall)) if len(others_wall) else float(np.median(wall))
     slow = np.zeros(len(wall), dtype=bool)
-    slow[0] = len(wall) >= ENOUGH and wall[0] > LONGER * median and not _of_another_kind(attribution)
+    if len(wall) >= ENOUGH and wall[0] > LONGER * median:
+        # a phase that no other step has, such as a prefill before decoding, is no warm-up
+        first = attribution.phase[attribution.step == 0]
+        slow[0] = not np.setdiff1d(first, attribution.phase[attribution.step > 0]).size
     warm = loads | slow
     if warm.all():
         return StepChoice(chosen)
@@ -90,12 +93,6 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     left_out = [_reason(int(number[index]), int(wall[index]), int(loading[index] if loads[index] else 0), median_ns)
                 for index in np.flatnonzero(warm).tolist()]  # fmt: skip
     return StepChoice(~warm, left_out=tuple(left_out))
-
-
-def _of_another_kind(attribution: Attribution) -> bool:
-    """Whether the first step has a phase that no other step has: a prefill before decoding is not warm-up."""
-    first = attribution.phase[attribution.step == 0]
-    return bool(np.setdiff1d(first, attribution.phase[attribution.step > 0]).size)
 
 
 def left_out_warnings(choice: StepChoice) -> tuple[Issue, ...]:

@@ -215,7 +215,7 @@ def _kernels(
         lambda counts: (len(counts), int(counts.sum()), tuple(sorted(counts / steps)))
     )
     table = frame.groupby(["name", "code"], sort=False)[["count", "gpu_ns"]].sum().reset_index()
-    made: pd.DataFrame = pd.DataFrame(
+    kernels: pd.DataFrame = pd.DataFrame(
         {
             "name": [str(names.categories[code]) for code in table["name"]],
             "kernel_class": [tuple(CLASSES)[code] for code in table["code"]],
@@ -224,4 +224,4 @@ def _kernels(
             "where": where.reindex(table["name"]).tolist() if len(table) else [],
         }
     )
-    return made
+    return kernels

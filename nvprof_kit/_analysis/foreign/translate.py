@@ -25,6 +25,7 @@ from nvprof_kit.names import DOMAIN, Category, RangeName
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
 _BLOCK = re.compile(r"\.\d+(\.|$)")
+_OPERATOR_COLUMNS = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
 _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
 
@@ -76,7 +77,11 @@ def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
     """Translate the ranges by rules, and derive the backward pass from operators."""
     ranges = _Renamed(trace, rules)
     warnings = [*ranges.warnings()]
-    operators = ranges.operators() if trace.operators is None else _operators_of(trace.operators)
+    operators = (
+        ranges.operators()
+        if trace.operators is None
+        else Operators(*(trace.operators[name].to_numpy() for name in _OPERATOR_COLUMNS))
+    )
     if len(operators) and not ranges.annotates_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
@@ -153,9 +158,10 @@ class _Renamed:
         if not loose.any():
             return cut
         example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text
+        example = example if len(example) <= 60 else f"{example[:57]}..."
         text = (
             f"{np.count_nonzero(loose)} of {len(loose)} ranges fit no rule for {self._rules.title} and count for "
-            f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers"
+            f"nothing ({example!r} is one); write a rule, or leave --rules out to take them for layers"
         )
         return [*cut, Issue("no-rule", "warning", np.count_nonzero(loose) / len(loose), text)]
 
@@ -326,11 +332,6 @@ def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:
     return np.array([test(name) for name in names], dtype=bool)
 
 
-def _operators_of(frame: Any) -> Operators:
-    columns = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
-    return Operators(*(frame[column].to_numpy() for column in columns))
-
-
 def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[Issue]:
     numbered = operators.backward & (operators.sequence >= 0)
     nodes, linked, in_layers = (
@@ -346,7 +347,3 @@ def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array)
         return [Issue("sequence-numbers", "note", 1.0, warning)]
     text = f"{warning}; the others ran forward outside the window, or on one of several threads: begin it at a step"
     return [Issue("sequence-numbers", "warning", 1 - linked / nodes, text)]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -276,7 +276,7 @@ def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[st
     codes, index = distinct(name.astype(np.int64) * len(attribution.phases) + attribution.phase)
     first = np.full(len(codes), np.iinfo(np.int64).max)
     np.minimum.at(first, index, start)
-    layers, phases = (part.tolist() for part in np.divmod(codes, len(attribution.phases)))
+    layers, phases = (numbers.tolist() for numbers in np.divmod(codes, len(attribution.phases)))
     pairs = [
         (NO_LAYER if layer == NONE else attribution.ranges.names[layer].text, attribution.phases[phase])
         for layer, phase in zip(layers, phases, strict=True)
@@ -295,7 +295,7 @@ def _signatures(trace: Trace, kernel: Int64Array) -> tuple[tuple[Signature, ...]
     names, mangled = ops["name"].cat.categories, ops["mangled"].cat.categories
     rows = zip(*(column.tolist() for column in distinct_signatures), strict=True)
     signatures = tuple(
-        Signature(names[name], tuple(rest[:3]), tuple(rest[3:6]), rest[6], rest[7], mangled[linker])
-        for name, linker, *rest in rows
+        Signature(names[name], tuple(config[:3]), tuple(config[3:6]), config[6], config[7], mangled[linker])
+        for name, linker, *config in rows
     )
     return signatures, index.astype(np.intp)

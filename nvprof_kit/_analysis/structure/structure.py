@@ -43,7 +43,7 @@ def add_structure(trace: Trace) -> Trace:
         total += int(sequence.duration.sum())
         passes = find_passes(sequence)
         stacks = number_blocks(passes, sequence)
-        if not _repeats(passes):
+        if max((len(model_pass.blocks) for model_pass in passes), default=0) < _LEAST_BLOCKS:
             continue
         names = _names(stacks)
         for model_pass in passes:
@@ -61,11 +61,6 @@ def add_structure(trace: Trace) -> Trace:
     issue = Issue("structure", "note", 1.0, _sentence(devices, explained / max(total, 1)))
     info = replace(trace.info, evidence=EVIDENCE, warnings=(*trace.info.warnings, issue))
     return ranges.trace(info)
-
-
-def _repeats(passes: list[Pass]) -> bool:
-    """Whether the blocks repeat often enough to be believed: three in one pass."""
-    return max((len(model_pass.blocks) for model_pass in passes), default=0) >= _LEAST_BLOCKS
 
 
 def _names(stacks: list[Pass]) -> list[str]:
@@ -184,7 +179,9 @@ class _Ranges:
         of the kernel `edge` beside them, if there is one.
         """
         first, last = span
-        if self._nodes and category is not Category.STEP and self._is_replayed(sequence, first):
+        row = int(sequence.row[first])
+        is_replayed = (int(self._pid[row]), int(self._node[row])) in self._nodes
+        if is_replayed and category is not Category.STEP:
             self._rows.append((first, last + 1, self._process, self._free_tid, category.value, text))
             return
         for thread, begin_at, end_at in self._threads(first, last):
@@ -202,10 +199,6 @@ class _Ranges:
         threads = [int(thread) for thread in np.unique(tid) if thread != NONE]
         places = [first + np.flatnonzero(tid == thread) for thread in threads]
         return [(thread, int(position[0]), int(position[-1])) for thread, position in zip(threads, places, strict=True)]
-
-    def _is_replayed(self, sequence: Sequence, position: int) -> bool:
-        row = int(sequence.row[position])
-        return (int(self._pid[row]), int(self._node[row])) in self._nodes
 
     def trace(self, info: object) -> Trace:
         """The capture with the ranges added."""

@@ -142,13 +142,13 @@ class Arrows:
     """The end points of the forward-backward flow events, shape ``(n,)`` each.
 
     Attributes:
-        begins: Whether it is the forward end.
+        is_forward_end: Whether it is the forward end.
         id: The flow id, shared by both ends.
         start_ns: Time.
         tid: Thread id.
     """
 
-    begins: npt.NDArray[np.bool_]
+    is_forward_end: npt.NDArray[np.bool_]
     id: Int64Array
     start_ns: Int64Array
     tid: Int64Array
@@ -401,12 +401,12 @@ class _ArrowColumns:
     """End points of flow events as columns that grow batch by batch."""
 
     def __init__(self) -> None:
-        self._begins, self._ts, self._tid, self._id = array("b"), array("d"), array("q"), array("q")
+        self._is_forward_end, self._ts, self._tid, self._id = array("b"), array("d"), array("q"), array("q")
         self._texts: dict[Any, int] = {}
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append events of both kinds."""
-        self._begins.extend([row.ph == "s" for row in rows])
+        self._is_forward_end.extend([row.ph == "s" for row in rows])
         self._ts.extend([_float(row.ts) or 0.0 for row in rows])
         self._tid.extend([number(row.tid) or 0 for row in rows])
         self._id.extend([self._number(row.id) for row in rows])
@@ -421,7 +421,7 @@ class _ArrowColumns:
         """The flow events as arrays."""
         start = whole_ns(named, "ts", np.frombuffer(self._ts, dtype=np.float64))
         ids, tid = np.frombuffer(self._id, dtype=np.int64), np.frombuffer(self._tid, dtype=np.int64)
-        return Arrows(np.frombuffer(self._begins, dtype=np.bool_), ids, start, tid)
+        return Arrows(np.frombuffer(self._is_forward_end, dtype=np.bool_), ids, start, tid)
 
 
 def _floats(values: list[Any]) -> array[float]:

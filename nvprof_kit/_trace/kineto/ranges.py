@@ -208,8 +208,8 @@ def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int
     arrows = events.arrows
     key = ["tid", "start_ns"]
     nodes = pd.DataFrame({"tid": events.operators.tid, "start_ns": events.operators.start_ns, "number": made_on})
-    ends = pd.DataFrame({"tid": arrows.tid, "start_ns": arrows.start_ns, "id": arrows.id})[~arrows.begins]
-    arrow_starts = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.begins].drop_duplicates(
+    ends = pd.DataFrame({"tid": arrows.tid, "start_ns": arrows.start_ns, "id": arrows.id})[~arrows.is_forward_end]
+    arrow_starts = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.is_forward_end].drop_duplicates(
         "id", keep="last"
     )
     # of operators with the same start, the last one is the innermost
