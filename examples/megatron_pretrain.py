@@ -1,6 +1,6 @@
 """Megatron-LM's pretrain_gpt.py with its layers, steps and evaluations ranged; the arguments are its own.
 
-    recipes/nsys/ranks.sh -- torchrun --nproc-per-node 8 examples/megatron_pretrain.py ARGUMENTS
+    nvprof-kit ranks profile -- torchrun --nproc-per-node 8 examples/megatron_pretrain.py ARGUMENTS
 
 Run it from Megatron-LM's folder. With Megatron-Bridge: pretrain(config, forward_step, callbacks=[LayerCallback()]).
 """

@@ -1,6 +1,6 @@
 """SGLang needs no line: its plug-in ranges prefill and decode steps, and the layers in its CUDA graphs by batch size.
 
-recipes/nsys/profile.sh -p graphs -- python examples/sglang_engine.py
+nvprof-kit profile -p graphs -- python examples/sglang_engine.py
 """
 
 import sglang

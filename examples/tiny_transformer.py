@@ -3,7 +3,7 @@
 It takes a few seconds on two CPU cores, and runs on a GPU where there is one:
 
     nvprof-kit record -- python examples/tiny_transformer.py             then: nvprof-kit layers run.json.gz
-    recipes/nsys/profile.sh -- python examples/tiny_transformer.py       then: nvprof-kit layers run.sqlite
+    nvprof-kit profile -- python examples/tiny_transformer.py       then: nvprof-kit layers run.sqlite
 
 What nvprof_kit needs of a training script is marked; without a profiler attached these lines do nothing.
 """

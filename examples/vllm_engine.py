@@ -1,6 +1,6 @@
 """vLLM needs no line: its plug-in ranges prefill and decode steps, and the layers in its CUDA graphs by batch size.
 
-    recipes/nsys/profile.sh -p graphs -- python examples/vllm_engine.py
+    nvprof-kit profile -p graphs -- python examples/vllm_engine.py
 
 Modules have ranges where vLLM does not compile them: mode 0 leaves the CUDA graphs as they are.
 """

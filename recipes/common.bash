@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 # Sourced by nsys/common.bash and ncu/common.bash, never run.
 
-me=${NVPROF_KIT_VERB:-${0##*/}} # `nvprof-kit profile`, say, which becomes profile.sh
+me=${NVPROF_KIT_VERB:-${0##*/}} # `nvprof-kit ncu profile`, say, which becomes layer.sh
 unset NVPROF_KIT_VERB
 quiet=''
 
@@ -19,7 +19,7 @@ note() { # MESSAGE, which --quiet leaves out
   [ -n "$quiet" ] || warn "$1"
 }
 
-# How this call's user calls another recipe: start.sh, or `nvprof-kit start` behind a verb.
+# How this call's user calls another recipe: kernels.sh, or `nvprof-kit ncu profile` behind a verb.
 named() { # NAME [WORDS of nvprof-kit]
   case $me in
     nvprof-kit\ *) printf 'nvprof-kit %s' "${2:-$1}" ;;

@@ -127,7 +127,7 @@ def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
             "kernels",
             "no kernel and no CUDA call",
             where,
-            "record with --trace=cuda,nvtx, in a window in which the program uses the GPU: profile.sh --step N",
+            "record with --trace=cuda,nvtx, in a window in which the program uses the GPU: nvprof-kit profile --step N",
         )
 
 
@@ -141,7 +141,7 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
             "record with --trace=cuda, and export every table: nsys export --type=sqlite --force-overwrite=true REPORT",
         )
     lacking = [
-        f"{noun} (profile.sh --preset {preset})"
+        f"{noun} (nvprof-kit profile --preset {preset})"
         for table, (noun, preset) in _EXTRAS.items()
         if not capture.rows.get(table)
     ]
@@ -177,7 +177,7 @@ def _processes(capture: CaptureHealth) -> Iterator[Finding]:
             "processes",
             f"{len(idle)} of {len(processes)} processes ran no kernel: {', '.join(map(str, idle[:8]))}",
             "a rank among them was lost or did no work; data loader workers and launchers normally run none",
-            "give each rank its own capture with ranks.sh, and start workers by spawn instead of fork",
+            "give each rank its own capture with nvprof-kit ranks profile, and start workers by spawn instead of fork",
         )
 
 
@@ -218,7 +218,7 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
             "open-ranges",
             f"{capture.open_ranges:,} ranges have no end",
             "the capture ended inside them; they count up to its end",
-            "capture whole steps: profile.sh --step N",
+            "capture whole steps: nvprof-kit profile --step N",
         )
 
 
@@ -286,7 +286,7 @@ def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
             "overhead",
             seen,
             "CPU times and gaps between kernels are too long; the kernels' own times are not affected",
-            "start the window some steps later, after libraries are loaded and buffers made: profile.sh --step N",
+            "start the window some steps later, after libraries are loaded and buffers made: nvprof-kit profile --step N",
         )
     else:
         yield checked("ok", "overhead", seen)
@@ -299,7 +299,7 @@ def _length(capture: CaptureHealth) -> Iterator[Finding]:
             "length",
             f"the capture covers {capture.window_ns / 1e9:.0f} s",
             "long captures lose events and are slow to read; a few steps answer the question",
-            "profile.sh --step N, or --schedule 50:60",
+            "nvprof-kit profile --step N, or --schedule 50:60",
         )
 
 

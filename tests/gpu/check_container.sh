@@ -5,7 +5,7 @@
 #   ENGINE=apptainer RUN_AS=nobody tests/gpu/check_container.sh FOLDER
 # An overlay of / lacks what is mounted below it: CONTAINER_OPTIONS are more words for container.sh, such as
 # --volume=/usr/local/nvidia:/usr/local/nvidia where the driver's libraries are mounted there; apptainer finds them itself.
-# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, without the capabilities, one GPU of several, all,
+# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, one GPU of several, all,
 # ncu, the exit status.
 # Exits 1 if anything is not as it should be.
 set -euo pipefail
@@ -54,15 +54,14 @@ write_spec() {
   } >"$spec"
 }
 
-inside() { # [OPTION]... -- COMMAND...
-  local passed=() name
-  for name in PATH LD_LIBRARY_PATH PYTHONPATH; do passed+=(-x "--env=$name=${!name-}"); done
+inside() { # COMMAND...
+  local name more=("--volume=$nsight:$nsight:ro" "--env=NSYS=$nsight/bin/nsys") image=/:O
+  for name in PATH LD_LIBRARY_PATH PYTHONPATH; do more+=("--env=$name=${!name-}"); done
   case $engine in
-    podman) passed+=(-i /:O -x --rootfs) ;;
-    apptainer) passed+=(-i "$root/all") ;;
+    podman) more+=(--rootfs) ;;
+    apptainer) image=$root/all more[0]="--bind=$nsight:$nsight:ro" ;;
   esac
-  # shellcheck disable=SC2086  # words
-  "${as[@]}" recipes/nsys/container.sh -e "$engine" "${passed[@]}" ${CONTAINER_OPTIONS-} --nsight "$nsight" "$@"
+  "${as[@]}" env ENGINE="$engine" IMAGE="$image" GPUS="${GPUS-all}" MORE="${more[*]} ${CONTAINER_OPTIONS-}" recipes/nsys/container.sh "$@"
 }
 
 rows() { # FILE VERB...; rows of a table that the package makes of a capture
@@ -80,7 +79,7 @@ fi
 program=("$python" tests/gpu/programs/train.py llama --layers 2 --width 512 --vocabulary 4096 --steps 2 --warm-up 1)
 "$engine" --version | tee "$out/status.txt"
 
-profile() { # NAME LEAST-ROWS VERB OF-CONTAINER... -- OF-PROFILE...
+profile() { # NAME LEAST-ROWS VERB COMMAND...
   local name=$1 least=$2 verb=$3 began=$SECONDS status=0 count found
   shift 3
   inside "$@" -o "$work/$name" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
@@ -90,24 +89,23 @@ profile() { # NAME LEAST-ROWS VERB OF-CONTAINER... -- OF-PROFILE...
   else say "$name" NO "status $status, $count rows: $(tail -3 "$work/log")"; fi
 }
 
-profile profile 20 layers -- /recipes/nsys/profile.sh
-profile metrics 20 metrics -- /recipes/nsys/profile.sh --preset metrics
-profile unprivileged 20 layers --unprivileged -- /recipes/nsys/profile.sh
+profile profile 20 layers "$python" -m nvprof_kit profile
+profile metrics 20 metrics "$python" -m nvprof_kit profile --preset metrics
 
-seen=$(inside -g 0 -- "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
+seen=$(GPUS=0 inside "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
 here=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$seen" = 1 ]; then say one-gpu yes "1 of $here"; else say one-gpu NO "sees '$seen' of $here: $(tail -3 "$work/log")"; fi
-seen=$(inside -- "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
+seen=$(inside "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
 if [ "$seen" = "$here" ] && [ "$here" -gt 0 ]; then say all-gpus yes "$seen of $here"; else say all-gpus NO "sees '$seen' of $here: $(tail -3 "$work/log")"; fi
 
 began=$SECONDS status=0
-inside -- /recipes/ncu/kernels.sh -k 'nvjet|gemm' --count 2 -s tensor --window -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
+inside /recipes/ncu/kernels.sh -k 'nvjet|gemm' --count 2 -s tensor --window -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
   status=$?
 count=$(grep -c '^"[0-9]' "$work/kernels.csv" 2>/dev/null) || count=0
 if [ "$status" = 0 ] && [ "$count" = 2 ]; then say ncu yes "$((SECONDS - began)) s: $count kernels measured"
 else say ncu NO "status $status, $count kernels: $(tail -3 "$work/log")"; fi
 
 status=0
-inside -- bash -c 'exit 7' >"$work/log" 2>&1 || status=$?
+inside bash -c 'exit 7' >"$work/log" 2>&1 || status=$?
 if [ "$status" = 7 ]; then say status yes "$status"; else say status NO "$status: $(tail -3 "$work/log")"; fi
 exit $failed

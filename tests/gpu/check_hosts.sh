@@ -59,7 +59,7 @@ for name; do
     environment+=(NVPROF_KIT_ANNOTATE=1 "PYTHONPATH=$root/nvprof_kit/integrations/site:$PYTHONPATH")
   fi
   began=$SECONDS
-  if ! env "${environment[@]}" "$root/recipes/nsys/profile.sh" -f -o "$out/$name" -- "${program[@]}" >"$name.log" 2>&1; then
+  if ! env "${environment[@]}" python3 -m nvprof_kit profile -f -o "$out/$name" -- "${program[@]}" >"$name.log" 2>&1; then
     failed=1
     printf '%-18s NO  %s\n' "$name" "$(tail -n 3 "$name.log" | tr '\n' ' ')" | tee -a summary.txt
     continue

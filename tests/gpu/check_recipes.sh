@@ -7,7 +7,7 @@ out=${1:?usage: check_recipes.sh FOLDER}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-recipes=$root/recipes/nsys
+kit=(python3 -m nvprof_kit)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 train=(python3 "$root/tests/gpu/programs/scheduled.py" --pause 0.05)
 failed=0
@@ -31,7 +31,7 @@ print(",".join(sorted((step for step in ops if step not in ("", "-1") and ops[st
 profile() { # NAME STEPS OPTION...; profiles and compares the steps captured with a pattern
   local name=$1 want=$2 found
   shift 2
-  "$recipes/profile.sh" -f -o "$name" "$@" -- "${train[@]}" >"$name.log" 2>&1
+  "${kit[@]}" profile -f -o "$name" "$@" -- "${train[@]}" >"$name.log" 2>&1
   local status=$?
   found=$(steps_in "$name.sqlite")
   if [ $status -eq 0 ] && [[ $found =~ ^$want\ [1-9] ]]; then say "$name" yes "steps and operations: $found"
@@ -46,20 +46,20 @@ profile step 7 --step 7
 profile schedule 4,5 --schedule 4:6
 NVPROF_KIT_SCHEDULE=4:6 profile cuda-profiler 4,5 --cuda-profiler
 train+=(--pause 1)
-"$recipes/profile.sh" -f -o windows --schedule skip_first=2,active=2,wait=1,repeat=2 -- "${train[@]}" >windows.log 2>&1
+"${kit[@]}" profile -f -o windows --schedule skip_first=2,active=2,wait=1,repeat=2 -- "${train[@]}" >windows.log 2>&1
 first=$(steps_in windows.1.sqlite) second=$(steps_in windows.2.sqlite)
 if [[ "$first;$second" =~ ^3,4\ [1-9].*\;6,7\ [1-9] ]]; then say windows yes "$first; $second"; else say windows NO "$first; $second"; fi
 
-"$recipes/launch.sh" -s check -- "${train[@]}" --steps 40 >launch.log 2>&1 &
+"${kit[@]}" session launch -s check -- "${train[@]}" --steps 40 >launch.log 2>&1 &
 launched=$!
-for _ in $(seq 60); do "$recipes/status.sh" | grep -q check && break; sleep 0.5; done
+for _ in $(seq 60); do "${kit[@]}" session status | grep -q check && break; sleep 0.5; done
 sleep 15
 for _ in 1 2; do
-  "$recipes/start.sh" -f -s check >>session.log 2>&1
+  "${kit[@]}" session start -f -s check >>session.log 2>&1
   sleep 4
-  "$recipes/stop.sh" -s check >>session.log 2>&1
+  "${kit[@]}" session stop -s check >>session.log 2>&1
 done
-"$recipes/stop.sh" -s check --shutdown >>session.log 2>&1
+"${kit[@]}" session stop -s check --shutdown >>session.log 2>&1
 wait $launched
 first=$(steps_in check.1.sqlite) second=$(steps_in check.2.sqlite)
 if [[ "$first;$second" =~ [0-9]\ [1-9].*\;.*[0-9]\ [1-9] ]]; then say session yes "$first; $second"; else say session NO "$first; $second; see session.log"; fi
@@ -67,7 +67,7 @@ if [[ "$first;$second" =~ [0-9]\ [1-9].*\;.*[0-9]\ [1-9] ]]; then say session ye
 gpus=$(nvidia-smi -L | wc -l)
 [ "$gpus" -le 2 ] || gpus=2
 rm -f rank-*
-python3 -m torch.distributed.run "--nproc-per-node=$gpus" --no-python "$recipes/ranks.sh" --ranks all -o rank --step 7 -- \
+python3 -m torch.distributed.run "--nproc-per-node=$gpus" --no-python "${kit[@]}" ranks profile --ranks all -o rank --step 7 -- \
   "${train[@]}" --pause 0 >ranks.log 2>&1
 for rank in $(seq 0 $((gpus - 1))); do
   reports=(rank-*-rank"$rank"-*.sqlite)
@@ -76,7 +76,7 @@ for rank in $(seq 0 $((gpus - 1))); do
 done
 
 began=$SECONDS
-"$recipes/profile.sh" -f -o interrupted -- "${train[@]}" --steps 1000 >interrupted.log 2>&1 &
+"${kit[@]}" profile -f -o interrupted -- "${train[@]}" --steps 1000 >interrupted.log 2>&1 &
 running=$!
 sleep 30
 kill -TERM $running

@@ -43,12 +43,12 @@ def program() -> Program:
 
 @pytest.fixture
 def profiled(tmp_path: Path) -> Profiled:
-    """Runs such a program under the recipe `profile.sh`, in its window; returns the capture."""
+    """Runs such a program under `nvprof-kit profile`, in its window; returns the capture."""
     need("nsys")
 
     def profile(name: str, *arguments: object) -> Path:
-        recipe = [ROOT / "recipes" / "nsys" / "profile.sh", "-o", tmp_path / "run", "--cuda-profiler", "--"]
-        run(*recipe, sys.executable, PROGRAMS / name, *arguments)
+        verb = [sys.executable, "-m", "nvprof_kit", "profile", "-o", tmp_path / "run", "--cuda-profiler", "--"]
+        run(*verb, sys.executable, PROGRAMS / name, *arguments)
         return tmp_path / "run.sqlite"
 
     return profile

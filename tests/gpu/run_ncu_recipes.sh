@@ -50,7 +50,7 @@ try layer-backward 20 layer.sh -l model.layers.0 -p backward -s speed-of-light -
 try kernels 5 kernels.sh -k 'nvjet|flash|cudnn|gemm' --count 5 -s tensor -s speed-of-light --window
 try kernels-each 2 kernels.sh -k vectorized_elementwise_kernel --each -s memory --window
 try roofline 20 roofline.sh -l model.layers.0 --window
-recipes/nsys/profile.sh -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
+python3 -m nvprof_kit profile -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
 try top 5 top.sh -c "$work/run.sqlite" --top 5 -s speed-of-light --window
 try communication 3 layer.sh -l model.layers.0 -s communication --count 3 --window
 try range 1 layer.sh -l model.layers.0 -s communication --replay app-range

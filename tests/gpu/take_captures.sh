@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 take() { # NAME PROGRAM [ARGUMENT]...
   local name=$1-$version
   shift
-  recipes/nsys/profile.sh -o "$work/$name" -x --capture-range=cudaProfilerApi -x --capture-range-end=stop -- \
+  python3 -m nvprof_kit profile -o "$work/$name" -x --capture-range=cudaProfilerApi -x --capture-range-end=stop -- \
     python3 "tests/gpu/programs/$1" "${@:2}" > "$work/$name.log" 2>&1 || { cat "$work/$name.log"; return 1; }
   $scrub "$work/$name.sqlite" "$work/$name.scrubbed.sqlite"
   xz -9e -c "$work/$name.scrubbed.sqlite" > "$out/$name.sqlite.xz"

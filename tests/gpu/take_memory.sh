@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 take() { # NAME PROGRAM [ARGUMENT]...
-  recipes/nsys/profile.sh -o "$work/$1" -p memory -- python3 "${@:2}" > "$work/$1.log" 2>&1 || { cat "$work/$1.log"; return 1; }
+  python3 -m nvprof_kit profile -o "$work/$1" -p memory -- python3 "${@:2}" > "$work/$1.log" 2>&1 || { cat "$work/$1.log"; return 1; }
   $scrub "$work/$1.sqlite" "$work/$1.scrubbed.sqlite"
   xz -9e -c "$work/$1.scrubbed.sqlite" > "$out/$1.sqlite.xz"
   ls -l "$out/$1.sqlite.xz"

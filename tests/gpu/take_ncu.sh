@@ -41,7 +41,7 @@ say "${model[*]}, one training step"
 timed plain "${program[@]}" --steps 1
 memory=$(sed -n 's/.* \([0-9.]*\) GB held.*/\1/p' "$work/plain.log")
 say "holds $memory GB"
-timed nsys recipes/nsys/profile.sh -o "$work/nsys" "${window[@]}" -- "${program[@]}" --steps 2
+timed nsys python3 -m nvprof_kit profile -o "$work/nsys" "${window[@]}" -- "${program[@]}" --steps 2
 $scrub "$work/nsys.sqlite" "$work/run.sqlite"
 keep run.sqlite
 "$python" -m nvprof_kit ncu plan "$work/run.sqlite" --every-layer --memory-gb "$memory" --script "$work/plan.sh" > "$work/plan.txt"
@@ -64,7 +64,7 @@ mv "$work/short.csv" "$work/full.csv"
 keep full.csv
 
 [ -z "${WITHOUT_METRICS-}" ] || exit 0
-timed metrics recipes/nsys/profile.sh -o "$work/sampled" "${window[@]}" -p metrics -x --gpu-metrics-frequency=20000 -- \
+timed metrics python3 -m nvprof_kit profile -o "$work/sampled" "${window[@]}" -p metrics -x --gpu-metrics-frequency=20000 -- \
   "$python" tests/gpu/programs/train.py llama --layers 4 --steps 10 || true
 if [ -e "$work/sampled.sqlite" ]; then
   $scrub "$work/sampled.sqlite" "$work/metrics.sqlite"

@@ -29,7 +29,7 @@ say() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
 
 under_nsys() { # KIND; a report of each rank and fault: KIND-FAULT.rankR-VERSION.sqlite
   local file name rank place
-  timeout 150 "${torchrun[@]}" --no-python recipes/nsys/ranks.sh --ranks all -o "$work/nsys/$1" "${window[@]}" -- \
+  timeout 150 "${torchrun[@]}" --no-python "$python" -m nvprof_kit ranks profile --ranks all -o "$work/nsys/$1" "${window[@]}" -- \
     python3 tests/gpu/programs/ranks.py "$1" --faults "$all" --truth "$out/truth/$1" \
     >"$work/$1-nsys.log" 2>&1 || { tail -30 "$work/$1-nsys.log"; return 1; }
   for file in "$work/nsys/$1"-*.sqlite; do

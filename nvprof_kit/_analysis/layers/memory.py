@@ -116,7 +116,7 @@ def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = Fals
     carried, traced = _has_marks(trace), _has_allocations(trace)
     if not carried and not traced:
         raise CaptureError(
-            f"{trace.info.path}: no memory in this capture; record it with recipes/nsys/profile.sh --preset memory, or "
+            f"{trace.info.path}: no memory in this capture; record it with nvprof-kit profile --preset memory, or "
             "call annotate_model(model, memory=True) in the program, for CUDA's own allocations with nsys profile "
             "--cuda-memory-usage=true"
         )

@@ -1,7 +1,7 @@
 """recipes/nsys/container.sh in a real container: podman over this machine's own files, which needs no image.
 
-Skipped where podman is missing or may not start a container. Under docker and apptainer the recipe was run by hand, see
-docs/recipes.md; the golden dry runs hold their commands.
+Skipped where podman is missing or may not start a container. The commands for docker and apptainer
+are in test_recipe_files.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 from support.recipes import RECIPES, environment, ranges, start, wait_for
 
 # this machine's root below a layer that takes what is written; limits that any user may set
-CONTAINER = ["-e", "podman", "-i", "/:O", "-x", "--rootfs", "-g", "none", "--unprivileged"]
-LIMITS = ["-x", "--ulimit=nofile=1024:1024", "-x", "--ulimit=nproc=4096:4096"]
+CONTAINER = {"ENGINE": "podman", "IMAGE": "/:O", "GPUS": ""}
+LIMITS = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
 
 PROGRAM = """
 import os, pathlib, sys, time
@@ -41,28 +41,29 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config = tmp_path_factory.mktemp("podman") / "containers.conf"
     config.write_text('[engine]\nruntime = "runc"\n')
     for choice in ({}, {"CONTAINERS_CONF": str(config)}):
-        limits = [word for word in LIMITS if word != "-x"]
-        tried = ["podman", "run", "--rm", "--init", "--network=host", *limits, "--rootfs", "/:O", "true"]
+        tried = ["podman", "run", "--rm", "--init", "--network=host", *LIMITS, "--rootfs", "/:O", "true"]
         done = subprocess.run(tried, env={**os.environ, **choice}, capture_output=True, check=False, timeout=60)
         if done.returncode == 0:
             return choice
     pytest.skip("podman may not start a container here")
 
 
-def inside(nsys: str, place: Path, pause: str) -> list[str]:
-    """The command that profiles the program in a container."""
-    (place / "program.py").write_text(PROGRAM)
-    environ = ["-x", f"--env=NSYS={nsys}", "-x", f"--env=PYTHONPATH={RECIPES.parents[1]}"]
-    command = ["--", "/recipes/nsys/profile.sh", "-t", "nvtx", "--", sys.executable, "program.py", pause]
-    return [str(RECIPES / "container.sh"), *CONTAINER, *LIMITS, *environ, *command]
+def inside(nsys: str, folder: Path, pause: str) -> tuple[list[str], dict[str, str]]:
+    """The command that profiles the program in a container, and its environment."""
+    (folder / "program.py").write_text(PROGRAM)
+    more = [*LIMITS, f"--env=NSYS={nsys}", f"--env=PYTHONPATH={RECIPES.parents[1]}", "--rootfs"]
+    profile = [sys.executable, "-m", "nvprof_kit", "profile", "-o", "run", "-t", "nvtx", "--"]
+    command = [str(RECIPES / "container.sh"), *profile, sys.executable, "program.py", pause]
+    return command, {**CONTAINER, "MORE": " ".join(more)}
 
 
 @pytest.mark.nsys
 def test_a_profile_in_a_container(nsys: str, engine: dict[str, str], tmp_path: Path) -> None:
+    command, variables = inside(nsys, tmp_path, "0")
     done = subprocess.run(
-        inside(nsys, tmp_path, "0"),
+        command,
         cwd=tmp_path,
-        env=environment(**engine),
+        env=environment(**engine, **variables),
         input="words\n",
         capture_output=True,
         text=True,
@@ -79,22 +80,10 @@ def test_a_profile_in_a_container(nsys: str, engine: dict[str, str], tmp_path: P
 def test_a_container_that_is_interrupted(
     nsys: str, engine: dict[str, str], number: signal.Signals, tmp_path: Path
 ) -> None:
-    running = start(inside(nsys, tmp_path, "100"), tmp_path, **engine)
+    command, variables = inside(nsys, tmp_path, "100")
+    running = start(command, tmp_path, **engine, **variables)
     wait_for(tmp_path / "ready")
     running.send_signal(number)
     said, _ = running.communicate(timeout=120)
     assert running.returncode == 128 + number, said
     assert ranges(tmp_path / "run.sqlite")[:1] == ["step 2"]
-
-
-def test_a_folder_that_cannot_be_mounted(tmp_path: Path) -> None:
-    place = tmp_path / "a:b"
-    place.mkdir()
-    done = subprocess.run(
-        [str(RECIPES / "container.sh"), "-n", *CONTAINER, "--", "true"],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and "a folder with a colon in its name cannot be mounted" in done.stderr

@@ -113,7 +113,7 @@ def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: s
     assert files(place) == ["text"]
 
 
-@pytest.mark.parametrize("script", sorted(RECIPES.parent.glob("*/*.sh")), ids=lambda path: path.name)
+@pytest.mark.parametrize("script", sorted(NCU_RECIPES.glob("*.sh")), ids=lambda path: path.name)
 def test_a_link_to_a_recipe(script: Path, place: Path, tmp_path: Path) -> None:
     """In a folder on PATH, say, from whatever folder it is called."""
     (tmp_path / "bin").mkdir()

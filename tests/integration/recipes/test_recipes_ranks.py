@@ -1,4 +1,4 @@
-"""ranks.sh: which ranks are profiled, under every launcher's environment, and under a real torchrun and nsys."""
+"""nvprof-kit ranks profile: which ranks are profiled, under every launcher's environment, and under a real torchrun and nsys."""
 
 from __future__ import annotations
 

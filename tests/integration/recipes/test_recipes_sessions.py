@@ -93,7 +93,7 @@ def test_no_session(nsys: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("script", ["launch", "start", "stop", "status", "ranks", "container.sh"])
+@pytest.mark.parametrize("script", ["launch", "start", "stop", "status", "ranks"])
 def test_help_and_refusals(script: str, tmp_path: Path) -> None:
     done = run(script, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("Usage: ")

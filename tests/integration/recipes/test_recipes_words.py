@@ -101,23 +101,6 @@ def test_the_default_domain_has_no_name(tmp_path: Path) -> None:
     assert " --nvtx-include=a/ " in said("../ncu/layer.sh -n -l a --domain", "", cwd=tmp_path)[1]
 
 
-def test_nsight_and_folders_in_a_container(tmp_path: Path) -> None:
-    program = tmp_path / "nsight" / "bin" / "nsys"
-    program.parent.mkdir(parents=True)
-    program.touch(0o755)
-    call = "container.sh -n -i image -e"
-    text = said(f"{call} docker --nsight nsight", cwd=tmp_path)[1]
-    assert f"--volume={tmp_path}/nsight:{tmp_path}/nsight:ro" in text and f"--env=NSYS={program}" in text
-    place = tmp_path / "a,b"
-    place.mkdir()
-    assert said(f"{call} docker", cwd=place)[0] == 0
-    assert "cannot mount a folder with a comma" in said(f"{call} apptainer", cwd=place)[1]
-    assert said(f"{call} docker --gpus", "", cwd=tmp_path) == (
-        2,
-        "container.sh: --gpus '': needed all, none, or numbers such as 0,1\n",
-    )
-
-
 def test_a_cdpath_of_the_users(tmp_path: Path) -> None:
     """Then bash's cd prints where it went, or goes elsewhere."""
     for folder in ("recipes/nsys", "recipes/ncu", "elsewhere/recipes/ncu", "elsewhere/recipes/nsys"):

@@ -142,7 +142,10 @@ def test_an_nsys_that_is_named_wrongly_is_named() -> None:
 
 def test_what_is_known_of_an_old_nsys_is_said() -> None:
     finding = next(one for one in examine_machine(replace(WELL, nsys="2023.4.4")) if one.title == "nsys")
-    assert "of a whole run it then loses nearly all kernels" in finding.why and "profile.sh --step N" in finding.fix
+    assert (
+        "of a whole run it then loses nearly all kernels" in finding.why
+        and "nvprof-kit profile --step N" in finding.fix
+    )
     newer = next(one for one in examine_machine(replace(WELL, nsys="2024.2.3")) if one.title == "nsys")
     assert "nearly all" not in newer.why
     older_driver = replace(WELL, nsys="2022.4.2", driver_cuda="12.4")

@@ -9,7 +9,7 @@ import click
 def recipes() -> None:
     """Print the folder of the shell recipes.
 
-    Run one with: bash "$(nvprof-kit recipes)/nsys/profile.sh" -- python train.py
+    Run one with: bash "$(nvprof-kit recipes)/nsys/profile.sh" python train.py
     """
     from nvprof_kit._capture.recipes import recipes_folder
 

@@ -1,0 +1,130 @@
+"""The shell recipes: files of at most twenty lines, each run under real releases of nsys."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.recipes import RECIPES, environment, python, ranges, start, wait_for
+
+SCRIPTS = sorted(RECIPES.glob("*.sh"))
+PROGRAM = """
+import pathlib, sys, time
+import nvprof_kit
+with nvprof_kit.scheduled() as profiling:
+    for number in range(4):
+        with nvprof_kit.step(number), nvprof_kit.layer_range(f"layers.{number}"):
+            time.sleep(0.01)
+        profiling.step()
+sys.exit(7)
+"""
+STEPS = [text for number in range(4) for text in (f"step {number}", f"layers.{number}")]
+
+
+def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(RECIPES / name), *argv]
+    environ = environment(**variables)
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=120)
+
+
+def without_cuda(folder: Path) -> str:
+    """A preset for a machine without a GPU."""
+    preset = folder / "nvtx"
+    preset.write_text("# ranges alone\n--trace=nvtx\n--sample=none\n--cpuctxsw=none\n")
+    return str(preset)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_recipe_is_read_at_a_glance(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    assert len(lines) <= 20 and os.access(script, os.X_OK)
+    comment = lines[1 : next(number for number, line in enumerate(lines) if line.startswith("set -"))]
+    assert comment and all(line.startswith("# ") for line in comment)
+    assert any(script.name in line for line in comment), "an example"
+
+
+@pytest.mark.every_nsys
+@pytest.mark.nsys
+@pytest.mark.parametrize(
+    ("name", "variables", "expected"),
+    [
+        ("profile.sh", {}, {"run": STEPS}),
+        ("step.sh", {"STEP": "2"}, {"run": STEPS[4:6]}),
+        ("step.sh", {"RANGE": "layers.1@nvprof_kit"}, {"run": STEPS[3:4]}),
+        ("schedule.sh", {"SCHEDULE": "2:3"}, {"run": ["window", *STEPS[4:6]]}),
+        ("ranks.sh", {"RANKS": "1 3", "RANK": "3"}, {f"run-{os.uname().nodename}-rank3": STEPS}),
+        ("ranks.sh", {"RANKS": "1 3", "RANK": "13"}, {}),
+    ],
+)
+def test_a_recipe_under_nsys(
+    nsys: str, name: str, variables: dict[str, str], expected: dict[str, list[str]], tmp_path: Path
+) -> None:
+    program = python(PROGRAM, tmp_path)
+    done = recipe(name, *program, cwd=tmp_path, NSYS=nsys, PRESET=without_cuda(tmp_path), **variables)
+    assert done.returncode == 7, done.stderr
+    assert {path.stem: ranges(path) for path in tmp_path.glob("*.sqlite")} == expected
+
+
+@pytest.mark.nsys
+def test_a_session(nsys: str, tmp_path: Path) -> None:
+    loop = "import nvprof_kit, time, pathlib\nfor number in range(300):\n"
+    loop += "    with nvprof_kit.step(number): time.sleep(0.1)\n    pathlib.Path('began').write_text('yes')\n"
+    variables = {"NSYS": nsys, "SESSION": f"recipe-{os.getpid()}", "PRESET": without_cuda(tmp_path)}
+    running = start([str(RECIPES / "launch.sh"), *python(loop, tmp_path)], tmp_path, **variables)
+    try:
+        wait_for(tmp_path / "began")
+        for report in ("first", "second"):
+            assert recipe("start.sh", cwd=tmp_path, OUTPUT=report, **variables).returncode == 0
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
+            done = recipe("stop.sh", cwd=tmp_path, **variables)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert any(text.startswith("step ") for text in ranges(tmp_path / f"{report}.sqlite"))
+    finally:
+        end = [nsys, "shutdown", f"--session={variables['SESSION']}", "--kill=sigkill"]
+        subprocess.run(end, capture_output=True, check=False)
+        running.communicate(timeout=60)
+
+
+@pytest.mark.every_nsys
+@pytest.mark.nsys
+@pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
+def test_a_preset_has_the_options_of_the_installed_nsys(nsys: str, preset: str, tmp_path: Path) -> None:
+    """Each that ``profile`` takes; between them ``launch`` and ``start`` take the same."""
+    printed = {
+        verb: recipe("preset.sh", verb, preset, cwd=tmp_path, NSYS=nsys).stdout.split()
+        for verb in ("profile", "launch", "start")
+    }
+    assert {"--trace=cuda,nvtx", "--sample=none"} <= {*map(_plain, printed["profile"])}
+    assert sorted({*printed["launch"], *printed["start"]}) == sorted(printed["profile"])
+
+
+def _plain(option: str) -> str:
+    return option.replace("cuda,nvtx,osrt", "cuda,nvtx")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"ENGINE": "docker"}, ["--gpus=all", "--ulimit=memlock=-1", "--cap-add=SYS_ADMIN", "--network=host"]),
+        ({"ENGINE": "docker", "GPUS": "0,1"}, ['--gpus="device=0,1"', "--shm-size=16g", "--workdir={here}"]),
+        ({"ENGINE": "podman", "GPUS": "2"}, ["--device=nvidia.com/gpu=2", "--security-opt=seccomp=unconfined"]),
+        ({"ENGINE": "podman", "GPUS": "", "MORE": "-v /a:/b"}, ["--init", "--interactive", "-v", "/a:/b"]),
+        ({"ENGINE": "apptainer"}, ["exec", "--nv", "--bind={recipes}:/recipes:ro", "--bind={here}:{here}"]),
+    ],
+)
+def test_the_command_of_a_container(variables: dict[str, str], words: list[str], tmp_path: Path) -> None:
+    engine = tmp_path / variables["ENGINE"]
+    engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    engine.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = recipe("container.sh", "nsys", "status", cwd=tmp_path, PATH=path, IMAGE="image:1", **variables)
+    printed = done.stdout.splitlines()
+    places = {"here": str(tmp_path), "recipes": str(RECIPES.parent)}
+    assert done.returncode == 0 and printed[-3:] == ["image:1", "nsys", "status"]
+    assert {word.format(**places) for word in words} <= {*printed}
+    assert any(word.startswith(("--gpus", "--device")) for word in printed) == (
+        variables["ENGINE"] != "apptainer" and variables.get("GPUS") != ""
+    )
