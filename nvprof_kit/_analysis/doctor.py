@@ -286,7 +286,7 @@ def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
             "overhead",
             seen,
             "CPU times and gaps between kernels are too long; the kernels' own times are not affected",
-            "start the window some steps later, after libraries are loaded and buffers made: nvprof-kit profile --step N",
+            "start the window later, after libraries are loaded and buffers made: nvprof-kit profile --step N",
         )
     else:
         yield checked("ok", "overhead", seen)

@@ -146,7 +146,8 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
             f"the SM clock is at {slow[0].clock} of {slow[0].max_clock} MHz",
             "an idle GPU clocks down and takes some steps to clock up, so the first steps are slower; under load it "
             "would mean power or thermal throttling",
-            "skip warm-up steps: nvprof-kit profile --step 12; for comparisons lock the clocks: nvidia-smi --lock-gpu-clocks",
+            "skip warm-up steps: nvprof-kit profile --step 12; for comparisons lock the clocks: nvidia-smi "
+            "--lock-gpu-clocks",
         )
 
 

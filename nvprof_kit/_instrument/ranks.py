@@ -92,7 +92,7 @@ def who() -> RankName | None:
 
 
 def run_id() -> str | None:
-    """Identifier shared by the ranks of one run, from ``nvprof-kit ranks profile``, torchrun, Slurm or mpirun; None if unknown.
+    """Identifier shared by the ranks of one run, from ``ranks profile``, torchrun, Slurm or mpirun; None if unknown.
 
     torchrun sets ``none`` if it has no id.
     """

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gpu import GPU, PROGRAMS, ROOT, Profiled, Program, gpus, need, run
+from support.gpu import GPU, PROGRAMS, Profiled, Program, gpus, need, run
 
 
 @pytest.hookimpl(tryfirst=True)

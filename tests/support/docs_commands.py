@@ -35,6 +35,8 @@ FILES = {
     "run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
     "run-rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
     "run-rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
+    "train-rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
+    "train-rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
     "pipeline-layer.rank0.sqlite": "ranks/pipeline-layer.rank0-2024.2.sqlite.xz",
     "pipeline-layer.rank1.sqlite": "ranks/pipeline-layer.rank1-2024.2.sqlite.xz",
     "captures/run.rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
@@ -75,7 +77,7 @@ WORDS = {
 }
 """What the captures at hand call otherwise."""
 
-UNDER_NSYS = re.compile(r'(nvprof-kit|bash "\$\(nvprof-kit recipes\)/nsys/)(?: |)profile(?:\.sh"|) (?!.*gpu-metrics)')
+UNDER_NSYS = re.compile(r"nvprof-kit profile (?!.*preset metrics)")
 """Commands that capture a program on any machine with nsys; they are run on one of its releases."""
 
 PROGRAM = {"train.py": "examples/tiny_transformer.py --steps=14 --batch=1 --length=16"}
@@ -86,8 +88,9 @@ ELSEWHERE = "run by tests/integration/recipes/, and on a GPU by tests/gpu"
 REASONS = {
     r"nsys-ai |python -c .from hta": "another tool, which is not installed here; HTA: test_hta.py",
     r"nsys stats ": "needs nsys: the figures are compared with it by tests/integration/nsys/test_nsight_numbers.py",
-    r"(bash|sh) .*gpu-metrics": f"samples a GPU: {ELSEWHERE}",
-    r"(bash|sh) |ncu=|recipes/": f"a session, a container, ncu, or a recipe by its name: {ELSEWHERE}",
+    r"nvprof-kit profile .*preset metrics": f"samples a GPU: {ELSEWHERE}",
+    r"(STEP=\d+ |IMAGE=\S+ )?(bash|sh) |ncu=|recipes/": f"a container, ncu, or a recipe: {ELSEWHERE}",
+    r"nvprof-kit session ": f"a session: {ELSEWHERE}",
     r"nvprof-kit ranks map .*(--part \$|tcp:)": "needs Slurm or Dask: tests/integration/ranks/",
     r"nvprof-kit ranks /shared/maps": "reads what another command wrote: run by tests/integration/ranks/",
     r"nvprof-kit layers run.sqlite --rules my-trainer": "reads a domain of the reader's own: test_rules.py",

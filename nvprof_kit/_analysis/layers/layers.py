@@ -477,8 +477,8 @@ def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
         return []
     text = (
         f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, so "
-        "the table is too small; capture a window (nvprof-kit profile --step N, --delay, cudaProfilerStart), or use an nsys "
-        "as new as the driver"
+        "the table is too small; capture a window (profile --step N, --delay, cudaProfilerStart), or use an nsys as "
+        "new as the driver"
     )
     return [Issue("lost-launches", "error", later / count, text)]
 

@@ -1,4 +1,4 @@
-"""nvprof-kit ranks profile: which ranks are profiled, under every launcher's environment, and under a real torchrun and nsys."""
+"""ranks profile: which ranks are profiled, under every launcher's environment, and a real torchrun and nsys."""
 
 from __future__ import annotations
 
