@@ -109,12 +109,13 @@ class Selection:
                 raise self._unmatched(sorted(layers))
         if self.sort and not any(matching(self.sort, table) for table in tables.values()):
             raise _no_column(self.sort, dict.fromkeys(str(name) for table in tables.values() for name in table))
-        return {name: self._where_it_can(table) for name, table in tables.items()}
-
-    def _where_it_can(self, table: pd.DataFrame) -> pd.DataFrame:
-        if self.where and "layer" in table:
-            table = table[[self.matches(str(layer)) for layer in table["layer"].astype(object)]]
-        return self.sorted(table) if self.sort and matching(self.sort, table) else table
+        selected = {}
+        for name, table in tables.items():
+            rows = table
+            if self.where and "layer" in table:
+                rows = table[[self.matches(str(layer)) for layer in table["layer"].astype(object)]]
+            selected[name] = self.sorted(rows) if self.sort and matching(self.sort, rows) else rows
+        return selected
 
     def _unmatched(self, layers: Sequence[str]) -> UsageError:
         examples = ", ".join(layers[:4]) + (", …" if len(layers) > 4 else "")

@@ -89,8 +89,10 @@ def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
     The parent is the layer whose forward most often encloses this layer's forward; if none does, the longest other
     layer path that is a prefix of this one. Cycles, which a module called from two places can cause, are broken.
     """
-    inner, outer = _enclosed_forwards(ranges)
-    pairs, counts = np.unique(np.stack([inner, outer]), axis=1, return_counts=True)
+    forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == Category.FORWARD.value))
+    enclosing = outer_layers(ranges.layer_range, ranges.nesting)[forward]
+    outer = np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
+    pairs, counts = np.unique(np.stack([ranges.name[forward], outer]), axis=1, return_counts=True)
     return parents_of(
         layers,
         (
@@ -130,13 +132,6 @@ def with_ancestors(layer: str, parent: Mapping[str, str]) -> list[str]:
 def layer_parents(ranges: Ranges) -> dict[str, str]:
     """`parents` of every layer that has a range."""
     return parents(ranges, list(dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES)))
-
-
-def _enclosed_forwards(ranges: Ranges) -> tuple[np.ndarray, np.ndarray]:
-    """Names (as indices) of the forward ranges and of the enclosing layer range of each, `NONE` if there is none."""
-    forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == Category.FORWARD.value))
-    enclosing = outer_layers(ranges.layer_range, ranges.nesting)[forward]
-    return ranges.name[forward], np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
 
 
 def _cut_circle(layer: str, parent: dict[str, str]) -> None:

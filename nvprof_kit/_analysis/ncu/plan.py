@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import family_of
-from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
+from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers
@@ -235,7 +235,10 @@ def plan(
         )
     if not times.any():
         raise CaptureError(f"{trace.info.path}: no kernel {scope}; see `nvprof-kit layers` for what there is")
-    names, name = _linker_names(kernels.signatures)
+    signatures = kernels.signatures
+    names = list(dict.fromkeys(signature.mangled for signature in signatures if signature.mangled))
+    index_of_name = {name: index for index, name in enumerate(names)}
+    name = np.array([index_of_name.get(signature.mangled, -1) for signature in signatures], dtype=np.int64)
     if not names:
         raise CaptureError(
             f"{trace.info.path}: no linker names of kernels (column mangledName); needed nsys 2022.4 or newer"
@@ -280,13 +283,6 @@ def block_of(layer: str) -> str:
     parts = layer.split(".")
     number = next((index for index, path_part in enumerate(parts) if path_part.isdecimal()), len(parts) - 1)
     return ".".join(parts[: number + 1])
-
-
-def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The distinct linker names, and the index of each signature's name, -1 for none."""
-    names = list(dict.fromkeys(signature.mangled for signature in signatures if signature.mangled))
-    index_of_name = {name: index for index, name in enumerate(names)}
-    return names, np.array([index_of_name.get(signature.mangled, -1) for signature in signatures], dtype=np.int64)
 
 
 def _goals(kernels: Kernels, times: Int64Array, other: Int64Array, every_layer: bool) -> tuple[list[str], Int64Array]:

@@ -64,7 +64,8 @@ def _why_memory(means: dict[str, float]) -> str:
 def _why_compute(means: dict[str, float]) -> str:
     if means["tensor_pct"] >= 0.75 * means["compute_pct"]:
         return f"tensor cores at {means['tensor_pct']:.0f} % of their peak"
-    return f"the SMs at {means['compute_pct']:.0f} % of their peak, tensor cores at {_percent(means['tensor_pct'])}"
+    tensor = "?" if np.isnan(means["tensor_pct"]) else f"{means['tensor_pct']:.0f} %"
+    return f"the SMs at {means['compute_pct']:.0f} % of their peak, tensor cores at {tensor}"
 
 
 def _why_latency(means: dict[str, float]) -> str:
@@ -74,10 +75,6 @@ def _why_latency(means: dict[str, float]) -> str:
     if means["occupancy_pct"] < _LOW_OCCUPANCY:
         reasons.append(f"occupancy {means['occupancy_pct']:.0f} %")
     return "; ".join(reasons)
-
-
-def _percent(value: float) -> str:
-    return "?" if np.isnan(value) else f"{value:.0f} %"
 
 
 Ints = npt.NDArray[np.int64]

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.layers.layers import Layers
-    from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._trace.schema import Trace
 
 
@@ -347,7 +346,10 @@ def _moments(
     first = titled[0][1]
     if first is None or alone:
         drawn = timeline(trace, attribution, first)
-        idle = {instance: _idle_in(drawn, instance) for instance in sorted({lane.device for lane in drawn.lanes})}
+        idle = {}
+        for device in sorted({lane.device for lane in drawn.lanes}):
+            gaps, (start, end) = drawn.idle_in_step(device), drawn.own_window(device)
+            idle[device] = int(gaps.sum()), end - start, len(gaps)
         step = ShownStep(first, drawn.step, titled[0][0], drawn.start_ns, drawn.end_ns, _idle_sentences(idle))
         return Moments(drawn, [step]), _idle_sum(idle), []
     drawn = timeline(trace, attribution, steps_idle=True)
@@ -359,16 +361,15 @@ def _moments(
         (f"step {number}", instance) for instance, number in plain["step"].items() if instance not in titled_set
     ]
     chosen = [*titled, *other_steps][:MAX_STEPS]
-    steps = [_shown_step(title, instance, plain, windows) for title, instance in chosen if instance is not None]
+    steps = []
+    for title, instance in chosen:
+        if instance is not None:
+            number, start, end = (plain[name][instance] for name in names)
+            steps.append(ShownStep(instance, number, title, start, end, _idle_sentences(_idle_of(windows, instance))))
     unshown = len(times) - len(chosen)
     left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
     titled_instances = [instance for _, instance in titled if instance is not None]
     return Moments(drawn, steps, titled_instances), _idle_sum(_idle_of(windows, first)), left_out
-
-
-def _shown_step(title: str, instance: int, times: dict[str, dict[int, int]], windows: StepWindows) -> ShownStep:
-    step, start, end = (times[name][instance] for name in ("step", "start_ns", "end_ns"))
-    return ShownStep(instance, step, title, start, end, _idle_sentences(_idle_of(windows, instance)))
 
 
 def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, int]]:
@@ -376,11 +377,6 @@ def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, i
     columns = (windows.idle_ns, windows.end_ns - windows.start_ns, windows.gaps)
     rows = zip(windows.devices, *(column[:, instance].tolist() for column in columns), strict=True)
     return {device: (idle, length, gaps) for device, idle, length, gaps in rows if length > 0}
-
-
-def _idle_in(drawn: Timeline, device: int) -> tuple[int, int, int]:
-    gaps, (start, end) = drawn.idle_in_step(device), drawn.own_window(device)
-    return int(gaps.sum()), end - start, len(gaps)
 
 
 def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:

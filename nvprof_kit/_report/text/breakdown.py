@@ -66,7 +66,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     if view in (None, "steps"):
         parts += [
             _steps(result, tables["steps"] if select.sort else None, top),
-            *_warm_up(result),
+            *(Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out),
             *(_causes(result.idle) if result.info.on_gpu else ()),
             "",
         ]
@@ -76,12 +76,10 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             printed_rows = _queue(rows) if name == "queue" else rows
-            view_parts = [
-                Text(heading, "bold"),
-                _plain(_nonempty(printed_rows.head(top)), len(printed_rows) - top, result.info.on_gpu),
-                "",
-            ]
-            parts += view_parts
+            first = printed_rows.head(top)
+            if len(first):
+                first = first.loc[:, first.notna().any() & (first != "").any()]
+            parts += [Text(heading, "bold"), _plain(first, len(printed_rows) - top, result.info.on_gpu), ""]
     notes = ranked_notes(tables.values())
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
@@ -149,10 +147,6 @@ def _middle(wall: pd.Series[int]) -> int:
     return position
 
 
-def _warm_up(result: Breakdown) -> list[RenderableType]:
-    return [Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out]
-
-
 def _step_name(row: Any) -> str:
     return _OUTSIDE if _missing(row["step"]) else f"step {int(row['step'])}"
 
@@ -180,12 +174,6 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
         if ns
     ]
     return ["", Text("Idle:", "bold"), *lines] if lines else []
-
-
-def _nonempty(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows without empty columns."""
-    nonempty: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
-    return nonempty
 
 
 def _queue(rows: pd.DataFrame) -> pd.DataFrame:

@@ -175,17 +175,13 @@ def _unshown(result: Diff, more: int) -> str:
     if len(same):
         parts.append(f"{_rows(len(same))} the same, each within ±{100 * same['within'].max():.1f} % or less")
     if len(undecided):
-        parts.append(f"{_rows(len(undecided))} undecided, the costliest {named(_costliest(undecided))}")
+        costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
+        parts.append(f"{_rows(len(undecided))} undecided, the costliest {named(costliest)}")
     return "; ".join(parts)
 
 
 def _rows(count: int) -> str:
     return f"{count} row{'' if count == 1 else 's'}"
-
-
-def _costliest(rows: pd.DataFrame) -> pd.Series:
-    row: pd.Series = rows.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
-    return row
 
 
 def _cells(row: Any, unit: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import RenderableType
@@ -136,12 +136,9 @@ def _draw_kind(axes: Axes, kind: str, rows: pd.DataFrame, colour: str) -> None:
 def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
     """The memory of each layer by round, in MiB."""
     measured = rows[rows["allocated_bytes"].notna()]
+    names = ("allocated", "reserved", "peak", "retained", "transient")
     for (_, step), step_rows in measured.groupby(["instance", "step"], sort=True, dropna=False):
         yield f"step {step}" if not pd.isna(step) else "outside steps"
         for row in step_rows.to_dict("records"):
-            yield f"  {row['layer']} {row['phase']}: {_sizes(row)}"
-
-
-def _sizes(row: dict[Any, Any]) -> str:
-    names = ("allocated", "reserved", "peak", "retained", "transient")
-    return ", ".join(f"{name} {row[f'{name}_bytes'] / _MIB:.2f} MB" for name in names)
+            sizes = (f"{name} {row[f'{name}_bytes'] / _MIB:.2f} MB" for name in names)
+            yield f"  {row['layer']} {row['phase']}: {', '.join(sizes)}"

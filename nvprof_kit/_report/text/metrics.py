@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -25,7 +24,6 @@ from nvprof_kit._report.text.units import Cells
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.metrics import Metrics
-    from nvprof_kit._result.column import Columns
 
 TOO_FEW = "too few"
 _RANKS = {"phase": 0, "busy ms": 0, "SM active": 0, "samples": 3}
@@ -45,7 +43,16 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
                   + [(name, KINDS.get(name, "right")) for name in folded], _RANKS | RANKS)  # fmt: skip
     lines.choose(result.select)
     for row, fold in zip(rows.to_dict("records"), folds, strict=True):
-        cells = [path_label(row), row["phase"], ms(row["busy_ns"]), f"{row['samples']:,.0f}", *_figures(row, figures)]
+        cells = [
+            path_label(row),
+            row["phase"],
+            ms(row["busy_ns"]),
+            f"{row['samples']:,.0f}",
+        ]
+        if row["enough"]:
+            cells += ["" if math.isnan(row[name]) else f"{row[name]:.0f} %" for name in figures]
+        else:
+            cells += [TOO_FEW, *[""] * (len(figures) - 1)] if figures else []
         lines.add_row(*cells, *(fold.get(name, "") for name in folded), cost=float(row["busy_ns"]))
     overall = ", ".join(f"{column.heading} {result.overall[name]:.0f} %" for name, column in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
@@ -63,9 +70,3 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         *fold_notes(folded, "those of all of them", "busy ms of one of them"),
         *warning_lines(result.info.warnings),
     ]
-
-
-def _figures(row: Mapping[Any, Any], figures: Columns) -> list[str]:
-    if not row["enough"]:
-        return [TOO_FEW, *[""] * (len(figures) - 1)] if figures else []
-    return ["" if math.isnan(row[name]) else f"{row[name]:.0f} %" for name in figures]

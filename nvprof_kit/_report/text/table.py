@@ -119,7 +119,7 @@ class Grid:
     columns: list[Column]
     rows: list[Row] = field(default_factory=list)
     limit: int | None = None
-    way: str = ""
+    way: str = "-o FILE.csv has them all"
     in_order: bool = False
     beyond: int = 0
     hidden_note: str = ""
@@ -162,7 +162,7 @@ class Grid:
         else:
             parts = [visible._table(places, widths)]
         if hidden:
-            tail = self.hidden_note or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self._way()}"
+            tail = self.hidden_note or f"… and {{}} more {'row' if hidden == 1 else 'rows'}; {self.way}"
             parts.append(Text(tail.format(f"{hidden:,}"), "dim"))
         if gone:
             parts.append(Text(f"Too wide for {width} columns: {', '.join(gone)}; -o FILE.csv has them", "dim"))
@@ -178,23 +178,16 @@ class Grid:
         full_width = _whole([*widths.values(), *(BAR_WIDTH for column in self.columns if column.kind == "bar")])
         return Measurement(min(_SHORT_LABEL, full_width), min(full_width, options.max_width)).normalize()
 
-    def _way(self) -> str:
-        return self.way or "-o FILE.csv has them all"
-
     def _shown_rows(self) -> tuple[list[Row], int]:
-        """The shown rows, and the number of omitted rows."""
-        body = self._body()
+        """The shown rows, and the number of omitted ones: of those with a cost, else of those above the first rule."""
+        with_cost = [row for row in self.rows if row.cost is not None]
+        until = next((index for index, row in enumerate(self.rows) if row.section), len(self.rows))
+        body = with_cost or self.rows[:until]
         if self.limit is None or len(body) <= self.limit:
             return self.rows, 0
         ranked = body if self.in_order else sorted(body, key=lambda row: -(row.cost or 0.0))
         hidden = {id(row) for row in ranked[self.limit :]}
         return [row for row in self.rows if id(row) not in hidden], len(hidden)
-
-    def _body(self) -> list[Row]:
-        """The rows that may be omitted: those with a cost, else those above the first rule."""
-        with_cost = [row for row in self.rows if row.cost is not None]
-        until = next((index for index, row in enumerate(self.rows) if row.section), len(self.rows))
-        return with_cost or self.rows[:until]
 
     def _widths(self) -> dict[int, int]:
         """Preferred width of each column except bars, by position."""
