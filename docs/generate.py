@@ -17,7 +17,7 @@ import click
 from click.testing import CliRunner
 
 import nvprof_kit
-from nvprof_kit._analysis.attribution.attribution import OWNER_COLUMNS
+from nvprof_kit._analysis.attribution.attribution import OWNER_COLUMNS, Operations
 from nvprof_kit._analysis.foreign.rules import preset, presets
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus
 from nvprof_kit._analysis.kernels.classes import classify
@@ -307,7 +307,8 @@ class _Block(NamedTuple):
 def _second_block(capture: str) -> _Block:
     path = DOCS.parent / "tests" / "data" / f"{capture}.sqlite.xz"
     trace = open_capture(path, optional=("name",))
-    whole, computing = layers(trace), layers(replace(trace, ops=trace.ops[~classify(trace.ops).is_a("comm")]))
+    without_comm = replace(trace, ops=trace.ops[~classify(trace.ops).is_a("comm")])
+    whole, computing = layers(Operations(trace)), layers(Operations(without_comm))
     per_step = 1e6 * max(whole.summary.steps, 1)
 
     def times(result: Layers) -> list[float]:
