@@ -68,7 +68,7 @@ def count(name: str, folder: Path, model: nn.Module, tokens: torch.Tensor) -> No
     ratios = {phase: round(flops / FORWARD, 4) for phase, flops in by_phase.items()}
     names = sorted({row["name"] for row in said["operators"] + said["unknown"]})
     unknown = sum(row["runs"] for row in said["unknown"])
-    dtypes = sorted({row["dtype"] for row in said["operators"]})
+    dtypes = sorted({row["dtype"] for row in said["operators"] if row["flops"]})
     print(f"{name}: of the formula's forward {ratios}, outside layers {outside}, unknown {unknown}, {dtypes}, "
           f"{'same bits' if same else 'OTHER BITS'}, {names}")  # fmt: skip
 
