@@ -79,7 +79,7 @@ def processor_seconds() -> float:
 
 def mapping(capture: str, copies: int) -> None:
     """The map of a capture beside its table of layers, each in a process of its own, medians of three."""
-    from bench_layers import amplify
+    from bench_reading import amplify
 
     with tempfile.TemporaryDirectory() as folder:
         large = Path(folder) / "run.rank0.sqlite"

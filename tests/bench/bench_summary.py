@@ -2,7 +2,7 @@
 
     python tests/bench/bench_summary.py --nsys PATH [--copies 500] [--rounds 5] [--capture FILE.sqlite.xz]
 
-The capture of `bench_layers.py`, repeated in the same way; whole processes in turn; the best of the processor's seconds
+The capture of `bench_reading.py`, repeated likewise; whole processes in turn; the best of the processor's seconds
 of each, and its highest memory. Both run once before, so that Python's bytecode is there as in an installed package.
 The two tables must agree in calls and in total, shortest and longest time of each kernel name. Exit 1 if they differ,
 or if ours takes more of the processor or of memory.
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench_layers import DATA, amplify, of_repository, used
+from bench_reading import DATA, amplify, of_repository, used
 
 OURS = [sys.executable, "-m", "nvprof_kit", "summary", "--view", "kernel", "--format", "csv"]
 OUR_COLUMNS = ("name", "calls", "gpu_total_ns", "gpu_min_ns", "gpu_max_ns")

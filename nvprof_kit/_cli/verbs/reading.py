@@ -46,8 +46,8 @@ _depth = click.option("--depth", type=click.IntRange(min=1), help="Levels of the
 def layers(capture: Capture, **options: Any) -> Result:
     """GPU and CPU time of each layer by phase, and the time outside all layers.
 
-    A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
-    in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a plot.
+    A CAPTURE is an nsys .sqlite, .nsys-rep or parquetdir, or a PyTorch trace (.json, .json.gz), or .xz of them. FILE
+    ends in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a plot.
     """
     return capture.layers(**options)
 
@@ -108,7 +108,7 @@ def _peaks(_context: click.Context, _option: click.Parameter, texts: tuple[str, 
 def flops(capture: Capture, **options: Any) -> Result:
     """Floating point operations, achieved TFLOP/s and model FLOPs utilization (MFU) of each layer.
 
-    A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz; the
+    A CAPTURE is an nsys .sqlite, .nsys-rep or parquetdir, or a PyTorch trace (.json, .json.gz), also packed as .xz; the
     operations are counted by nvprof_kit.count_flops in a step of the same program, or derived from the shapes in a
     PyTorch trace. FILE ends in .csv, .json, .md, .parquet or .txt, in .png, .svg or .pdf for a plot of the MFU.
     """

@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Condition, current_thread, main_thread
 
 from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
+from nvprof_kit._trace.files.packed import free_memory
 from nvprof_kit._trace.files.sqlite import SqliteFile
 from nvprof_kit.errors import CaptureError, ToolError
 
@@ -26,6 +27,10 @@ _SAMPLED = frozenset({"GPU_METRICS", "COMPOSITE_EVENTS", "SCHED_EVENTS", "GENERI
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPLACED = (errno.ENOTEMPTY, errno.EEXIST)
 _MESSAGE_BYTES = 4096
+_EXPORT_BYTES = 12
+"""Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes 11, and less to SQLite."""
+_memory, _exports = Condition(), list[int]()
+"""What the running exports of this process need."""
 
 
 def exported(report: Path, *, beside: Path) -> Path:
@@ -64,7 +69,7 @@ def exported(report: Path, *, beside: Path) -> Path:
         try:
             if base is cached:
                 target.parent.mkdir(parents=True, exist_ok=True)
-            with _partial(target) as new:
+            with _memory_for(report), _partial(target) as new:
                 _export(
                     [nsys, "export", *payloads, "--type", kind, "--output", str(new), str(report)], report, new, beside
                 )
@@ -81,6 +86,21 @@ def exported(report: Path, *, beside: Path) -> Path:
         f"{beside}: its export is kept beside it, and neither {stem.parent} nor {cached.parent} is writable; run "
         f"`nsys export --type {kind} --output FOLDER/{stem.name}{ending} {beside}` and give that"
     ) from None
+
+
+@contextmanager
+def _memory_for(report: Path) -> Iterator[None]:
+    """Wait until there is memory for an export beside those of other threads; one runs in any case."""
+    need = _EXPORT_BYTES * report.stat().st_size
+    with _memory:
+        _memory.wait_for(lambda: not _exports or need + sum(_exports) < free_memory())
+        _exports.append(need)
+    try:
+        yield
+    finally:
+        with _memory:
+            _exports.remove(need)
+            _memory.notify_all()
 
 
 def _cache() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import sqlite3
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,22 @@ def test_a_report_in_a_read_only_folder_is_exported_to_the_cache(
     read_only.append(cached.parent)
     with pytest.raises(CaptureError, match=r"writable; run `nsys export --type parquetdir --output FOLDER/run_pqtdir"):
         open_capture(report)
+
+
+@pytest.mark.parametrize(("free", "together"), [(1 << 40, 3), (1, 1)])
+def test_reports_are_exported_in_parallel_as_far_as_memory_allows(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, free: int, together: int
+) -> None:
+    log = "{folder}/log"
+    install(tmp_path, monkeypatch, f'echo +1 >> "{log}"; sleep 0.5; {WORKS}; echo -1 >> "{log}"')
+    monkeypatch.setattr("nvprof_kit._trace.nsys.export.free_memory", lambda: free)
+    reports = [tmp_path / f"rank{rank}.nsys-rep" for rank in range(3)]
+    for path in reports:
+        path.write_bytes(REPORT)
+    with ThreadPoolExecutor(3) as threads:
+        assert [len(trace.ops) for trace in threads.map(open_capture, reports)] == [1, 1, 1]
+    running = list(itertools.accumulate(map(int, (tmp_path / "log").read_text().split())))
+    assert max(running) == together and running[-1] == 0
 
 
 def test_a_file_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
