@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -151,11 +152,11 @@ class SqliteFile(Database):
             items["rows of the table"] = "1"
         sql = f"SELECT {', '.join(f'{item} AS [{name}]' for name, item in items.items())} FROM {table}{_clause(where)}"
         try:
-            with (
-                adbc_driver_sqlite.connect(self._uri) as database,
-                adbc_driver_manager.AdbcConnection(database) as connection,
-            ):
-                read = _fetch(connection, sql, texts)
+            with self._stream(sql) as reader:
+                read = {field.name: _Column(field.type, field.name in texts) for field in reader.schema}
+                for batch in reader:
+                    for column, chunk in zip(read.values(), batch.columns, strict=True):
+                        column.add(chunk)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
             if diagnose is not None:
                 diagnose()
@@ -203,6 +204,8 @@ class SqliteFile(Database):
 
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
         """Number of rows, and how many have NULL and how many a value of another type in each column."""
+        if (sound := self._nulls(table, columns)) is not None:
+            return sound
         counts = "".join(
             f", count(*) - count([{column}]), "
             + (f"total(typeof([{column}]) NOT IN ('null', '{kind}'))" if kind else "0")
@@ -211,6 +214,42 @@ class SqliteFile(Database):
         rows, *numbers = self._query(f"SELECT count(*){counts} FROM {table}")[0]
         pairs = zip(numbers[::2], map(int, numbers[1::2]), strict=True)
         return rows, dict(zip(columns, pairs, strict=True))
+
+    def _nulls(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]] | None:
+        """The same as `faults` if no value has another type, else None: faster than to ask for each type."""
+        texts = [f"typeof([{column}]) NOT IN ('null', 'text')" for column, kind in columns.items() if kind == "text"]
+        if texts and self._query(f"SELECT 1 FROM {table} WHERE {' OR '.join(texts)} LIMIT 1"):
+            return None  # the driver takes integers among texts for texts
+        items = ", ".join(f"[{column}]" for column in columns)
+        count, nulls = 0, dict.fromkeys(columns, 0)
+        try:
+            with self._stream(f"SELECT {items} FROM {table}") as reader:
+                for batch in reader:
+                    count += len(batch)
+                    for column, chunk in zip(columns, batch.columns, strict=True):
+                        nulls[column] += chunk.null_count
+                types = dict(zip(columns, reader.schema.types, strict=True))
+        except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError):
+            return None
+        is_type = {"text": pyarrow.types.is_string, "integer": pyarrow.types.is_integer}
+        if not all(
+            kind and (nulls[column] == count or is_type[kind](types[column])) for column, kind in columns.items()
+        ):
+            return None
+        return count, {column: (null_count, 0) for column, null_count in nulls.items()}
+
+    @contextmanager
+    def _stream(self, sql: str) -> Iterator[Any]:
+        """The rows of a large query in batches. Thread-safe."""
+        with (
+            adbc_driver_sqlite.connect(self._uri) as database,
+            adbc_driver_manager.AdbcConnection(database) as connection,
+            adbc_driver_manager.AdbcStatement(connection) as statement,
+        ):
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+            statement.set_sql_query(sql)
+            stream, _ = statement.execute_query()
+            yield pyarrow.RecordBatchReader._import_from_c(stream.address)
 
     def texts_of_ids(self, ids: Iterable[int]) -> dict[int, str]:
         """The texts of these ids in ``StringIds``; unknown ids are omitted."""
@@ -322,20 +361,6 @@ def _nulls(chunk: Any) -> npt.NDArray[np.bool_]:
     bits = np.unpackbits(np.frombuffer(chunk.buffers()[0], dtype=np.uint8), bitorder="little")
     is_null: npt.NDArray[np.bool_] = bits[chunk.offset : chunk.offset + len(chunk)] == 0
     return is_null
-
-
-def _fetch(connection: Any, sql: str, texts: Collection[str]) -> dict[str, _Column]:
-    """The columns of a query."""
-    with adbc_driver_manager.AdbcStatement(connection) as statement:
-        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-        statement.set_sql_query(sql)
-        stream, _ = statement.execute_query()
-        reader = pyarrow.RecordBatchReader._import_from_c(stream.address)
-        columns = {field.name: _Column(field.type, field.name in texts) for field in reader.schema}
-        for batch in reader:
-            for column, chunk in zip(columns.values(), batch.columns, strict=True):
-                column.add(chunk)
-        return columns
 
 
 def _wrong(column: _Column, *, required: bool) -> str:
