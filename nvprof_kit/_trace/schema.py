@@ -275,18 +275,18 @@ BUSY_CALLS = "busy calls"
 """Restricts ``calls`` to calls that launch, wait, allocate or free, and profiler overheads."""
 
 
-class Source(NamedTuple):
+class NsysTable(NamedTuple):
     """Requirements for a table of an nsys export, if the table exists (schemas 2.7 to 3.28).
 
     Attributes:
-        needed: Columns with a value in every row.
-        given: Required columns that are NULL in rows to which they do not apply, but not in all rows.
+        required: Columns with a value in every row.
+        partial: Required columns that are NULL in rows to which they do not apply, but not in all rows.
         nullable: Required columns that can be NULL in all rows.
         texts: The text columns; all others are integers.
     """
 
-    needed: tuple[str, ...]
-    given: tuple[str, ...] = ()
+    required: tuple[str, ...]
+    partial: tuple[str, ...] = ()
     nullable: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
@@ -297,36 +297,36 @@ _LAUNCHED = ("correlationId", "globalPid")
 _LAUNCH = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 
-NSYS_SOURCES: Mapping[str, Source] = MappingProxyType(
+NSYS_SOURCES: Mapping[str, NsysTable] = MappingProxyType(
     {
-        "StringIds": Source(("id", "value"), texts=("value",)),
-        "NVTX_EVENTS": Source(
+        "StringIds": NsysTable(("id", "value"), texts=("value",)),
+        "NVTX_EVENTS": NsysTable(
             ("start", "eventType"),
-            given=("globalTid", "domainId"),
+            partial=("globalTid", "domainId"),
             nullable=("end", "endGlobalTid", "category", "text", "textId", *_PAYLOADS),
             texts=("text",),
         ),
-        "CUPTI_ACTIVITY_KIND_KERNEL": Source((*_OPERATION, "demangledName", *_LAUNCH, *_SHARED), given=_LAUNCHED),
-        "CUPTI_ACTIVITY_KIND_MEMCPY": Source((*_OPERATION, "bytes", "copyKind"), _LAUNCHED, ("srcKind", "dstKind")),
-        "CUPTI_ACTIVITY_KIND_MEMSET": Source((*_OPERATION, "bytes"), given=_LAUNCHED),
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": Source(_OPERATION, given=_LAUNCHED),
-        "CUPTI_ACTIVITY_KIND_RUNTIME": Source(("start", "end", "nameId"), given=("globalTid", "correlationId")),
-        "PROFILER_OVERHEAD": Source(("start", "end", "globalTid", "nameId")),
-        "CUDA_GRAPH_NODE_EVENTS": Source(
-            ("start", "graphNodeId"), given=("globalTid",), nullable=("originalGraphNodeId",)
+        "CUPTI_ACTIVITY_KIND_KERNEL": NsysTable((*_OPERATION, "demangledName", *_LAUNCH, *_SHARED), partial=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_MEMCPY": NsysTable((*_OPERATION, "bytes", "copyKind"), _LAUNCHED, ("srcKind", "dstKind")),
+        "CUPTI_ACTIVITY_KIND_MEMSET": NsysTable((*_OPERATION, "bytes"), partial=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": NsysTable(_OPERATION, partial=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": NsysTable(("start", "end", "nameId"), partial=("globalTid", "correlationId")),
+        "PROFILER_OVERHEAD": NsysTable(("start", "end", "globalTid", "nameId")),
+        "CUDA_GRAPH_NODE_EVENTS": NsysTable(
+            ("start", "graphNodeId"), partial=("globalTid",), nullable=("originalGraphNodeId",)
         ),
-        "CUDA_GPU_MEMORY_USAGE_EVENTS": Source(
+        "CUDA_GPU_MEMORY_USAGE_EVENTS": NsysTable(
             ("start", "bytes", "deviceId", "memKind", "memoryOperationType"),
-            given=("globalPid",),
+            partial=("globalPid",),
             nullable=("correlationId",),
         ),
-        "GPU_METRICS": Source(("typeId", "metricId", "value"), given=("timestamp",)),
-        "TARGET_INFO_GPU_METRICS": Source(("typeId", "metricId", "metricName"), texts=("metricName",)),
-        "SCHED_EVENTS": Source(("start", "isSchedIn"), given=("globalTid",)),
-        "NVTX_PAYLOAD_SCHEMA_ENTRIES": Source(
-            ("domainId", "schemaId"), given=("name",), nullable=("offset",), texts=("name",)
+        "GPU_METRICS": NsysTable(("typeId", "metricId", "value"), partial=("timestamp",)),
+        "TARGET_INFO_GPU_METRICS": NsysTable(("typeId", "metricId", "metricName"), texts=("metricName",)),
+        "SCHED_EVENTS": NsysTable(("start", "isSchedIn"), partial=("globalTid",)),
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES": NsysTable(
+            ("domainId", "schemaId"), partial=("name",), nullable=("offset",), texts=("name",)
         ),
-        "NCCL_GPU_OPERATIONS": Source(("start", "end", "operationId", "text"), texts=("text",)),
+        "NCCL_GPU_OPERATIONS": NsysTable(("start", "end", "operationId", "text"), texts=("text",)),
     }
 )
 """The tables of an nsys export used for a `Trace`; the others only describe the system."""

@@ -59,20 +59,23 @@ class TableFolder(Database):
     def _groups(self, table: str, columns: Collection[str], where: Sequence[Where] = ()) -> Iterator[_Group]:
         """The groups of rows of a table with these columns, without the rows that do not meet the conditions."""
         file = self._files[table]
-        if missing := {part.column for part in where} - self.tables[table]:
+        if missing := {condition.column for condition in where} - self.tables[table]:
             raise self.refuse(f"the table {table} has no column {min(missing)}")
-        filters, others = [part.column for part in where], [name for name in columns if name in self.tables[table]]
+        filters, unfiltered = (
+            [condition.column for condition in where],
+            [name for name in columns if name in self.tables[table]],
+        )
         try:
             for group in range(file.groups):
                 arrays: dict[str, Any] = file.read(group, filters)
                 rows = None
                 if where:
-                    rows = np.logical_and.reduce([_meets(arrays[part.column], part) for part in where])
+                    rows = np.logical_and.reduce([_meets(arrays[condition.column], condition) for condition in where])
                     if not rows.any():
                         continue
                     if rows.all():
                         rows = None
-                arrays |= file.read(group, [name for name in others if name not in arrays])
+                arrays |= file.read(group, [name for name in unfiltered if name not in arrays])
                 count = file.rows(group) if rows is None else int(np.count_nonzero(rows))
                 yield count, rows, arrays
         except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -125,7 +128,7 @@ class TableFolder(Database):
             for column in present
             if not (_is_text if name in texts else _is_whole)(types[column])
         ]
-        unread = {part.column for part in where if part.or_invalid}
+        unread = {condition.column for condition in where if condition.or_invalid}
         wrong += [column for column in unread if not _is_whole(types[column])]
         if wrong:
             if diagnose is not None:
@@ -133,9 +136,9 @@ class TableFolder(Database):
             raise self.broken(f"{table}.{wrong[0]} is {types[wrong[0]]}")
         parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
         nulls = 0
-        needed = dict.fromkeys(column for present in sources.values() for column in present)
-        for count, rows, arrays in self._groups(table, needed, where):
-            nulls += sum(arrays[column].null_count for column in unread - {*needed})
+        read_columns = dict.fromkeys(column for present in sources.values() for column in present)
+        for count, rows, arrays in self._groups(table, read_columns, where):
+            nulls += sum(arrays[column].null_count for column in unread - {*read_columns})
             for name, present in sources.items():
                 if name in texts:
                     values, null_count = _texts(
@@ -190,15 +193,15 @@ class TableFolder(Database):
         file = self._files[table]
         if not file.rows(group):
             return set()
-        if (known := file.statistics(group, column)) is not None:
-            return {_signed(value) for value in known}
+        if (recorded := file.statistics(group, column)) is not None:
+            return {_signed(value) for value in recorded}
         try:
             array = file.read(group, [column])[column]
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise self._broken(file.path.name, error) from None
         edges = pyarrow.compute.min_max(array).as_py()
-        least = {edge for edge in (edges["min"], edges["max"]) if edge is not None}
-        return {_signed(value) for value in (least | {None} if array.null_count else least)}
+        edge_values = {edge for edge in (edges["min"], edges["max"]) if edge is not None}
+        return {_signed(value) for value in (edge_values | {None} if array.null_count else edge_values)}
 
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
         """Number of rows, and how many have NULL and how many a value of another type in each column."""
@@ -330,20 +333,20 @@ class _ParquetFile:
 
     def null_count(self, group: int, column: str) -> int:
         """Number of NULLs of a column."""
-        known = self._file.metadata.row_group(group).column(self._index[column]).statistics
-        if known is not None and known.has_null_count:
-            return int(known.null_count)
+        statistics = self._file.metadata.row_group(group).column(self._index[column]).statistics
+        if statistics is not None and statistics.has_null_count:
+            return int(statistics.null_count)
         return int(self.read(group, [column])[column].null_count)
 
     def statistics(self, group: int, column: str) -> set[int | None] | None:
         """The least and greatest value of a column, and None for NULLs; None if the file does not say them."""
-        known = self._file.metadata.row_group(group).column(self._index[column]).statistics
-        if known is None or not known.has_null_count:
+        recorded = self._file.metadata.row_group(group).column(self._index[column]).statistics
+        if recorded is None or not recorded.has_null_count:
             return None
-        nulls: set[int | None] = {None} if known.null_count else set()
-        if known.null_count == self.rows(group):
+        nulls: set[int | None] = {None} if recorded.null_count else set()
+        if recorded.null_count == self.rows(group):
             return nulls
-        return nulls | {int(known.min), int(known.max)} if known.has_min_max else None
+        return nulls | {int(recorded.min), int(recorded.max)} if recorded.has_min_max else None
 
     def close(self) -> None:
         self._file.close()
@@ -430,10 +433,10 @@ def _int64(array: Any, missing: int) -> Int64Array:
     """The integers of an array, 64 bits of them, with NULLs replaced."""
     if pyarrow.types.is_null(array.type):
         return np.full(len(array), missing, dtype=np.int64)
-    whole = array.view(pyarrow.int64()) if pyarrow.types.is_uint64(array.type) else array.cast(pyarrow.int64())
-    if whole.null_count:
-        whole = whole.fill_null(missing)
-    return np.frombuffer(whole.buffers()[1], dtype=np.int64)[whole.offset : whole.offset + len(whole)]
+    integers = array.view(pyarrow.int64()) if pyarrow.types.is_uint64(array.type) else array.cast(pyarrow.int64())
+    if integers.null_count:
+        integers = integers.fill_null(missing)
+    return np.frombuffer(integers.buffers()[1], dtype=np.int64)[integers.offset : integers.offset + len(integers)]
 
 
 def _whole_numbers(arrays: Sequence[Any], missing: int) -> tuple[Int64Array, int]:

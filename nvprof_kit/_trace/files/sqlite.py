@@ -144,10 +144,14 @@ class SqliteFile(Database):
         sources = {name: self._existing(table, item) for name, item in columns.items()}
         items = {name: _item(present, name in texts) for name, present in sources.items() if present}
         read_columns = {column for present in sources.values() for column in present}
-        unread = [_invalid(part.column) for part in where if part.or_invalid and part.column not in read_columns]
-        checked = next((name for name in items if name in required), None)
-        if unread and checked:  # to read the column too takes a tenth of the time
-            items[checked] = f"CASE WHEN {' OR '.join(unread)} THEN NULL ELSE {items[checked]} END"
+        unread = [
+            _invalid(condition.column)
+            for condition in where
+            if condition.or_invalid and condition.column not in read_columns
+        ]
+        first_required = next((name for name in items if name in required), None)
+        if unread and first_required:  # to read the column too takes a tenth of the time
+            items[first_required] = f"CASE WHEN {' OR '.join(unread)} THEN NULL ELSE {items[first_required]} END"
         if not items:
             items["rows of the table"] = "1"
         sql = f"SELECT {', '.join(f'{item} AS [{name}]' for name, item in items.items())} FROM {table}{_clause(where)}"

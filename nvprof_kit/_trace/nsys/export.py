@@ -176,16 +176,16 @@ def _partial(target: Path) -> Iterator[Path]:
 
 def _export(command: list[str], report: Path, target: Path, named: Path) -> None:
     """Export a report; nsys's progress is shown where stderr is a terminal."""
-    shown, output = sys.stderr is not None and sys.stderr.isatty(), b""
+    shows_progress, output = sys.stderr is not None and sys.stderr.isatty(), b""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
     ) as process:
         try:
             assert process.stdout is not None
-            while part := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
-                output = (output + part)[-_MESSAGE_BYTES:]
-                if shown:
-                    sys.stderr.write(part.decode("utf-8", "replace"))
+            while chunk := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
+                output = (output + chunk)[-_MESSAGE_BYTES:]
+                if shows_progress:
+                    sys.stderr.write(chunk.decode("utf-8", "replace"))
                     sys.stderr.flush()
         except BaseException:
             process.kill()

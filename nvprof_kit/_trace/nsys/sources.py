@@ -51,7 +51,7 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
     for table in tables:
         if table in db.tables:
             source = NSYS_SOURCES[table]
-            _refuse_missing(db, table, (*source.needed, *source.given, *source.nullable))
+            _refuse_missing(db, table, (*source.required, *source.partial, *source.nullable))
     if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in tables and "NVTX_PAYLOAD_SCHEMA_ENTRIES" in db.tables:
         _refuse_missing(db, "NVTX_EVENTS", ("binaryData",))
     nodes = node_table(db)
@@ -127,16 +127,16 @@ def _check_table(db: Database, table: str) -> None:
     if table == "StringIds" and (ambiguous := db.ambiguous_ids()):  # each join would pick one of the texts
         raise db.refuse(f"StringIds.id has several values for {ambiguous} ids")
     source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
-    names = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
+    names = dict.fromkeys((*source.required, *source.partial, *source.nullable, *_NODE_COLUMNS, "mangledName"))
     kinds = {name: "text" if name in source.texts else "integer" for name in names if db.has(table, name)}
     rows, faults = db.faults(table, kinds)
     for column, (nulls, wrong_count) in faults.items():
         kind = "text" if column in source.texts else "a whole number"
         if wrong_count:
             raise db.refuse(f"{table}.{column} is not {kind} in {wrong_count} of {rows} rows")
-        if nulls and (column in source.needed or (column in source.given and nulls == rows)):
+        if nulls and (column in source.required or (column in source.partial and nulls == rows)):
             raise db.refuse(f"{table}.{column} is NULL in {nulls} of {rows} rows")
-        if nulls and column in source.given:
+        if nulls and column in source.partial:
             db.warn(f"{table}.{column} is NULL in {nulls} of {rows} rows: what they tell is not joined with the rest")
 
 
