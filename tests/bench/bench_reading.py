@@ -155,11 +155,11 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
         sqlite: Row(verb("layers", *table, str(large))),
         tables: Row(verb("layers", *table, str(folder)), sqlite, 1.0),
         "a bare scan of its columns, SQLite": Row(python(SCAN, large)),
-        "the same, `layers` as multiple": Row(
+        "`layers` of the file beside that": Row(
             verb("layers", *table, str(large)), "a bare scan of its columns, SQLite", 2
         ),
         "a bare read of its columns, Parquet": Row(python(SCAN_FOLDER, folder)),
-        "`layers` of the folder beside it": Row(
+        "`layers` of the folder beside that": Row(
             verb("layers", *table, str(folder)), "a bare read of its columns, Parquet", 2
         ),
         "`layers` of a tenth": Row(verb("layers", *table, str(small))),
@@ -183,7 +183,7 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
     if nsys:
         theirs = "`nsys stats -r nvtx_gpu_proj_sum`, SQLite"
         rows[theirs] = Row([nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", *table, str(large)])
-        rows["`layers` of the folder beside nsys"] = Row(verb("layers", *table, str(folder)), theirs, 0.1)
+        rows["`layers` of the folder beside nsys"] = Row(verb("layers", *table, str(folder)), theirs, 0.5)
     return rows
 
 

@@ -56,30 +56,22 @@ class TableFolder(Database):
         """The error for a damaged folder."""
         return CaptureError(f"{self.named}: a table in it is damaged ({error}); export the .nsys-rep again")
 
-    def _groups(self, table: str, columns: Collection[str], where: Sequence[Where] = ()) -> Iterator[_Group]:
-        """The groups of rows of a table with these columns, without the rows that do not meet the conditions."""
+    def _groups(self, table: str, where: Sequence[Where] = ()) -> Iterator[_Group]:
+        """The groups of rows of a table, without the rows that do not meet the conditions."""
         file = self._files[table]
         if missing := {condition.column for condition in where} - self.tables[table]:
             raise self.refuse(f"the table {table} has no column {min(missing)}")
-        filters, unfiltered = (
-            [condition.column for condition in where],
-            [name for name in columns if name in self.tables[table]],
-        )
-        try:
-            for group in range(file.groups):
-                arrays: dict[str, Any] = file.read(group, filters)
-                rows = None
-                if where:
-                    rows = np.logical_and.reduce([_meets(arrays[condition.column], condition) for condition in where])
-                    if not rows.any():
-                        continue
-                    if rows.all():
-                        rows = None
-                arrays |= file.read(group, [name for name in unfiltered if name not in arrays])
-                count = file.rows(group) if rows is None else int(np.count_nonzero(rows))
-                yield count, rows, arrays
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise self._broken(file.path.name, error) from None
+        for group in range(file.groups):
+            arrays = _Arrays(file, group, self._broken)
+            arrays |= {condition.column: arrays[condition.column] for condition in where}
+            rows = None
+            if where:
+                rows = np.logical_and.reduce([_meets(arrays[condition.column], condition) for condition in where])
+                if not rows.any():
+                    continue
+                if rows.all():
+                    rows = None
+            yield file.rows(group) if rows is None else int(np.count_nonzero(rows)), rows, arrays
 
     def rows(
         self, table: str, columns: Sequence[str], where: Sequence[Where] = (), *, limit: int = -1
@@ -90,7 +82,7 @@ class TableFolder(Database):
             CaptureError: The file is damaged.
         """
         result: list[tuple[Any, ...]] = []
-        for _, rows, arrays in self._groups(table, columns, where):
+        for _, rows, arrays in self._groups(table, where):
             values = []
             for column in columns:
                 array = arrays[column] if rows is None else arrays[column].filter(pyarrow.array(rows))
@@ -136,14 +128,13 @@ class TableFolder(Database):
             raise self.broken(f"{table}.{wrong[0]} is {types[wrong[0]]}")
         parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
         nulls = 0
-        read_columns = dict.fromkeys(column for present in sources.values() for column in present)
-        for count, rows, arrays in self._groups(table, read_columns, where):
-            nulls += sum(arrays[column].null_count for column in unread - {*read_columns})
+        read_columns = {column for present in sources.values() for column in present}
+        for count, rows, arrays in self._groups(table, where):
+            nulls += sum(arrays[column].null_count for column in unread - read_columns)
             for name, present in sources.items():
                 if name in texts:
-                    values, null_count = _texts(
-                        arrays[present[0]] if present else pyarrow.nulls(count, pyarrow.string())
-                    )
+                    array = arrays[present[0]] if present else pyarrow.nulls(count, pyarrow.string())
+                    values, null_count = _texts(array)
                 elif present:
                     values, null_count = _whole_numbers([arrays[column] for column in present], missing)
                 else:
@@ -156,6 +147,7 @@ class TableFolder(Database):
                     values = values.copy()  # the file may change under what is mapped
                 parts[name].append(values)
                 nulls += null_count if name in required else 0
+        pyarrow.default_memory_pool().release_unused()
         if nulls:
             if diagnose is None:
                 raise self.broken(f"{nulls} rows of {table} without a value")
@@ -174,7 +166,7 @@ class TableFolder(Database):
         if not where:
             file = self._files[table]
             return sum(file.rows(group) for group in range(file.groups))
-        return sum(count for count, _, _ in self._groups(table, (), where))
+        return sum(count for count, _, _ in self._groups(table, where))
 
     def constants(self, table: str, columns: Collection[str]) -> dict[str, int | None]:
         """The value of each of these columns; empty if one of them differs between rows or is not an integer."""
@@ -241,7 +233,7 @@ class TableFolder(Database):
         texts: set[str] = set()
         for table, file in self._files.items():
             names = [] if table.startswith("ENUM_") else [name for name, type_ in file.types.items() if _is_text(type_)]
-            for _, _, arrays in self._groups(table, names):
+            for _, _, arrays in self._groups(table):
                 values = {text for name in names for text in _plain(arrays[name].unique()) if text is not None}
                 texts.update(text for text in values if matches(text))
         return texts
@@ -300,7 +292,23 @@ class _Columns(Mapping[str, frozenset[str]]):
         return len(self._files)
 
 
-_Group = tuple[int, "npt.NDArray[np.bool_] | None", dict[str, Any]]
+class _Arrays(dict[str, Any]):
+    """The columns of a group of rows; one that is not here is read each time, so that it takes memory only once."""
+
+    def __init__(
+        self, file: _ParquetFile | _ArrowFile, group: int, broken: Callable[[str, Exception], CaptureError]
+    ) -> None:
+        super().__init__()
+        self._file, self._group, self._broken = file, group, broken
+
+    def __missing__(self, column: str) -> Any:
+        try:
+            return self._file.read(self._group, [column])[column]
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise self._broken(self._file.path.name, error) from None
+
+
+_Group = tuple[int, "npt.NDArray[np.bool_] | None", _Arrays]
 """Number of rows that are taken, which these are (None for all), and the arrays with all rows."""
 
 
