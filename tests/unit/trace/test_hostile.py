@@ -55,7 +55,9 @@ def change(path: Path, sql: str) -> Path:
 
 def needed() -> list[tuple[str, str]]:
     tables = ("NVTX_EVENTS", "PROFILER_OVERHEAD", *(f"CUPTI_ACTIVITY_KIND_{one}" for one in ("KERNEL", "RUNTIME")))
-    return [(table, column) for table in tables for column in (*NSYS_SOURCES[table].required, *NSYS_SOURCES[table].partial)]
+    return [
+        (table, column) for table in tables for column in (*NSYS_SOURCES[table].required, *NSYS_SOURCES[table].partial)
+    ]
 
 
 @pytest.mark.parametrize(("table", "column"), needed())
