@@ -137,7 +137,7 @@ def _formula(operator: Any) -> Any:
 
 
 def _grouped_query_flops(name: str, args: tuple[Any, ...]) -> int | None:
-    """Fused attention with fewer heads of keys and values than of queries, which the counter of PyTorch 2.9 and older
+    """Fused attention with fewer heads of keys and values than of queries, which the counter of PyTorch 2.11
     refuses; None for any other operator.
     """
     backward = name.endswith("attention_backward")

@@ -495,7 +495,7 @@ def test_grouped_queries_are_counted_by_any_release(backward: bool, monkeypatch:
     args = (query,) * backward + (query, key, key)
 
     def refuses(*_args: object, **_kwargs: object) -> int:
-        raise AssertionError  # as the formula of PyTorch 2.9 does
+        raise AssertionError  # as the formula of PyTorch 2.11 does
 
     expected = 2 * 2 * 8 * 16 * 32 * (5 * 4 if backward else 2 * 4)
     monkeypatch.setitem(flop_registry, operator, refuses)
