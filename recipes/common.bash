@@ -1,6 +1,6 @@
-# Shared by the recipes of both folders: messages, options, where a report goes, and a run under supervision.
+# Shared by the recipes of ncu: messages, options, where a report goes, and a run under supervision.
 # shellcheck shell=bash
-# Sourced by nsys/common.bash and ncu/common.bash, never run.
+# Sourced by ncu/common.bash, never run.
 
 me=${NVPROF_KIT_VERB:-${0##*/}} # `nvprof-kit ncu profile`, say, which becomes layer.sh
 unset NVPROF_KIT_VERB
@@ -151,28 +151,6 @@ check_disk() { # FOLDER, there or not yet; MEGABYTES
     fail 2 "$folder has $free MB left and a report may need more; needed $2 MB: free some, or lower it with --min-free MB"
 }
 
-# The name with nsys's patterns replaced: %h the host, %p this process, %q{VARIABLE}, %% a percent sign. They are replaced here,
-# for a report that is there already is to be found before the run.
-expand_name() { # NAME; sets `output`
-  local rest=$1 variable
-  output=''
-  while [[ $rest == *%* ]]; do
-    output+=${rest%%\%*} rest=${rest#*%}
-    case $rest in
-      h*) output+=$(uname -n) rest=${rest#h} ;;
-      p*) output+="$$" rest=${rest#p} ;;
-      %*) output+=% rest=${rest#%} ;;
-      'q{'[A-Za-z_]*'}'*)
-        variable=${rest#q\{} variable=${variable%%\}*} rest=${rest#*\}}
-        [[ $variable =~ ^[A-Za-z0-9_]+$ ]] || fail 2 "-o '$1': '$variable' is no variable's name"
-        [ -n "${!variable-}" ] || fail 2 "-o '$1': the variable $variable is not set"
-        output+=${!variable//\//_} ;;
-      *) fail 2 "-o '$1': after % come h, p, q{VARIABLE} or another %" ;;
-    esac
-  done
-  output+=$rest
-}
-
 need_name() { # NAME of the report
   case ${1##*/} in '' | . | ..) fail 2 "-o '$1': needed a report's name, not a folder's" ;; esac
   # nsys writes the path as it is into the XML that its exporter reads
@@ -235,21 +213,17 @@ say_next() { # WORD...; the command that reads what was written
 
 # --- a run under supervision ---
 
-# The folder in which program.bash tells what became of the program; '' where the profiler starts it without.
-run='' leave_running='' how=become
-left_early='' # whether the profiler ended before the program; then nsys leaves its agent behind
-
-# Runs a profiler and waits for it, and for the program. Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come
+# Runs a profiler and waits for it. Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come
 # to the profiler once: it fetches what the program has buffered, then ends it. Told twice nsys would lose the report,
-# so a second signal within 3 s is taken for the same, and a later one is the program's. Sets `status` to what the program gave.
+# so a second signal within 3 s is taken for the same. Sets `status` to what the program gave.
 supervise() { # WORD...
-  local child='' shared='' began=$SECONDS asked='' asked_at=-1
+  local child='' shared='' began=$SECONDS asked_at=-1
   NVPROF_KIT_RUN=$$.$(date +%s%N)
   export NVPROF_KIT_RUN
   trap 'pass_on INT' INT
   trap 'pass_on TERM' TERM HUP
   # 3 may be a log of the recipe's, which would not end while the program's children have it open
-  if [ -t 0 ] && [ -z "$run" ]; then
+  if [ -t 0 ]; then
     # only the group in front may read from a terminal; Ctrl-C comes to all of it
     shared=yes
     (trap - INT TERM HUP && exec "$@" 3>&-) <&0 &
@@ -264,65 +238,22 @@ supervise() { # WORD...
   done
   # shellcheck disable=SC2034  # the recipes read it
   { status=0 && wait "$child"; } || status=$?
-  wait_for_program
   trap '' INT TERM HUP # what was captured is brought to its place
-}
-
-# nsys may end before a program that takes its time: then this waits for it and takes its status.
-wait_for_program() {
-  local patience
-  [ -n "$run" ] && [ -z "$leave_running" ] && [ "$status" -le 128 ] || return 0
-  # shellcheck disable=SC2034  # the recipes read it
-  ! program_alive || left_early=yes
-  while program_alive; do pause 0.2; done
-  [ "$how" = stay ] && [ -s "$run/pid" ] || return 0
-  for patience in 1 2 3 4 5; do
-    [ ! -s "$run/status" ] || { status=$(<"$run/status") && return 0; }
-    sleep "0.$patience"
-  done
-}
-
-pause() { # SECONDS; unlike sleep a signal ends it, and its trap runs at once
-  { sleep "$1" & } 2>/dev/null
-  wait $! || :
 }
 
 pass_on() { # SIGNAL
   local first=$((asked_at < 0)) since=$((SECONDS - asked_at))
-  asked=$1
-  [ -z "$run" ] || printf '%s\n' "$asked" >"$run/end" # for a program that has not begun
   if [ "$first" = 1 ]; then
     asked_at=$SECONDS
     # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not be written.
-    if program_ended; then
+    if [ $((SECONDS - began)) -ge 3 ] && ! program_runs; then
       warn "the program has ended and its report is being written; another signal, 3 s from now, stops that"
     elif [ "$1$shared" != INTyes ]; then
       kill "-$1" "$child" 2>/dev/null || :
     fi
   elif [ "$since" -ge 3 ]; then # nobody's second touch of the same keys
-    tell_program "$1" || kill "-$1" "$child" 2>/dev/null || :
+    kill "-$1" "$child" 2>/dev/null || :
   fi
-}
-
-program_ended() {
-  if [ -n "$run" ]; then [ -s "$run/pid" ] && ! program_alive
-  else [ $((SECONDS - began)) -ge 3 ] && ! program_runs; fi
-}
-
-# As in a terminal Ctrl-C comes to the program's group; SIGTERM comes to itself alone. Fails where it does not run.
-tell_program() { # SIGNAL
-  [ -n "$run" ] && program_alive || return 1
-  if [ "$1" = INT ]; then kill -INT -- "-$(group_of "$(<"$run/pid")")" 2>/dev/null || :
-  else kill "-$1" "$(<"$run/pid")" 2>/dev/null || :; fi
-}
-
-program_alive() {
-  [ -s "$run/pid" ] && kill -0 "$(<"$run/pid")" 2>/dev/null
-}
-
-group_of() { # PROCESS
-  local stat
-  stat=$(<"/proc/$1/stat") && stat=${stat##*) } && cut -d ' ' -f 3 <<<"$stat"
 }
 
 kill_all() { # SIGNAL PROCESSES, a line each
