@@ -14,7 +14,6 @@ from ._analysis.ncu.plan import NcuPlan as NcuPlan
 from ._analysis.summary.summary import Summary as Summary
 from ._analysis.timers import Timers as Timers
 from ._api.capture import Capture as Capture
-from ._api.capture import Tables as Tables
 from ._api.capture import diff as diff
 from ._api.capture import open as open
 from ._api.checks import doctor as doctor
@@ -28,6 +27,7 @@ from ._api.sources import TimerLog as TimerLog
 from ._api.sources import open_ncu as open_ncu
 from ._api.sources import open_snapshot as open_snapshot
 from ._api.sources import open_timers as open_timers
+from ._api.tables import Tables as Tables
 from ._capture.recipes import recipes_folder as recipes_folder
 from ._capture.recorder.record import record as record
 from ._capture.recorder.scheduled import scheduled as scheduled

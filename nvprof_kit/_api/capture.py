@@ -6,7 +6,7 @@ share the result.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nvprof_kit._api.numbers import checked
+from nvprof_kit._api.tables import Tables, optional_columns
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect, recognised
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue, as_issues
@@ -65,9 +66,6 @@ MANY_OPERATIONS = 200_000
 
 LARGE_BYTES = 100_000_000
 """In a larger file, count the operations before reading the columns that only findings need."""
-
-ATTRIBUTED = "operations"
-"""Name of the table of attributed operations, next to those of `nvprof_kit._trace.schema.TABLES`."""
 
 
 def open(  # what the package offers as `nvprof_kit.open`
@@ -739,7 +737,7 @@ class Capture:
     @cached_property
     def tables(self) -> Tables:
         """The capture's tables by name, as DataFrames; each is read on first access."""
-        return Tables(self)
+        return Tables(lambda optional: self._operations(optional, cpu_only=True), lambda: self._operators)
 
     def sql(self, query: str) -> pd.DataFrame:
         """Query `tables` in SQL, with an in-memory DuckDB that has no access to files or the network.
@@ -752,7 +750,7 @@ class Capture:
         Raises:
             UsageError: The query is invalid, does not only read, or accesses files or the network.
         """
-        from nvprof_kit._api.sql import answer
+        from nvprof_kit._api.tables import answer
 
         return answer(query, self.tables)
 
@@ -788,7 +786,7 @@ class Capture:
             from nvprof_kit._trace.open import open_more
 
             if self.path.suffix == ".xz" or not self._attributed_ops.trace.info.tool.startswith("nsys"):
-                missing = _everything() - self._read  # it has to be unpacked or parsed whole again: once is enough
+                missing = optional_columns() - self._read  # it has to be unpacked or parsed whole again: once is enough
             self._attributed_ops.trace = open_more(self._attributed_ops.trace, domain=self.domain, optional=missing)
         self._read |= missing
         if (reason := self._attributed_ops.trace.info.lacks) and not cpu_only:
@@ -866,63 +864,6 @@ class Capture:
 _PLOTS: tuple[PlotView, ...] = ("layers", "timeline")
 
 
-class Tables(Mapping[str, "pd.DataFrame"]):
-    """The tables of a capture by name, as DataFrames.
-
-    The page "Tables and SQL" of the documentation lists all tables and columns. The table ``operations`` has one row
-    per kernel, memcpy, memset or graph replay, with the ``layer``, ``phase`` and ``step`` that it belongs to.
-
-    The texts of ``ranges`` are translated by the capture's rules. A table without data is empty, not absent. Times are
-    int64 nanoseconds since the start of the capture.
-    """
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self._made: dict[str, pd.DataFrame] = {}
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        """A table.
-
-        Raises:
-            KeyError: No table has this name.
-        """
-        if name not in self._made:
-            if name not in set(self):
-                raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
-            self._made[name] = self._attributed() if name == ATTRIBUTED else self._raw(name)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """The names."""
-        from nvprof_kit._trace.schema import TABLES
-
-        return iter((*TABLES, ATTRIBUTED))
-
-    def __len__(self) -> int:
-        """The number of tables."""
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        """The names."""
-        return f"<tables {', '.join(self)}>"
-
-    def _raw(self, name: str) -> pd.DataFrame:
-        from nvprof_kit._trace.frames import empty_frame
-        from nvprof_kit._trace.schema import TABLES
-
-        optional = _everything() - {*TABLES} if name == "ops" else _everything() & {name}
-        trace = self._capture._operations(optional, cpu_only=True).trace
-        table: pd.DataFrame | None = self._capture._operators if name == "operators" else getattr(trace, name)
-        frame: pd.DataFrame = empty_frame(name) if table is None else table
-        return frame
-
-    def _attributed(self) -> pd.DataFrame:
-        from nvprof_kit._analysis.attribution.attribution import attributed
-
-        ops = self["ops"]
-        return attributed(self._capture._operations(cpu_only=True), ops)
-
-
 def _not_looked_for(path: Path) -> list[str]:
     """What the page of a large capture contains only on request."""
     return [
@@ -930,14 +871,6 @@ def _not_looked_for(path: Path) -> list[str]:
         f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
         f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
     ]
-
-
-def _everything() -> set[str]:
-    """The optional columns and tables of a capture."""
-    from nvprof_kit._trace.schema import OPS, TABLES
-
-    always = {"ranges", "api", "ops", "graph_nodes", "operators"}
-    return {name for name, column in OPS.items() if column.optional} | ({*TABLES} - always)
 
 
 def _steps(steps: Steps, skip_steps: int) -> StepOptions:

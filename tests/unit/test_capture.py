@@ -15,7 +15,7 @@ from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._analysis.attribution import attribution
-from nvprof_kit._api.sql import answer
+from nvprof_kit._api.tables import answer
 from nvprof_kit._trace.nsys import read
 
 

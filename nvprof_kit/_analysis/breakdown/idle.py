@@ -175,12 +175,6 @@ def _grown(blocks: Iterable[_Parts]) -> _Parts:
     return _Parts(*grown)
 
 
-def _firsts(gap: npt.NDArray[np.integer[Any]]) -> Int64Array:
-    """The first part of each gap; every gap has one, and its parts are adjacent."""
-    firsts: Int64Array = np.flatnonzero(np.concatenate(([True], gap[1:] != gap[:-1]))[: len(gap)])
-    return firsts
-
-
 class _Splitter:
     """Splits the gaps, a block at a time."""
 
@@ -475,7 +469,8 @@ def _largest(gap: npt.NDArray[np.integer[Any]], idle_ns: Int64Array) -> Int64Arr
     """The row of the largest part of each gap, the first of equals."""
     if not len(gap):
         return np.zeros(0, dtype=np.int64)
-    firsts = _firsts(gap)
+    # the first part of each gap; every gap has one, and its parts are adjacent
+    firsts = np.flatnonzero(np.concatenate(([True], gap[1:] != gap[:-1]))[: len(gap)])
     largest_ns = np.repeat(np.maximum.reduceat(idle_ns, firsts), np.diff(firsts, append=len(gap)))
     rows = np.flatnonzero(idle_ns == largest_ns)
     return rows[np.concatenate(([True], gap[rows][1:] != gap[rows][:-1]))]

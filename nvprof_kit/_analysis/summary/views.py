@@ -155,7 +155,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
             busy_ns = (
                 np.full(len(of_first), -1)
                 if busy is None
-                else _inside(busy, windows.start[of_first], windows.end[of_first])
+                else _until(busy, windows.end[of_first]) - _until(busy, windows.start[of_first])
             )
             rows += [
                 (step, process if name == "CPU" else None, None, name, wall, ns)
@@ -189,11 +189,6 @@ def _others(facts: Facts, named: dict[int, int], position: int) -> list[tuple[_S
         return []
     remaining = scheduled[~scheduled["pid"].isin(named)]
     return [((remaining["start_ns"].to_numpy(), remaining["end_ns"].to_numpy()), "CPU, other processes")]
-
-
-def _inside(intervals: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:
-    """Total length of the intervals within each window, shape ``(w,)``."""
-    return _until(intervals, high) - _until(intervals, low)
 
 
 def _until(intervals: _Stretches, time_ns: Int64Array) -> Int64Array:

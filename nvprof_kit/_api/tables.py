@@ -1,0 +1,129 @@
+"""A capture's tables as DataFrames, and in SQL: an in-memory database without access to files or the network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.attribution.attribution import Operations
+
+ATTRIBUTED = "operations"
+"""Name of the table of attributed operations, next to those of `nvprof_kit._trace.schema.TABLES`."""
+
+
+class Tables(Mapping[str, "pd.DataFrame"]):
+    """The tables of a capture by name, as DataFrames.
+
+    The page "Tables and SQL" of the documentation lists all tables and columns. The table ``operations`` has one row
+    per kernel, memcpy, memset or graph replay, with the ``layer``, ``phase`` and ``step`` that it belongs to.
+
+    The texts of ``ranges`` are translated by the capture's rules. A table without data is empty, not absent. Times are
+    int64 nanoseconds since the start of the capture.
+    """
+
+    def __init__(
+        self, read: Callable[[Collection[str]], Operations], operators: Callable[[], pd.DataFrame | None]
+    ) -> None:
+        """Tables that are read when they are asked for.
+
+        Args:
+            read: Reads some optional columns and tables of the capture.
+            operators: The operators as they were recorded; None without any.
+        """
+        self._read, self._operators = read, operators
+        self._made: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """A table.
+
+        Raises:
+            KeyError: No table has this name.
+        """
+        if name not in self._made:
+            if name not in set(self):
+                raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
+            self._made[name] = self._attributed() if name == ATTRIBUTED else self._raw(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        from nvprof_kit._trace.schema import TABLES
+
+        return iter((*TABLES, ATTRIBUTED))
+
+    def __len__(self) -> int:
+        """The number of tables."""
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        """The names."""
+        return f"<tables {', '.join(self)}>"
+
+    def _raw(self, name: str) -> pd.DataFrame:
+        from nvprof_kit._trace.frames import empty_frame
+        from nvprof_kit._trace.schema import TABLES
+
+        optional = optional_columns() - {*TABLES} if name == "ops" else optional_columns() & {name}
+        trace = self._read(optional).trace
+        table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
+        frame: pd.DataFrame = empty_frame(name) if table is None else table
+        return frame
+
+    def _attributed(self) -> pd.DataFrame:
+        from nvprof_kit._analysis.attribution.attribution import attributed
+
+        ops = self["ops"]
+        return attributed(self._read(()), ops)
+
+
+def optional_columns() -> set[str]:
+    """The optional columns and tables of a capture."""
+    from nvprof_kit._trace.schema import OPS, TABLES
+
+    always = {"ranges", "api", "ops", "graph_nodes", "operators"}
+    return {name for name, column in OPS.items() if column.optional} | ({*TABLES} - always)
+
+
+def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The result of a query.
+
+    Args:
+        query: One statement of DuckDB's SQL that only reads.
+        tables: The tables by name; only those named in the query are read.
+
+    Raises:
+        UsageError: The query is invalid, does not only read, or accesses files or the network.
+    """
+    import duckdb
+    import pandas as pd
+
+    from nvprof_kit._trace.files.duckdb_queries import interruptible
+
+    if re.fullmatch(r"\s*show\s+(all\s+)?tables\s*;?\s*", query, re.IGNORECASE):
+        names: pd.DataFrame = pd.DataFrame({"name": list(tables)})
+        return names
+    # without temp_directory, DuckDB may write into a folder in the current one
+    settings = {"enable_external_access": "false", "python_enable_replacements": "false", "temp_directory": ""}
+    with duckdb.connect(":memory:", config=settings) as database, interruptible():
+        database.execute("SET lock_configuration = true")
+        try:
+            types = [statement.type.name for statement in database.extract_statements(query)]
+            if len(types) != 1 or types[0] not in ("SELECT", "EXPLAIN"):  # WITH, FROM, DESCRIBE and others are SELECT
+                raise UsageError(
+                    "this query cannot be answered: it needs exactly one statement, which only reads (SELECT, …), "
+                    f"and has {', '.join(types) or 'none'}"
+                )
+            used = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
+            for name in sorted(used & {*tables}):
+                database.register(name, tables[name])
+            rows: pd.DataFrame = database.execute(query).fetch_df()
+        except duckdb.Error as error:
+            message = str(error).splitlines()[0]
+            raise UsageError(f"this query cannot be answered: {message}; the tables are {', '.join(tables)}") from None
+    return rows
