@@ -53,7 +53,7 @@ VERBS = {
     "ranks --workers 1": CAPTURES,
     "metrics": ONLY_NSYS,
     "ncu plan": ONLY_NSYS,
-    "doctor": ONLY_NSYS,
+    "doctor": CAPTURES,
     "scrub": ONLY_NSYS,
     "ncu layers": PAGES,
     "ncu kernels": PAGES,
