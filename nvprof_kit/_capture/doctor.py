@@ -17,10 +17,10 @@ _GIGABYTE = 10**9
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     """All findings, most severe first."""
     checks = (_gpu, examine_tools, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
-    found = [finding for check in checks for finding in check(machine)]
+    findings = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:
-        found += examine_program(machine.program, machine)
-    return by_severity(found)
+        findings += examine_program(machine.program, machine)
+    return by_severity(findings)
 
 
 def _gpu(machine: Machine) -> Iterator[Finding]:

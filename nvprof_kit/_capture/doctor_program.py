@@ -38,8 +38,8 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "name it: nvprof-kit doctor -- python train.py",
         )
         return
-    name, found = program.interpreter, program.found
-    if found is None:
+    name, versions = program.interpreter, program.found
+    if versions is None:
         yield checked(
             "error",
             "program",
@@ -48,7 +48,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             f"run {name} --version to see why",
         )
         return
-    if not found.get("nvprof-kit"):
+    if not versions.get("nvprof-kit"):
         yield checked(
             "warning",
             "program",
@@ -56,17 +56,17 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "without it the program emits no ranges",
             f"{name} -m pip install nvprof-kit",
         )
-    if found.get("broken"):
+    if versions.get("broken"):
         yield checked(
             "error",
             "torch",
-            f"torch cannot be imported: {found['broken']}",
+            f"torch cannot be imported: {versions['broken']}",
             "the program would not run",
             "reinstall torch",
         )
-    elif found.get("torch"):
-        yield from _torch(name, found["torch"] or "", found.get("cuda"), machine)
-    yield from _nvtx(found.get("nvtx"), machine)
+    elif versions.get("torch"):
+        yield from _torch(name, versions["torch"] or "", versions.get("cuda"), machine)
+    yield from _nvtx(versions.get("nvtx"), machine)
 
 
 def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Iterator[Finding]:

@@ -58,13 +58,13 @@ def read_options(nsys: str, *verbs: str) -> Options:
     options: dict[str, frozenset[str]] = {}
     for verb in verbs:
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [nsys, verb, "--help"], capture_output=True, text=True, errors="replace", check=False, timeout=60
             )
         except (OSError, subprocess.TimeoutExpired):
             return {}
         # an option marked (Deprecated) is in the help and refused all the same
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if "(Deprecated)" not in line]
+        lines = [line for line in (result.stdout + result.stderr).splitlines() if "(Deprecated)" not in line]
         options[verb] = frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", "\n".join(lines), re.MULTILINE))
         if not options[verb]:
             return {}
@@ -81,12 +81,12 @@ def need_nsys(nsys: str) -> str:
         raise ToolError(
             f"no nsys: '{nsys}' is not found; install Nsight Systems and put its folder on PATH, or set NSYS"
         )
-    done = subprocess.run(
+    result = subprocess.run(
         [nsys, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
-    if done.returncode:
-        raise ToolError(f"{nsys} does not run: {(done.stdout.strip().splitlines() or [''])[-1]}")
-    return done.stdout
+    if result.returncode:
+        raise ToolError(f"{nsys} does not run: {(result.stdout.strip().splitlines() or [''])[-1]}")
+    return result.stdout
 
 
 def installed_name(setting: str, options: frozenset[str]) -> str | None:

@@ -40,11 +40,11 @@ def program_name(command: Sequence[str]) -> str:
 
     Uses the first Python script, else the module after ``-m``, else the first word.
     """
-    words = list(command)
-    script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
-    if script is None and "-m" in words[:-1] and _PYTHON.fullmatch(PurePath(words[0]).name):
-        script = words[words.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
-    name = PurePath(script or (words[0] if words else "")).name.removesuffix(".py").removesuffix(".sh")
+    arguments = list(command)
+    script = next((word for word in arguments if word.endswith(".py") and not word.startswith("-")), None)
+    if script is None and "-m" in arguments[:-1] and _PYTHON.fullmatch(PurePath(arguments[0]).name):
+        script = arguments[arguments.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
+    name = PurePath(script or (arguments[0] if arguments else "")).name.removesuffix(".py").removesuffix(".sh")
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".-") or "run"
 
 
@@ -146,8 +146,8 @@ def profile_program(  # noqa: PLR0912, PLR0915
     if dry_run:
         need_name(output)
         overwrite = ["--force-overwrite=true"] if force else []
-        words = [nsys, "profile", *settings, f"--export={export}", *overwrite, f"--output={output}", *program]
-        print_command(words, environ=added, output=output)
+        nsys_command = [nsys, "profile", *settings, f"--export={export}", *overwrite, f"--output={output}", *program]
+        print_command(nsys_command, environ=added, output=output)
         return 0
     output = expand_name(output)
     need_name(output)
@@ -183,7 +183,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
     )
     start = time.monotonic()
     status = supervisor.run([nsys, "profile", *settings, f"--export={export}", output_setting(stage, output)], program)
-    began, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
+    has_begun, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
     shutil.rmtree(state, ignore_errors=True)
     if not keep_running and (status > 128 or supervisor.left_early or not any(stage.iterdir())):
         supervisor.end_orphans()
@@ -192,7 +192,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
         say(f"all {seconds} s of the run were captured; {why}", quiet=quiet)
     if status:
         supervisor.print_withheld()
-    absent = absent if began else "nsys ended before it began the program"
+    absent = absent if has_begun else "nsys ended before it began the program"
     return finish_report(
         nsys,
         stage,
@@ -235,9 +235,9 @@ def launch_session(
         settings = command_lines.with_trace(settings, trace)
     nsys = _nsys()
     settings = _fitted(settings, extra, command_lines.read_options(nsys, "launch", "start"), quiet=quiet)
-    words = [nsys, "launch", f"--session-new={name}", *settings]
+    nsys_command = [nsys, "launch", f"--session-new={name}", *settings]
     if dry_run:
-        print_command([*words, *program], environ=environ)
+        print_command([*nsys_command, *program], environ=environ)
         return 0
     command_lines.need_nsys(nsys)
     need_program(program)
@@ -251,7 +251,7 @@ def launch_session(
         environ = {**environ, "NVPROF_KIT_RANK_MARK": "step"}
         # sessions are looked for in the spool folder; session stop --shutdown ends the program
         supervisor = Supervisor(Path(folder), Path(folder), environ, stay=True, quiet=quiet, keep_spool=True)
-        status = supervisor.run(words, program)
+        status = supervisor.run(nsys_command, program)
         if status > 128 or supervisor.left_early:
             supervisor.end_orphans()
     return status
@@ -278,9 +278,11 @@ def start_session(
     nsys = _nsys()
     options = command_lines.read_options(nsys, "start", "launch")
     settings = _fitted(command_lines.read_preset(preset), extra, options, quiet=quiet)
-    words = [nsys, "start", f"--session={name}", *settings, "--export=sqlite"]
+    nsys_command = [nsys, "start", f"--session={name}", *settings, "--export=sqlite"]
     if dry_run:
-        print_command([*words, *(["--force-overwrite=true"] if force else []), f"--output={output}"], output=output)
+        print_command(
+            [*nsys_command, *(["--force-overwrite=true"] if force else []), f"--output={output}"], output=output
+        )
         return 0
     output = expand_name(output)
     need_name(output)
@@ -298,7 +300,7 @@ def start_session(
     state = state_file(name)
     stage = open_stage(output, force=force)
     state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n{force}\n")
-    status = subprocess.run([*words, output_setting(stage, output)], check=False).returncode
+    status = subprocess.run([*nsys_command, output_setting(stage, output)], check=False).returncode
     if status:
         shutil.rmtree(stage, ignore_errors=True)
         state.unlink(missing_ok=True)
@@ -331,11 +333,11 @@ def stop_session(name: str, *, shutdown: bool, quiet: bool, dry_run: bool, is_em
     status = 0
     if "Collection" in session:
         supervisor = Supervisor(Path(stage), Path(stage), {}, stay=False, quiet=quiet)
-        done = subprocess.run(
+        result = subprocess.run(
             stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
         )
-        status = done.returncode if done.returncode >= 0 else 128 - done.returncode
-        for line in done.stdout.splitlines():
+        status = result.returncode if result.returncode >= 0 else 128 - result.returncode
+        for line in result.stdout.splitlines():
             supervisor.relay(line)
         if status:
             supervisor.print_withheld()

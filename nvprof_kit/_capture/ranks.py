@@ -61,9 +61,9 @@ def choose_rank(ranks: str, *, local: bool) -> Rank:
         )
     if local and local_rank is None:
         raise UsageError(f"--local: no local rank is known: none of {', '.join(_LOCAL_RANK)} is set")
-    counted = local_rank if local and local_rank is not None else rank
+    list_number = local_rank if local and local_rank is not None else rank
     gpu = "" if local_rank is None else _gpu(local_rank)
-    return Rank(rank, _run_id(), _in_list(counted, ranks), gpu)
+    return Rank(rank, _run_id(), _in_list(list_number, ranks), gpu)
 
 
 def _number(variables: tuple[str, ...]) -> int | None:

@@ -52,13 +52,13 @@ def recipe_options(*scripts: str) -> tuple[RecipeOption, ...]:
     Raises:
         ToolError: The installation has no recipes.
     """
-    found: dict[str, RecipeOption] = {}
+    options: dict[str, RecipeOption] = {}
     for script in scripts:
         text = (recipes_folder() / script).read_text(encoding="utf-8")
         for option in _parsed("\n".join(_HELP.findall(text))):
-            found.setdefault(option.name, option)
-    found.pop("--help", None)
-    return tuple(found.values())
+            options.setdefault(option.name, option)
+    options.pop("--help", None)
+    return tuple(options.values())
 
 
 def _parsed(text: str) -> list[RecipeOption]:

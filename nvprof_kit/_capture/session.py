@@ -190,15 +190,15 @@ class Supervisor:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
-        own = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (1, 2)]
-        between = [recipes_folder() / "nsys" / "program.bash", self.state, os.getpid(), *own]
-        words = ["bash", *map(str, between), os.environ.get("TMPDIR", ""), "stay" if self._stay else "become"]
-        command = [*nsys, *words, *program]
-        status = self._supervise(command, own)
+        descriptors = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (1, 2)]
+        between = [recipes_folder() / "nsys" / "program.bash", self.state, os.getpid(), *descriptors]
+        shim = ["bash", *map(str, between), os.environ.get("TMPDIR", ""), "stay" if self._stay else "become"]
+        command = [*nsys, *shim, *program]
+        status = self._supervise(command, descriptors)
         if self._agent_lost and not self.began and not self.interrupted:
             say("nsys lost its own agent before it began the program, and is started again")
             self.end_orphans()
-            status = self._supervise(command, own)
+            status = self._supervise(command, descriptors)
         for number in _SIGNALS:  # what was captured is brought to its place
             signal.signal(number, signal.SIG_IGN)
         return status
@@ -238,13 +238,13 @@ class Supervisor:
     def relay(self, line: str) -> None:
         """Print a line of nsys, without its progress and the names of files that are moved."""
         text = line.replace("\r", "").rstrip("\n")
-        words = text.strip()
-        if words.startswith("Generating '"):
+        stripped = text.strip()
+        if stripped.startswith("Generating '"):
             if self._ends_with_capture:
                 self._tell_program(signal.SIGTERM)
             say("the capture has ended, its report is being written", quiet=self._quiet)
-        elif words and not _PROGRESS.fullmatch(text) and not words.startswith(self._stage):
-            self._agent_lost |= words.startswith("End of file") or "Connection to the Agent lost" in words
+        elif stripped and not _PROGRESS.fullmatch(text) and not stripped.startswith(self._stage):
+            self._agent_lost |= stripped.startswith("End of file") or "Connection to the Agent lost" in stripped
             text = text.replace(self._stage, "")
             if self._quiet:
                 self._withheld.append(text)
@@ -370,8 +370,8 @@ def finish_report(
     reports = sorted(stage.glob("*.nsys-rep"))
     for report in reports:
         if export != "none" and not _export_of(report, export).exists():
-            again = f"nsys export --type={export} {report.name}"
-            say(f"nsys did not export {report.name}, see what it said above; again: {again}")
+            retry = f"nsys export --type={export} {report.name}"
+            say(f"nsys did not export {report.name}, see what it said above; again: {retry}")
     empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
     published: list[str] = []
     for file in sorted(stage.iterdir()):
@@ -418,8 +418,8 @@ def _export_anew(nsys: str, stage: Path, export: str) -> bool:
     for report in stage.glob("*.nsys-rep"):
         kind = "sqlite" if export == "none" else export
         target = _export_of(report, kind)
-        words = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
-        complete &= subprocess.run(words, capture_output=True, check=False).returncode == 0
+        export_command = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
+        complete &= subprocess.run(export_command, capture_output=True, check=False).returncode == 0
         if export == "none":
             target.unlink(missing_ok=True)
     return complete
@@ -436,8 +436,8 @@ def need_session_name(name: str) -> None:
 
 def session_state(nsys: str, name: str) -> str:
     """The session's line in nsys's list; '' if there is no such session."""
-    done = subprocess.run([nsys, "sessions", "list"], capture_output=True, text=True, errors="replace", check=False)
-    return next((line for line in done.stdout.splitlines() if line.split()[-1:] == [name]), "")
+    listing = subprocess.run([nsys, "sessions", "list"], capture_output=True, text=True, errors="replace", check=False)
+    return next((line for line in listing.stdout.splitlines() if line.split()[-1:] == [name]), "")
 
 
 def state_file(name: str) -> Path:

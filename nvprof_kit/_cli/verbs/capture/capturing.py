@@ -85,7 +85,7 @@ def _profiled(program: tuple[str, ...], name: str, annotate: bool, count: bool, 
     from nvprof_kit._trace.nsys.export import is_empty
     from nvprof_kit.integrations.annotate import environment
 
-    report = Path(expand_name(name.removesuffix(".nsys-rep"))).absolute()
+    report = Path(expand_name(name.removesuffix(".nsys-rep")) if count else name).absolute()
     counts = report.with_name(f"{report.name}.flops.json") if count else None
     if counts is not None and not options["dry_run"]:
         if counts.exists() and not options["force"]:
