@@ -56,7 +56,7 @@ _BALANCED = ("nsys", "kineto")
 """Kinds of which every nanosecond must be in the rows of ``layers``."""
 _VERBS = {
     "nsys": (
-        ("layers", "--format", "csv"),
+        ("layers", "--steps", "all", "--format", "csv"),
         ("breakdown", "--format", "csv", "--view", "idle"),
         ("breakdown", "--format", "csv", "--view", "steps"),
         ("summary", "--format", "csv", "--view", "operator"),
@@ -67,7 +67,7 @@ _VERBS = {
         ("export",),
     ),
     "kineto": (
-        ("layers", "--format", "csv"),
+        ("layers", "--steps", "all", "--format", "csv"),
         ("breakdown", "--format", "csv", "--view", "idle"),
         ("summary", "--format", "csv", "--view", "operator"),
         ("summary",),
