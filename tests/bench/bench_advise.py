@@ -59,7 +59,7 @@ def shown(title: str, judged: list[Judged], verbose: bool) -> None:
 
 
 def planted(folder: Path) -> None:
-    """Print the table of planted faults of docs/advise.md, its halves, and what is said of programs without one."""
+    """Print each planted fault with its finding, its half, and what programs without one get: see docs/advise.md."""
     lines = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
     steps = {name: float(ms) for _, name, ms, _ in lines}
     advice = {name: nvprof_kit.open(folder / f"{name}.sqlite.xz").advise() for name in sorted(steps)}
