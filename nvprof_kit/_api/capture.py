@@ -526,7 +526,7 @@ class Capture:
             own_rules=self._kernel_rules,
         )
         sources = tuple(source for side in sides for capture in side for source in capture.sources)
-        return replace(result, sources=sources, view=view).selected(**rows)
+        return _with_work(replace(result, sources=sources, view=view)).selected(**rows)
 
     def plot(
         self,
@@ -871,6 +871,30 @@ def _not_looked_for(path: Path) -> list[str]:
         f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
         f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
     ]
+
+
+def _with_work(result: Diff) -> Diff:
+    """Add what the files of counts beside the first capture of each side tell; a damaged one is a warning."""
+    from nvprof_kit._analysis.diff.diff import with_work
+    from nvprof_kit._analysis.flops.limits import work_per_step
+    from nvprof_kit._trace.flops_file import find_flops, read_flops
+
+    files = [find_flops(info.path) for info in (result.base, result.new)]
+    if None in files or result.unit != "step":
+        return result
+    layers = result.rows[result.rows["level"] == "layer"]
+    rows = {*zip(layers["layer"], layers["phase"], strict=True)}
+    try:
+        base, new = (
+            work_per_step(read_flops(file), info.gpus, rows)
+            for file, info in zip(filter(None, files), (result.base, result.new), strict=True)
+        )
+    except CaptureError as error:
+        issue = Issue("counts", "warning", 0.0, f"work is not compared: {error}")
+        return replace(result, warnings=(*result.warnings, issue))
+    if not base or not new:
+        return result
+    return replace(with_work(result, (base, new)), sources=(*result.sources, *filter(None, files)))
 
 
 def _steps(steps: Steps, skip_steps: int) -> StepOptions:

@@ -8,8 +8,8 @@ The model is in `nvprof_kit._analysis.diff.effects`. Its p is corrected for the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,9 @@ from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effect
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
 from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS, compared_kernels
 from nvprof_kit._analysis.diff.samples import StepSums, block_sums, step_sums
+from nvprof_kit._analysis.flops.counted import Key as LayerPhase
+from nvprof_kit._analysis.flops.counted import Work
+from nvprof_kit._analysis.flops.limits import BYTES, FLOPS, LIMIT
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
@@ -80,6 +83,26 @@ COLUMNS: Columns = {
         "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs",
         kind="float",
         fold="min",
+    ),
+    "base_flops": Column(
+        "floating point operations counted per step of BASE, if counts lie beside both captures (as are the next)",
+        "flop",
+        kind="float",
+    ),
+    "new_flops": Column("the same in NEW", "flop", kind="float"),
+    "base_bytes": Column("bytes of inputs and outputs of the operators counted in BASE", "bytes", kind="float"),
+    "new_bytes": Column("the same in NEW", "bytes", kind="float"),
+    "work_ns": Column(
+        "the part of `change_ns` that the change of work explains: `base_ns` times the change of the least time for "
+        "it (`limit_ns` of `flops`), summed over layers; the rest is a change of efficiency",
+        "ns",
+        kind="float",
+    ),
+    "cause": Column(
+        "of a changed layer or phase: `work` if `work_ns` is at least three quarters of `change_ns`, `efficiency` if "
+        "at most one quarter, or else `both`",
+        kind="str",
+        fold="first",
     ),
 }
 """The columns of `Diff.rows`."""
@@ -261,6 +284,62 @@ def diff(
             *_stalls((*infos[0], *infos[1]), (*before, *after), stalled),
             *_notes(rows, noise, on_gpu, widening, with_communication),
         ),
+    )
+
+
+def with_work(result: Diff, works: tuple[Mapping[LayerPhase, Work], Mapping[LayerPhase, Work]]) -> Diff:
+    """Tell the change of work from the change of efficiency, in columns and a note.
+
+    Args:
+        result: The comparison of steps.
+        works: What a step of BASE and of NEW computes, by `nvprof_kit._analysis.flops.limits.work_per_step`.
+    """
+    table = result.rows.copy()
+    is_layer = table["level"] == "layer"
+    keys = [*zip(table["layer"], table["phase"], strict=True)]
+    amounts = {
+        f"{side}_{amount}": np.array([work.get(key, {}).get(amount, 0.0) for key in keys])
+        for side, work in zip(("base", "new"), works, strict=True)
+        for amount in (FLOPS, BYTES, LIMIT)
+    }
+    base_ns, change_ns = (table[name].to_numpy(dtype=np.float64) for name in ("base_ns", "change_ns"))
+    limits = [amounts.pop(f"{side}_{LIMIT}") for side in ("base", "new")]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        amounts["work_ns"] = base_ns * (limits[1] / limits[0] - 1)  # NaN where neither side has work
+    amounts["work_ns"][np.isinf(amounts["work_ns"])] = np.nan
+    replaced = ((base_ns == 0) & (limits[1] > 0)) | ((limits[0] > 0) & (base_ns == -change_ns))
+    amounts["work_ns"][replaced] = change_ns[replaced]
+    table = table.assign(**{name: np.where(is_layer, values, np.nan) for name, values in amounts.items()})
+    layers = table[is_layer]
+    for index, level, phase in zip(table.index, table["level"], table["phase"], strict=True):
+        if level in ("phase", "step"):
+            parts = layers if level == "step" else layers[layers["phase"] == phase]
+            table.loc[index, [*amounts]] = parts[[*amounts]].sum(min_count=1)
+    share = (table["work_ns"] / table["change_ns"].where(table["change_ns"] != 0)).to_numpy(dtype=np.float64)
+    is_changed = ~table["verdict"].isin(("same", "undecided")).to_numpy() & (table["level"] != "step").to_numpy()
+    is_changed &= np.isfinite(share)
+    cause = np.select([~is_changed, share >= 0.75, share <= 0.25], ["", "work", "efficiency"], "both")
+    return replace(result, rows=table.assign(cause=cause), notes=(_work_note(table), *result.notes))
+
+
+def _work_note(table: pd.DataFrame) -> str:
+    """How the work of a step changed, and what part of the change of its layers that explains."""
+    step = table[table["level"] == "step"].iloc[0]
+    units = ((FLOPS, 1e12, "TFLOP"), (BYTES, 1e9, "GB of operators' inputs and outputs"))
+    amounts = [
+        f"{base / unit:.4g} → {new / unit:.4g} {name}" + (f" ({100 * (new / base - 1):+.1f} %)" if base else "")
+        for base, new, unit, name in (
+            (step[f"base_{key}"], step[f"new_{key}"], unit, name) for key, unit, name in units
+        )
+    ]
+    text = f"Work counted per step: {', '.join(amounts)}"
+    explained = table[(table["level"] == "layer") & table["work_ns"].notna()]
+    if not len(explained):
+        return f"{text}; how much time that explains is unknown without the GPU's peaks."
+    change, work = (float(explained[name].sum()) / 1e6 for name in ("change_ns", "work_ns"))
+    return (
+        f"{text}. Of {change:+.3f} ms in layers with counted work, {work:+.3f} ms is the change of work and "
+        f"{change - work:+.3f} ms the change of efficiency."
     )
 
 

@@ -25,9 +25,9 @@ from nvprof_kit._analysis.layers.layers import LIMITS, Layers
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit.names import NO_LAYER
 
-BYTES, LIMIT, COMPUTE = "bytes", "limit_ns", "compute_ns"
-"""Amounts of `least_work`: bytes of inputs and outputs; the least time; the part of it in operators that are limited by
-their operations, not by their traffic."""
+FLOPS, BYTES, LIMIT, COMPUTE = "flops", "bytes", "limit_ns", "compute_ns"
+"""Amounts of `least_work`: floating point operations; bytes of inputs and outputs; the least time; the part of it in
+operators that are limited by their operations, not by their traffic."""
 
 _FUSED = re.compile(r"^triton_(poi|red|per|for|tem|mm|unk)_")
 """Names of kernels that torch.compile generates."""
@@ -48,7 +48,7 @@ def fused_rows(operations: Operations) -> frozenset[Key]:
 
 
 def least_work(counted: Counted, peaks: Peaks | None, fused: Collection[Key]) -> Mapping[Chain, Work]:
-    """Bytes, least time and its part that is limited by compute, by the ranges that the operators ran in.
+    """Operations, bytes, least time and its part limited by compute, by the ranges that the operators ran in.
 
     Args:
         counted: What was counted, with its traffic.
@@ -66,7 +66,12 @@ def least_work(counted: Counted, peaks: Peaks | None, fused: Collection[Key]) ->
             limit_ns = max(compute_ns, memory_ns) if not math.isnan(compute_ns + memory_ns) else math.nan
             add(
                 sums.setdefault(chain, {}),
-                {BYTES: operator.bytes, LIMIT: limit_ns, COMPUTE: limit_ns if compute_ns > memory_ns else 0.0},
+                {
+                    FLOPS: operator.flops,
+                    BYTES: operator.bytes,
+                    LIMIT: limit_ns,
+                    COMPUTE: limit_ns if compute_ns > memory_ns else 0.0,
+                },
             )
     return sums
 
@@ -106,6 +111,25 @@ def row_limits(
             "bound": "" if not limit or math.isnan(limit) else "compute" if 2 * compute > limit else "memory",
         }
     return limits
+
+
+def work_per_step(counts: FlopsFile, gpus: Collection[str], rows: Collection[Key]) -> dict[Key, Work]:
+    """Operations, bytes and least time of a counted step, by the innermost of `rows` that they ran in.
+
+    Args:
+        counts: The counts of a program.
+        gpus: Names of the GPUs that it ran on.
+        rows: Layers and phases of its capture. Work outside them all goes with its own layer and phase.
+
+    Returns:
+        By layer and phase; empty if no steps or no traffic were counted.
+    """
+    counted = read_counted(counts)
+    sums: dict[Key, Work] = {}
+    for chain, work in least_work(counted, peaks_of(gpus), ()).items() if counted.steps else ():
+        key = next((key for key in chain if key in rows), chain[0])
+        add(sums.setdefault(key, {}), work, 1 / counted.steps)
+    return sums
 
 
 def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> Layers:

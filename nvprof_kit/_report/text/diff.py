@@ -194,6 +194,10 @@ def _cells(row: Any, unit: str) -> tuple[str, ...]:
         if isinstance(share_of_change, str) and share_of_change
         else _verdict(row)
     )
+    if row.get("cause"):
+        verdict += {"work": ", by work", "efficiency": ", by efficiency", "both": ", by work and efficiency"}[
+            row["cause"]
+        ]
     name = unit if row["level"] == "step" else named(row)
     return (name, _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
 

@@ -225,6 +225,53 @@ def test_advise_names_the_layers_that_are_far_from_their_limit(tmp_path: Path) -
     assert all(finding.rule != "far-from-limit" for finding in nvprof_kit.open(alone).advise().findings)
 
 
+def test_diff_tells_more_work_from_less_efficiency(tmp_path: Path) -> None:
+    base, new = (nvprof_kit.open(TESTS / "data" / "limits" / f"llama{name}.sqlite.xz") for name in ("", "-ckpt"))
+    result = base.diff(new)
+    step, recompute = (
+        result.rows.query(rows).iloc[0] for rows in ("level == 'step'", "level == 'phase' and phase == 'recompute'")
+    )
+    # checkpointing computes the forward of the blocks again
+    assert (recompute["verdict"], recompute["cause"], recompute["base_flops"]) == ("new", "work", 0)
+    assert recompute["work_ns"] == pytest.approx(recompute["change_ns"])
+    for side, capture in (("base", base), ("new", new)):
+        counted = json.loads(Path(capture.flops().counts).read_text())
+        least = sum(row["least_flops"] for row in counted["operators"]) / counted["steps"]
+        assert step[f"{side}_flops"] == pytest.approx(least)
+    assert "11.51 → 13.98 TFLOP (+21.5 %)" in str(result) and "new, by work" in str(result)
+    classes = result.rows[result.rows["level"].isin(("class", "layer class"))]
+    assert classes[["base_flops", "new_bytes", "work_ns"]].isna().all(axis=None) and not classes["cause"].any()
+    # the same counts beside both: what changed is efficiency, also where the layer computes nothing that was counted
+    for name in ("llama", "llama-ckpt"):
+        shutil.copy(TESTS / "data" / "limits" / f"{name}.sqlite.xz", tmp_path)
+        shutil.copy(TESTS / "data" / "limits" / "llama.flops.json", tmp_path / f"{name}.flops.json")
+    alike = nvprof_kit.open(tmp_path / "llama.sqlite.xz").diff(tmp_path / "llama-ckpt.sqlite.xz")
+    layers = alike.rows.query("level == 'layer' and phase != 'recompute'")
+    assert (layers["work_ns"].dropna().abs() < 1e-3).all() and layers["work_ns"].notna().sum() > 30
+    assert not (alike.rows["cause"] == "work").any()
+
+
+def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path: Path) -> None:
+    sides = []
+    for name, flops, attention in (("base", 40, 100), ("new", 60, 100)):
+        folder = tmp_path / name
+        folder.mkdir()
+        named(training(folder / "run.sqlite", steps=8), "NVIDIA H200")
+        with_bytes(folder, [(1, "bf16", 989_400 * flops, 0), (4, "bf16", 989_400 * attention, 0)])
+        sides.append(nvprof_kit.open(folder / "run.sqlite"))
+    rows = sides[0].diff(sides[1]).rows.query("level == 'layer'").set_index(["layer", "phase"])
+    # half more work in the same 100 ns: +50 of work, -50 of efficiency
+    assert rows.loc["m.a", "forward"][["change_ns", "work_ns"]].tolist() == [0, pytest.approx(50)]
+    assert rows.loc["m.a", "backward"][["change_ns", "work_ns"]].tolist() == [0, 0]
+    assert math.isnan(rows.loc["m", "forward"]["work_ns"])
+    (tmp_path / "new" / "run.flops.json").write_text("{")
+    damaged = sides[0].diff(tmp_path / "new" / "run.sqlite")
+    assert any("work is not compared: " in warning for warning in damaged.warnings)
+    assert "work_ns" not in damaged.rows
+    (tmp_path / "new" / "run.flops.json").unlink()
+    assert "work_ns" not in sides[0].diff(tmp_path / "new" / "run.sqlite").rows
+
+
 def test_counts_without_bytes_have_no_limit(tmp_path: Path) -> None:
     rows = joined(tmp_path, [(1, "bf16", 50)]).rows
     assert rows[["bytes", "limit_ns", "of_limit"]].isna().all(axis=None) and not rows["bound"].any()
