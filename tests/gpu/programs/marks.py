@@ -15,8 +15,8 @@ os.environ["NVPROF_KIT"] = "on"
 
 import torch
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import read_cuda
 
 CALLS = 20_000

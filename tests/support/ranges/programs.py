@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Backend, Range
 
 Program = list[list[Any]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.ranges.sink import Sink
 
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, instrument_method, phase
-from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 

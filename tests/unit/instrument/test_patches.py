@@ -62,7 +62,7 @@ def test_what_annotation_changes_is_taken_back() -> None:
     program = f"""
 from torch import nn
 from nvprof_kit import annotate_model, annotate_optimizer, layer_range
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 from nvprof_kit._instrument.ranges.backends import Kineto
 
 first, second = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)

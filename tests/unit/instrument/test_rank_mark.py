@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, record, step
-from nvprof_kit._instrument import ranks, session
+from nvprof_kit._instrument import ranks
 from nvprof_kit.names import RankName, parse_rank, rank_text
 
 IDS = ("NVPROF_KIT_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")

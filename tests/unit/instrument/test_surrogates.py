@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import (
     LayerProfiler,
     MemoryProfiler,
@@ -21,7 +22,6 @@ from nvprof_kit import (
     record,
     step,
 )
-from nvprof_kit._instrument import session
 from nvprof_kit.names import encodable
 
 NAME = "a\ud800b\udcff"

@@ -20,7 +20,7 @@ from support.ranges.outline import Outline
 from torch import nn
 from torch.utils.data import DataLoader, dataloader
 
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.integrations._host.loop import HostLoop, listens
 

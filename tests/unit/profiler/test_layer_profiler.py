@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import nvprof_kit
+import nvprof_kit._instrument.session as session
 from nvprof_kit import (
     LayerProfiler,
     MemoryProfiler,
@@ -29,7 +30,7 @@ from nvprof_kit import (
     step,
 )
 from nvprof_kit._capture.recorder import record as record_module
-from nvprof_kit._instrument import rank_claim, session
+from nvprof_kit._instrument import rank_claim
 from nvprof_kit._instrument.loop import step_clock
 from nvprof_kit._instrument.loop.schedule import VARIABLE
 from nvprof_kit._instrument.memory.boundaries import Counts

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import nvprof_kit
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, phase, record
 from nvprof_kit._capture.recorder.record import RecordOptions, _experimental
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import UsageError

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._capture.recorder.scheduled import Tool, scheduled
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import step
 from nvprof_kit._instrument.loop.schedule import Schedule, Window
 from nvprof_kit._instrument.ranges.backends import Backend, Range

@@ -15,8 +15,8 @@ from compiled_models import BLOCKS, Stack, blocks_in_place, blocks_wrapped, fres
 from torch import nn
 from torch._dynamo.utils import counters
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, generation
-from nvprof_kit._instrument import session
 
 
 class Block(nn.Module):

@@ -12,8 +12,8 @@ from compiled_models import BLOCKS, LIMIT, blocks_in_place, blocks_wrapped, fres
 from torch import nn
 from torch._dynamo.utils import counters
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range
-from nvprof_kit._instrument import session
 
 
 def bare(target: Callable | type) -> Callable | type:

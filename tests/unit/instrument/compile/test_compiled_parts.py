@@ -17,8 +17,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.compile.inductor import module_of
 
 

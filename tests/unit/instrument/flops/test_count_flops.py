@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import nvprof_kit
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 from nvprof_kit._instrument.flops.counter import OUT_OF_REACH
 from nvprof_kit._instrument.flops.operators import Kind, kind_of, work_of
 from nvprof_kit.errors import UsageError

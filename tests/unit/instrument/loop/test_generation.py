@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, generation
-from nvprof_kit._instrument import session
 
 
 @pytest.fixture(scope="module")

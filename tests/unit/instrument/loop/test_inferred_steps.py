@@ -12,8 +12,8 @@ from support.ranges.outline import Outline
 from torch import nn
 from torch.utils.data import DataLoader
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, generation, step
-from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 

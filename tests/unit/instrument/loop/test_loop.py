@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_dataloader, annotate_optimizer, mark, phase, step
-from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 

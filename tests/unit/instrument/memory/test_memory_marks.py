@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 from nvprof_kit.names import Category
 
 Nvtx, NvtxWithMemory, Range = session.Nvtx, session.NvtxWithMemory, session.Range

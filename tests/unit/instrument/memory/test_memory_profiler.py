@@ -18,8 +18,8 @@ from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import MemoryProfiler, annotate_model
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.files import log_text
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows, optimizer_rows

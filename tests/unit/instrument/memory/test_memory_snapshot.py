@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range, memory_snapshot, phase, step
-from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.memory import snapshot
 from nvprof_kit.errors import UsageError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 
 pytest.importorskip("psutil")
 pytest.importorskip("pynvml")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, annotate_optimizer
-from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 

@@ -16,8 +16,8 @@ from model_zoo import make
 from support.torch_release import EAGER
 from torch import nn
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument import session
 
 
 class Block(nn.Module):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range
-from nvprof_kit._instrument import session
 
 
 class Block:

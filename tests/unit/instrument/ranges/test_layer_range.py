@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range, phase
-from nvprof_kit._instrument import session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 

@@ -53,7 +53,7 @@ def test_on_and_off() -> None:
 def test_off_returns_the_function_itself() -> None:
     program = """
 from nvprof_kit import layer_range, annotate_model
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 from nvprof_kit._instrument.ranges.backends import Kineto
 import torch
 def f(): pass
@@ -90,7 +90,7 @@ def test_the_recorder_wakes_and_quietens() -> None:
     program = """
 import torch, json, tempfile, os
 from nvprof_kit import annotate_model, layer_range, step
-from nvprof_kit._instrument import session
+import nvprof_kit._instrument.session as session
 from nvprof_kit._instrument.ranges.backends import Kineto
 @layer_range("decorated")
 def f(x): return x.sin()
