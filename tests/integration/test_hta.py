@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from support.captures import as_kineto
 
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 
 DATA = Path(__file__).parents[1] / "data"
 PYTHON = os.environ.get("NVPROF_KIT_HTA_PYTHON")
@@ -47,10 +46,11 @@ def test_the_same_times(capture: str, tmp_path: Path) -> None:
     command = [str(PYTHON), "-c", ASK, str(trace), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     theirs = json.loads(done.stdout.splitlines()[-1])
-    steps = breakdown(open_capture(plain, optional=OPTIONAL)).steps
+    opened = nvprof_kit.open(plain)
+    steps = opened.breakdown().steps
     # HTA's whole is from the first operation to the last; ours begins with the first step's range and ends with the
     # last step's, both idle
-    ops = open_capture(plain).ops
+    ops = opened.tables["ops"]
     outside = int(steps["wall_ns"].sum()) - int(ops["end_ns"].max() - ops["start_ns"].min())
     exposed = int(steps["exposed_comm_ns"].sum() + steps["exposed_copy_ns"].sum())
     assert theirs["compute_time(us)"] * 1000 == pytest.approx(int(steps["compute_ns"].sum()), abs=100)

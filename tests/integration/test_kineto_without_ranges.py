@@ -14,8 +14,6 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nvprof_kit  # noqa: E402
-from nvprof_kit._analysis.attribution.attribution import attribute  # noqa: E402
-from nvprof_kit._trace.open import open_capture  # noqa: E402
 
 PATHS = {"M": "M", "M.Embedding": "embed", "M.Linear": "head"} | {
     f"M.Block.{block}{part}": f"layers.{block}{name}"
@@ -58,13 +56,7 @@ def train(model: nn.Module) -> None:
 
 def owners(path: Path) -> list[Owner]:
     """Operator, layer and phase of each stretch of an ``aten::`` operator, in the trace's order; ours are the names."""
-    trace = open_capture(path, optional=("name",))
-    attribution = attribute(trace)
-    named = [*(name.text for name in attribution.ranges.names), "(none)"]
-    which = attribution.ranges.name
-    held = [named[which[one]] if one >= 0 else "(none)" for one in attribution.layer_range.tolist()]
-    phases = [attribution.phases[phase] for phase in attribution.phase.tolist()]
-    rows = zip(trace.ops["name"].tolist(), held, phases, strict=True)
+    rows = nvprof_kit.open(path).tables["operations"][["name", "layer", "phase"]].itertuples(index=False)
     return [(name, PATHS.get(layer, layer), phase) for name, layer, phase in rows if name.startswith("aten::")]
 
 

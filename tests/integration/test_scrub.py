@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.recipes import python, ranges, run
 
-from nvprof_kit._trace.nsys.health import read_health
-from nvprof_kit._trace.nsys.scrub import scrub
+import nvprof_kit
 
 PROGRAM = """
 import nvprof_kit
@@ -31,8 +30,8 @@ def test_nothing_private_is_left(nsys: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     capture, copy = folder / "run.sqlite", tmp_path / "clean.sqlite"
     assert b"planted-token" in capture.read_bytes()
-    assert "HF_TOKEN" in read_health(capture).environment
-    scrub(capture, copy)
+    assert b"HF_TOKEN" in capture.read_bytes()
+    nvprof_kit.scrub(capture, copy)
     assert b"planted" not in copy.read_bytes()
-    assert read_health(copy).environment == ()
+    assert b"HF_TOKEN" not in copy.read_bytes()
     assert ranges(copy) == ranges(capture) == ["step 1", "layers.0"]

@@ -24,7 +24,6 @@ from nvprof_kit import (
     global_timer,
     step,
 )
-from nvprof_kit._instrument.loop.schedule import Schedule, Windows
 
 
 class Plain:
@@ -176,25 +175,6 @@ def test_a_forked_child_neither_writes_nor_ends_what_its_parent_records(
     after = files_of(tmp_path)
     assert after.keys() > before.keys() or after != before
     assert not any(b"of the child" in text for text in after.values())
-
-
-def test_a_forked_child_ends_no_window(tmp_path: Path) -> None:
-    log: list[str] = []
-
-    class Sink:
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *_window: log.append(name)
-
-    def child() -> None:
-        windows.step()
-        windows.__exit__()
-        assert log == ["start"]
-
-    with Windows(Schedule(active=2), Sink()) as windows:  # type: ignore[arg-type]
-        in_child(child)
-        windows.step()
-        windows.step()
-    assert log == ["start", "stop"]
 
 
 def test_a_forked_child_writes_no_counts(quiet, tmp_path: Path) -> None:

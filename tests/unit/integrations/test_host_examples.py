@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.ranges.outline import Outline
@@ -38,10 +39,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-def run(name: str) -> None:
+def run(name: str) -> dict[str, Any]:
+    """Run an example; what its names hold at its end."""
     for package in NEEDS[name]:
         pytest.importorskip(package, exc_type=ImportError)
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
 def micro_batches(count: int, data: bool = False, closures: bool = False) -> list[str]:
@@ -91,10 +93,8 @@ def test_lightning(heard: Outline) -> None:
 
 
 def test_fabric(heard: Outline) -> None:
-    from nvprof_kit._instrument.loop.inferred import _end_running
-
-    run("fabric_loop")
-    _end_running()  # as the process's end does
+    for callback in run("fabric_loop")["fabric"]._callbacks:
+        callback.close()  # as the process's end does
     assert heard.outline == steps(4, ["  data", "  forward", "  backward", "  optimizer"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,7 @@ import pytest
 from support.brute_force.caching_allocator import Replay
 from support.golden import Golden
 
-from nvprof_kit._analysis.memory.memory import Memory, memory
-from nvprof_kit._result.formats import encode
-from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
+from nvprof_kit import Memory, open_snapshot
 
 DATA = Path(__file__).parents[3] / "data" / "snapshots"
 
@@ -34,7 +33,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(plain: Path) -> Memory:
-    return memory(read_snapshot(plain / "run-2.11.pickle"))
+    return open_snapshot(plain / "run-2.11.pickle").memory()
 
 
 def test_the_end_is_what_pytorch_counted(run: Memory) -> None:
@@ -75,22 +74,14 @@ def test_layers_and_steps_and_the_leak(run: Memory) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "stack", "step", "allocation", "leak"])
-def test_golden_tables(run: Memory, by: str, golden: Golden) -> None:
-    tables = {
-        "layer": run.by_layer,
-        "stack": run.by_stack,
-        "step": run.steps,
-        "allocation": run.traffic,
-        "leak": run.leaks,
-    }
-    made = encode(tables[by], "csv").decode()
-    golden(f"memory/run-2.11.{by}.csv", made)
+def test_golden_tables(run: Memory, by: Any, golden: Golden, tmp_path: Path) -> None:
+    golden(f"memory/run-2.11.{by}.csv", replace(run, by=by).save(tmp_path / "out.csv").read_text())
 
 
 def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
-    step = memory(read_snapshot(plain / "step-2.11.pickle"))
+    step = open_snapshot(plain / "step-2.11.pickle").memory()
     assert step.steps["step"].tolist() == [0, 1], "written when step 1 ended"
-    oom = memory(read_snapshot(plain / "oom_oom-2.11.pickle"))
+    oom = open_snapshot(plain / "oom_oom-2.11.pickle").memory()
     assert oom.summary.ooms == (4 << 40,), "a float for each of 1 << 40 numbers"
     assert any("out of memory 1 times" in warning for warning in oom.warnings)
 
@@ -98,7 +89,7 @@ def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
 @pytest.mark.parametrize("mode", ["fast", "dladdr", "addr2line"])
 def test_no_stack_is_headed_by_the_allocator_or_the_unwinder(mode: str, plain: Path) -> None:
     """C++ frames (``stacks="all"``) in all of PyTorch's ways to name them; what a stack is headed by allocated it."""
-    found = memory(read_snapshot(plain / f"cpp-{mode}-2.11.pickle")).by_stack
+    found = open_snapshot(plain / f"cpp-{mode}-2.11.pickle").memory().by_stack
     heads = [str(stack).split(" < ")[0] for stack in found["stack"]]
     assert len(heads) > 8
     for head in heads:

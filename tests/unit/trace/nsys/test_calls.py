@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile, thread
 
-from nvprof_kit._trace.kineto.calls import host_memory, read_calls
-from nvprof_kit._trace.kineto.events import Events
-from nvprof_kit._trace.kineto.stream import row_of
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -67,15 +65,19 @@ def test_real_captures() -> None:
         ("void kernel(int)", ""),
     ],
 )
-def test_the_hosts_end_in_a_pytorch_trace(name: str, memory: str) -> None:
-    assert host_memory(name) == memory
-
-
-def test_calls_of_a_pytorch_trace() -> None:
+def test_calls_and_the_hosts_end_of_a_pytorch_trace(tmp_path: Path, name: str, memory: str) -> None:
     call = {"ts": 1.5, "dur": 2.25, "tid": 3, "name": "cudaLaunchKernel", "args": {"correlation": 7}}
     flush = {"ts": 9, "dur": 1, "tid": "3", "name": "Buffer Flush"}
-    said = [call | {"ph": "X", "cat": "cuda_runtime"}, flush | {"ph": "X", "cat": "overhead"}]
-    calls = read_calls(Events([[row_of(one) for one in said]]), 5)
+    operation = {"ts": 5, "dur": 1, "tid": 7, "name": name, "args": {"correlation": 7, "stream": 7, "device": 0}}
+    events = [
+        call | {"ph": "X", "pid": 5, "cat": "cuda_runtime"},
+        flush | {"ph": "X", "pid": 5, "cat": "overhead"},
+        operation | {"ph": "X", "pid": 0, "cat": "gpu_memcpy" if name.startswith("Memcpy") else "kernel"},
+    ]
+    (path := tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events, "deviceProperties": []}))
+    trace = open_capture(path, optional=("calls", "host_memory"))
+    calls = trace.calls
+    assert calls is not None and trace.ops["host_memory"].tolist() == [memory]
     assert calls["start_ns"].tolist() == [0, 7500] and calls["end_ns"].tolist() == [2250, 8500]
     assert calls["correlation"].tolist() == [7, -1] and calls["kind"].tolist() == [0, 1]
-    assert calls["tid"].tolist() == [3, 3] and calls["pid"].tolist() == [5, 5]
+    assert calls["tid"].nunique() == calls["pid"].nunique() == 1
