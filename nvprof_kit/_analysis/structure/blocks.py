@@ -53,9 +53,9 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
     anchors, recomputed = _without_recompute(sequence.anchors)
     passes: list[Pass] = []
-    edges = tuple(frozenset(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
+    end_tokens = tuple(frozenset(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
-        passes += _split(sequence, list(group), direction, edges)
+        passes += _split(sequence, list(group), direction, end_tokens)
     widths: dict[bytes, int] = {}
     for model_pass in passes:
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1]
@@ -67,6 +67,7 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     aligner = Aligner(sequence.kind)
     inner = _Marks(sequence)
     repeating = set(map(id, repeating_passes))
+    cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
     for index, model_pass in enumerate(passes):
         if id(model_pass) not in repeating:
             continue
@@ -74,8 +75,18 @@ def find_passes(sequence: Sequence) -> list[Pass]:
         right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
         before = inner.outside(left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
         after = inner.outside(model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
-        bounds = (int(before[0]) + 1 if len(before) else left, int(after[-1]) + 1 if len(after) else right)
-        _cut(sequence, model_pass, bounds, aligner)
+        left = int(before[0]) + 1 if len(before) else left
+        right = int(after[-1]) + 1 if len(after) else right
+        positions = (position - left for anchor in model_pass.anchors for position in anchor[:2])
+        cut_key = sequence.token[left:right].tobytes(), (model_pass.direction, model_pass.width, *positions)
+        if cut_key not in cuts:
+            edges = _cut(sequence, model_pass, (left, right), aligner)
+            cuts[cut_key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
+        groups = _groups(model_pass)
+        model_pass.blocks = [
+            Block(left + start, left + stop - 1, model_pass.direction, group)
+            for (start, stop), group in zip(cuts[cut_key], groups, strict=True)
+        ]
     recomputed_tokens = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
     for block in (
         block for model_pass in repeating_passes if model_pass.direction == BACKWARD for block in model_pass.blocks
@@ -197,13 +208,10 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
     return int(repeats or float(np.median(best)) >= _ALIKE)
 
 
-def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner) -> None:
-    """Find where the blocks of a pass begin and end."""
+def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner) -> list[int]:
+    """Where the blocks of a pass begin, and where the last one ends."""
     token, (left, right) = sequence.token, bounds
-    groups = [
-        tuple(model_pass.anchors[index : index + model_pass.width])
-        for index in range(0, len(model_pass.anchors), model_pass.width)
-    ]
+    groups = _groups(model_pass)
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
@@ -227,10 +235,14 @@ def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner:
     ends = [token[start_at:border] for border, (start_at, _) in zip(borders[-3:], spans[-3:], strict=False)]
     before_size = max(aligner.end(before, section)[0] for section in starts)
     tail = max(aligner.start(after, section)[0] for section in ends)
-    edges = [groups[0][0].first - before_size, *borders, groups[-1][-1].last + 1 + tail]
-    model_pass.blocks = [
-        Block(start_at, end - 1, model_pass.direction, group)
-        for start_at, end, group in zip(edges, edges[1:], groups, strict=False)
+    return [groups[0][0].first - before_size, *borders, groups[-1][-1].last + 1 + tail]
+
+
+def _groups(model_pass: Pass) -> list[tuple[Anchor, ...]]:
+    """The anchors of each block of a pass."""
+    return [
+        tuple(model_pass.anchors[index : index + model_pass.width])
+        for index in range(0, len(model_pass.anchors), model_pass.width)
     ]
 
 

@@ -9,20 +9,26 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.structure.align import Aligner
 from nvprof_kit._analysis.structure.blocks import Block, Pass, find_passes, number_blocks
-from nvprof_kit._analysis.structure.parts import Part, parts_of
+from nvprof_kit._analysis.structure.parts import parts_of
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Bools, Sequence, sequences
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _LEAST_BLOCKS = 3
+
+_CATEGORIES = list(Category)
 
 EVIDENCE = "structure"
 """`CaptureInfo.evidence` of a capture whose layers are from here."""
@@ -46,9 +52,9 @@ def add_structure(trace: Trace) -> Trace:
         if max((len(model_pass.blocks) for model_pass in passes), default=0) < _LEAST_BLOCKS:
             continue
         names = _names(stacks)
-        for model_pass in passes:
-            for block in model_pass.blocks:
-                explained += int(sequence.duration[block.first : block.last + 1].sum())
+        time_before = np.concatenate([[0], np.cumsum(sequence.duration)])
+        edges = [(block.first, block.last + 1) for model_pass in passes for block in model_pass.blocks]
+        explained += int(np.diff(time_before[np.array(edges)]).sum())
         ranges.add(sequence, passes, names)
         devices.append((passes, stacks, names))
     if not devices:
@@ -94,7 +100,10 @@ class _Ranges:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._rows: list[tuple[int, int, int, int, str, str]] = []
+        self._spans: list[Int64Array] = []
+        self._offsets: list[int] = []
+        self._rows: list[Int64Array] = []
+        self._texts: dict[str, int] = {}
         self._nodes: dict[tuple[int, int], tuple[int, int]] = {}
         threads = [frame["tid"].to_numpy() for frame in (trace.api, trace.ranges, trace.graph_nodes) if len(frame)]
         self._free_tid = int(max((values.max() for values in threads), default=0)) + 1
@@ -106,51 +115,46 @@ class _Ranges:
         """Add the ranges of one device's passes."""
         shared = _shared_launch(sequence)
         self._aligner = Aligner(sequence.kind)
-        tid = np.where(sequence.call == NONE, NONE, self._call_tid[sequence.call])
-        self._changes: list[int] = np.concatenate([[0], np.cumsum(tid[1:] != tid[:-1])]).tolist()
-        self._tid: list[int] = tid.tolist()
-        self._time: list[int] = sequence.time.tolist()
-        self._process = int(self._pid[sequence.row[0]])
-        cache: dict[tuple[bytes, tuple[int, ...]], list[Part]] = {}
+        rows_of_block: dict[tuple[bytes, tuple[int, ...]], Int64Array] = {}
         forward: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
         for model_pass in passes:
             for block in model_pass.blocks:
-                if model_pass.direction == FORWARD:
-                    forward[block.stack, block.number] = block
+                layer = block.stack, block.number
+                if block.direction == FORWARD:
+                    forward[layer] = block
                 name = f"{names[block.stack]}.{block.number}"
                 if shared[block.first] and not self._add_nodes(sequence, block, name, seen):
                     continue
-                first = block.first
-                if block.recomputes and (block.stack, block.number) in forward:
-                    first = self._add_recompute(sequence, block, forward[block.stack, block.number], name)
-                category = Category.BACKWARD if model_pass.direction == BACKWARD else Category.FORWARD
-                # communication between two blocks gathers for the next one forward, and reduces the last one's backward
-                edge = block.first - 1 if model_pass.direction == FORWARD else block.last + 1
-                self._add(sequence, (block.first, block.last), category, name, edge)
-                key = (
-                    sequence.token[first : block.last + 1].tobytes(),
-                    (model_pass.direction, *(edge - first for anchor in block.anchors for edge in anchor[:2])),
-                )
-                if key not in cache:
-                    parts = parts_of(sequence, block, first)
-                    cache[key] = [Part(section.name, section.first - first, section.last - first) for section in parts]
-                for section in cache[key]:
-                    self._add(
-                        sequence, (first + section.first, first + section.last), category, f"{name}.{section.name}"
-                    )
+                recomputed = 0
+                if block.recomputes and layer in forward:
+                    tokens = sequence.token[block.first : block.anchors[0].first]
+                    other = sequence.token[forward[layer].first : forward[layer].last + 1]
+                    recomputed, _, _ = self._aligner.start(tokens, other)
+                anchors = (position - block.first for anchor in block.anchors for position in anchor[:2])
+                tokens = sequence.token[block.first : block.last + 1]
+                key = tokens.tobytes(), (block.direction, *layer, recomputed, *anchors)
+                if key not in rows_of_block:
+                    rows_of_block[key] = self._rows_of_block(sequence, block, name, recomputed)
+                self._add(block.first, rows_of_block[key])
         has_steps = Category.STEP.value in set(self._trace.ranges["category"].astype(str))
-        for number, step in enumerate([] if has_steps else _steps(sequence, passes)):
-            self._add(sequence, step, Category.STEP, f"step {number}")
+        for number, (first, last) in enumerate([] if has_steps else _steps(sequence, passes)):
+            self._add(first, np.array([(0, last - first, *self._labels(Category.STEP, f"step {number}"), 0)]))
+        self._place(sequence)
         self._free_tid += 1
 
-    def _add_recompute(self, sequence: Sequence, block: Block, forward: Block, name: str) -> int:
-        """Add the range of the forward pass that a backward block begins with; return where the backward begins."""
-        recomputed_tokens = sequence.token[block.first : block.anchors[0].first]
-        size, _, _ = self._aligner.start(recomputed_tokens, sequence.token[forward.first : forward.last + 1])
-        if size:
-            self._add(sequence, (block.first, block.first + size - 1), Category.FORWARD, name)
-        return block.first + size
+    def _rows_of_block(self, sequence: Sequence, block: Block, name: str, recomputed: int) -> Int64Array:
+        """Rows of `_add` for a block: the forward pass that a backward block begins with, the block, and its parts."""
+        is_backward = block.direction == BACKWARD
+        category = Category.BACKWARD if is_backward else Category.FORWARD
+        # communication between two blocks gathers for the next one forward, and reduces the last one's backward
+        beside = 1 if is_backward else -1
+        rows = [(0, recomputed - 1, *self._labels(Category.FORWARD, name), 0)] if recomputed else []
+        rows.append((0, block.last - block.first, *self._labels(category, name), beside))
+        for part in parts_of(sequence, block, block.first + recomputed):
+            numbers = self._labels(category, f"{name}.{part.name}")
+            rows.append((part.first - block.first, part.last - block.first, *numbers, 0))
+        return np.array(rows, dtype=np.int64)
 
     def _add_nodes(self, sequence: Sequence, block: Block, name: str, seen: set[int]) -> bool:
         """Let the kernels of a replayed graph be created in the block's range; False if an earlier replay did."""
@@ -167,48 +171,79 @@ class _Ranges:
             self._nodes.setdefault((pid, node), (self._free_tid, position))
         return True
 
-    def _add(
-        self,
-        sequence: Sequence,
-        span: tuple[int, int],
-        category: Category,
-        text: str,
-        edge: int = -1,
-    ) -> None:
-        """Add a range around the launches of these positions, on each thread that launched some; up to the launch
-        of the kernel `edge` beside them, if there is one.
-        """
-        first, last = span
-        row = int(sequence.row[first])
-        is_replayed = (int(self._pid[row]), int(self._node[row])) in self._nodes
-        if is_replayed and category is not Category.STEP:
-            self._rows.append((first, last + 1, self._process, self._free_tid, category.value, text))
-            return
-        for thread, begin_at, end_at in self._threads(first, last):
-            start_at, end = self._time[begin_at], self._time[end_at] + 1
-            if 0 <= edge < len(self._tid) and self._tid[edge] == thread:
-                other = self._time[edge]
-                start_at, end = (min(start_at, other + 1), end) if edge < first else (start_at, max(end, other))
-            self._rows.append((start_at, end, self._process, thread, category.value, text))
+    def _add(self, offset: int, rows: Int64Array) -> None:
+        """Add ranges around the launches of positions.
 
-    def _threads(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """The threads that launched some positions, each with its first and last of them."""
-        if self._changes[first] == self._changes[last]:
-            return [(self._tid[first], first, last)] if self._tid[first] != NONE else []
-        tid = np.array(self._tid[first : last + 1])
-        threads = [int(thread) for thread in np.unique(tid) if thread != NONE]
-        places = [first + np.flatnonzero(tid == thread) for thread in threads]
-        return [(thread, int(position[0]), int(position[-1])) for thread, position in zip(threads, places, strict=True)]
+        Args:
+            offset: Added to the positions.
+            rows: First and last position, numbers of the category and the text, and -1 or 1 if the range extends to the
+                launch of the kernel before or after its own, else 0; shape ``(ranges, 5)``.
+        """
+        self._offsets.append(offset)
+        self._spans.append(rows)
+
+    def _labels(self, category: Category, text: str) -> tuple[int, int]:
+        """The numbers of a category and a text."""
+        return _CATEGORIES.index(category), self._texts.setdefault(text, len(self._texts))
+
+    def _place(self, sequence: Sequence) -> None:
+        """Turn the positions of the ranges of one device into times, on each thread that launched some; those of a
+        replayed graph into the order of its nodes.
+        """
+        if not self._spans:
+            return
+        offset = np.repeat(np.array(self._offsets), [len(rows) for rows in self._spans])
+        spans = np.concatenate(self._spans)
+        self._spans, self._offsets = [], []
+        first, last, category, _, beside = spans.T
+        first, last = first + offset, last + offset
+        edge = np.where(beside < 0, first - 1, np.where(beside > 0, last + 1, NONE))
+        replayed = np.zeros(len(spans), dtype=bool)
+        if self._nodes:
+            rows = sequence.row[first]
+            nodes = zip(self._pid[rows].tolist(), self._node[rows].tolist(), strict=True)
+            replayed = np.array([node in self._nodes for node in nodes], dtype=bool)
+            replayed &= category != _CATEGORIES.index(Category.STEP)
+        tid = np.where(sequence.call == NONE, NONE, self._call_tid[sequence.call])
+        thread_of_position = np.concatenate([[0], np.cumsum(tid[1:] != tid[:-1])])
+        span, begin, stop = np.arange(len(spans)), first.copy(), last.copy()
+        several = np.flatnonzero((thread_of_position[first] != thread_of_position[last]) & ~replayed)
+        pieces = [
+            (number, int(first[number] + positions[0]), int(first[number] + positions[-1]))
+            for number in several.tolist()
+            for threads in (tid[first[number] : last[number] + 1],)
+            for positions in (np.flatnonzero(threads == thread) for thread in np.unique(threads))
+        ]
+        if pieces:
+            added = np.array(pieces, dtype=np.int64)
+            span, begin, stop = (
+                np.concatenate([np.delete(old, several), new])
+                for old, new in zip((span, begin, stop), added.T, strict=True)
+            )
+            order = np.argsort(span, kind="stable")
+            span, begin, stop = span[order], begin[order], stop[order]
+        replayed, thread, edge = replayed[span], tid[begin], edge[span]
+        launched = replayed | (thread != NONE)
+        start_ns, end_ns = sequence.time[begin], sequence.time[stop] + 1
+        inside = (edge >= 0) & (edge < len(tid))
+        edge = np.where(inside, edge, 0)
+        inside &= tid[edge] == thread
+        before = inside & (edge < first[span])
+        start_ns = np.where(before, np.minimum(start_ns, sequence.time[edge] + 1), start_ns)
+        end_ns = np.where(inside & ~before, np.maximum(end_ns, sequence.time[edge]), end_ns)
+        start_ns, end_ns = np.where(replayed, begin, start_ns), np.where(replayed, stop + 1, end_ns)
+        thread = np.where(replayed, self._free_tid, thread)
+        pid = np.full(len(span), self._pid[sequence.row[0]], dtype=np.int64)
+        columns = np.stack([start_ns, end_ns, pid, thread, spans[span, 2], spans[span, 3]])
+        self._rows.append(columns[:, launched])
 
     def trace(self, info: object) -> Trace:
         """The capture with the ranges added."""
         trace = self._trace
         old = trace.ranges
-        count = len(self._rows)
-        start, end, pid, tid = (np.array([row[column] for row in self._rows], dtype=np.int64) for column in range(4))
-        texts = [*old["text"].astype(str), *(row[5] for row in self._rows)]
-        old_categories = (category or Category.USER.value for category in old["category"].astype(str))
-        categories = [*old_categories, *(row[4] for row in self._rows)]
+        start, end, pid, tid, category, text = np.concatenate([np.zeros((6, 0), dtype=np.int64), *self._rows], axis=1)
+        count = len(start)
+        added = {"text": (text, list(self._texts)), "category": (category, [name.value for name in _CATEGORIES])}
         payload = old["payload"].to_numpy(dtype=np.int64, na_value=MISSING_PAYLOAD)
         ranges = make_frame(
             "ranges",
@@ -220,7 +255,7 @@ class _Ranges:
                 "nested": np.concatenate([old["nested"].to_numpy(), np.ones(count, dtype=bool)]),
                 "left_open": np.concatenate([old["left_open"].to_numpy(), np.zeros(count, dtype=bool)]),
                 "payload": np.concatenate([payload, np.full(count, MISSING_PAYLOAD)]),
-                **{name: labels(*_codes(values)) for name, values in (("text", texts), ("category", categories))},
+                **{name: _extended(old[name], *values) for name, values in added.items()},
             },
         )
         return replace(trace, info=info, ranges=ranges, **self._graph_tables())  # type: ignore[arg-type]
@@ -239,10 +274,13 @@ class _Ranges:
         return {"graph_nodes": make_frame("graph_nodes", columns_after), "ops": trace.ops.assign(graph_node=self._node)}
 
 
-def _codes(values: list[str]) -> tuple[Int64Array, list[str]]:
-    names = list(dict.fromkeys(values))
-    position = {name: number for number, name in enumerate(names)}
-    return np.array([position[value] for value in values], dtype=np.int64), names
+def _extended(column: pd.Series[Any], codes: Int64Array, names: list[str]) -> Any:
+    """A categorical column with more rows, given as codes into `names`; a row without a category is the user's."""
+    categories = [str(name) or Category.USER.value for name in column.cat.categories]
+    old_codes = column.cat.codes.to_numpy().astype(np.int64)
+    names_of_codes = [*categories, *names, Category.USER.value]
+    old_codes = np.where(old_codes < 0, len(names_of_codes) - 1, old_codes)
+    return labels(np.concatenate([old_codes, codes + len(categories)]), names_of_codes)
 
 
 def _shared_launch(sequence: Sequence) -> Bools:
