@@ -701,8 +701,10 @@ class Capture:
     ) -> NcuPlan:
         """Choose the fewest kernel launches that represent most of the GPU time, to measure them with Nsight Compute.
 
+        If counts lie beside the capture, they represent the GPU time above the least time for the counted work.
+
         Args:
-            share: Fraction of the GPU time to represent, 0 to 1.
+            share: Fraction of that time to represent, 0 to 1.
             layer: Only this layer and the layers inside it.
             phase: Only this phase.
             every_layer: Reach the share in each block of the model, not only overall.
@@ -714,20 +716,25 @@ class Capture:
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
-            CaptureError: The capture lacks launch configurations, or no kernel matches ``layer`` and ``phase``.
+            CaptureError: The capture lacks launch configurations, no kernel matches ``layer`` and ``phase``, or the
+                counts are damaged.
             UsageError: The share cannot be reached, or the section set is unknown.
         """
         from nvprof_kit._analysis.kernels.signatures import NEEDED as FOR_METRICS
         from nvprof_kit._analysis.ncu.plan import plan
         from nvprof_kit._capture.ncu_script import SETS
+        from nvprof_kit._trace.flops_file import find_flops, read_flops
 
         _among(set, dict.fromkeys(SETS), "set of sections")
         checked("share", share, 1e-6, 1)
         checked("memory_gb", memory_gb)
         operations = self._operations(FOR_METRICS)
         scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
-        answer = plan(operations.trace, operations.attribution, share=share, **scope)
-        answer = replace(answer, sources=self.sources, section_set=set, rank=rank, memory_gb=memory_gb)
+        file = find_flops(self.path)
+        counts = None if file is None else read_flops(file)
+        answer = plan(operations.trace, operations.attribution, counts, share=share, **scope)
+        sources = (*self.sources, *([] if file is None else [file]))
+        answer = replace(answer, sources=sources, section_set=set, rank=rank, memory_gb=memory_gb)
         if script is not None:
             answer.save_script(script)
         return answer.selected(**rows)

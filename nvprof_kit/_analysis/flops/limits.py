@@ -17,25 +17,26 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
 from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, add, read_counted
 from nvprof_kit._analysis.flops.rows import Row, times_of
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.layers import LIMITS, Layers
 from nvprof_kit._trace.flops_file import FlopsFile
+from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
 
-FLOPS, BYTES, LIMIT, COMPUTE = "flops", "bytes", "limit_ns", "compute_ns"
-"""Amounts of `least_work`: floating point operations; bytes of inputs and outputs; the least time; the part of it in
-operators that are limited by their operations, not by their traffic."""
+FLOPS, BYTES, LIMIT, COMPUTE, PRODUCTS = "flops", "bytes", "limit_ns", "compute_ns", "products_ns"
+"""Amounts of `least_work`: floating point operations; bytes of inputs and outputs; the least time; the parts of it in
+operators that are limited by their operations, not by their traffic, and in products, convolutions and attention."""
 
 _FUSED = re.compile(r"^triton_(poi|red|per|for|tem|mm|unk)_")
 """Names of kernels that torch.compile generates."""
 
 
-def fused_rows(operations: Operations) -> frozenset[Key]:
+def fused_rows(trace: Trace, attribution: Attribution) -> frozenset[Key]:
     """The layers and phases that run kernels which torch.compile made of several operators."""
-    ops = operations.trace.ops
+    ops = trace.ops
     if "name" not in ops:
         return frozenset()
     names = ops["name"].astype("category").cat
@@ -43,12 +44,12 @@ def fused_rows(operations: Operations) -> frozenset[Key]:
     if not is_fused.any():
         return frozenset()
     fused_ops = np.append(is_fused, False)[names.codes.to_numpy()]
-    layer, phase = (np.asarray(owner, dtype=object)[fused_ops] for owner in op_owners(operations.attribution))
+    layer, phase = (np.asarray(owner, dtype=object)[fused_ops] for owner in op_owners(attribution))
     return frozenset(zip(map(str, layer), map(str, phase), strict=True))
 
 
 def least_work(counted: Counted, peaks: Peaks | None, fused: Collection[Key]) -> Mapping[Chain, Work]:
-    """Operations, bytes, least time and its part limited by compute, by the ranges that the operators ran in.
+    """Operations, bytes, least time and its parts, by the ranges that the operators ran in.
 
     Args:
         counted: What was counted, with its traffic.
@@ -71,6 +72,7 @@ def least_work(counted: Counted, peaks: Peaks | None, fused: Collection[Key]) ->
                     BYTES: operator.bytes,
                     LIMIT: limit_ns,
                     COMPUTE: limit_ns if compute_ns > memory_ns else 0.0,
+                    PRODUCTS: limit_ns if operator.flops else 0.0,
                 },
             )
     return sums
@@ -97,7 +99,7 @@ def row_limits(
     if counted.traffic is None:
         return {row.key: {"bytes": math.nan, LIMIT: math.nan, "of_limit": math.nan, "bound": ""} for row in rows}
     counted = counted.with_holders(row.key for row in rows if row.held)
-    amounts = least_work(counted, peaks, fused_rows(operations))
+    amounts = least_work(counted, peaks, fused_rows(operations.trace, operations.attribution))
     a_call = counted.nested(amounts)
     inside = counted.nested(amounts, times=times) if any(row.held for row in rows) else {}
     limits = {}
@@ -113,20 +115,23 @@ def row_limits(
     return limits
 
 
-def work_per_step(counts: FlopsFile, gpus: Collection[str], rows: Collection[Key]) -> dict[Key, Work]:
-    """Operations, bytes and least time of a counted step, by the innermost of `rows` that they ran in.
+def work_per_step(
+    counts: FlopsFile, gpus: Collection[str], rows: Collection[Key], fused: Collection[Key] = ()
+) -> dict[Key, Work]:
+    """The amounts of `least_work` in a counted step, by the innermost of `rows` that its operators ran in.
 
     Args:
         counts: The counts of a program.
         gpus: Names of the GPUs that it ran on.
         rows: Layers and phases of its capture. Work outside them all goes with its own layer and phase.
+        fused: As in `least_work`.
 
     Returns:
         By layer and phase; empty if no steps or no traffic were counted.
     """
     counted = read_counted(counts)
     sums: dict[Key, Work] = {}
-    for chain, work in least_work(counted, peaks_of(gpus), ()).items() if counted.steps else ():
+    for chain, work in least_work(counted, peaks_of(gpus), fused).items() if counted.steps else ():
         key = next((key for key in chain if key in rows), chain[0])
         add(sums.setdefault(key, {}), work, 1 / counted.steps)
     return sums

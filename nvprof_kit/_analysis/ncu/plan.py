@@ -6,6 +6,9 @@ and the cost of a name is the number of its signatures. If roles divide a signat
 
 Kernels of collectives are left out: most of their time is waiting for other ranks, and ncu's kernel replay, which runs
 a kernel several times on one rank alone, would hang in them.
+
+Where the program's work was counted, the kernels represent the time above the least time for that work instead, so that
+counters are spent where something can be won.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.flops.limits import LIMIT, PRODUCTS, fused_rows, work_per_step
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._result.writer import write_file
+from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue
@@ -92,6 +97,11 @@ COLUMNS: Columns = {
     "gpu_ns": Column("their GPU time, in ns", "ns"),
     "share": Column("`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1", "share", kind="float"),
     "covered": Column("cumulative share of this row and the rows above it, 0 to 1", "share", kind="float"),
+    "above_limit_ns": Column(
+        "`gpu_ns` without the least time for the layer's counted work, if counts lie beside the capture; the plan then "
+        "chooses and sorts by it",
+        "ns",
+    ),
 }
 """The columns of `NcuPlan.rows` and what they mean."""
 
@@ -116,10 +126,12 @@ class NcuPlan(Result):
         names: Linker (mangled) names of the kernels to measure.
         invocations: Which launches of each configuration to measure, counted from 1.
         measurements: Number of measured launches; per step if the capture has steps.
-        covered: The fraction of the requested GPU time that these kernels represent, 0 to 1.
+        covered: The fraction of the requested GPU time that these kernels represent, 0 to 1; with counts, of that
+            above the least time.
         least_covered: The block with the smallest covered fraction, and that fraction.
         gpu_ns: The GPU time that the plan covers, with copies and without collectives.
         collectives_ns: GPU time of collective kernels, which the plan leaves out.
+        above_limit_ns: The part of `gpu_ns` above the least time for the counted work; None without counts.
         launches: Number of kernel launches in `gpu_ns`, all of which a full ncu run would measure.
         info: Recording tool, GPUs and processes of the capture.
         layer: Only this layer and the layers inside it; '' for all.
@@ -140,6 +152,7 @@ class NcuPlan(Result):
     collectives_ns: int
     launches: int
     info: CaptureInfo
+    above_limit_ns: int | None = None
     layer: str = ""
     phase: str = ""
     every_layer: bool = False
@@ -192,6 +205,7 @@ class NcuPlan(Result):
 def plan(
     trace: Trace,
     attribution: Attribution | None = None,
+    counts: FlopsFile | None = None,
     *,
     share: float = 0.9,
     layer: str = "",
@@ -203,7 +217,9 @@ def plan(
     Args:
         trace: A capture with the optional columns `nvprof_kit._analysis.kernels.signatures.NEEDED`.
         attribution: Who owns each operation, where that is known already.
-        share: Fraction of the GPU time that the measured kernels represent, 0 to 1.
+        counts: The counts of the program, to prefer kernels by their time above the least time for their work.
+        share: Fraction of the GPU time that the measured kernels represent, 0 to 1; with counts, of that above the
+            least time.
         layer: Only this layer and the layers inside it; '' for all.
         phase: Only this phase; '' for all.
         every_layer: Reach the share in each of the outermost blocks (``model.layers.3``), not only overall.
@@ -212,6 +228,7 @@ def plan(
         CaptureError: The capture has no kernel of what is asked for, or does not name its kernels.
         UsageError: The share cannot be reached, since copies and kernels without a name take the rest.
     """
+    attribution = attribution or attribute(trace)
     kernels = read_kernels(trace, attribution)
     included = np.array(
         [
@@ -243,7 +260,9 @@ def plan(
         raise CaptureError(
             f"{trace.info.path}: no linker names of kernels (column mangledName); needed nsys 2022.4 or newer"
         )
-    blocks, goals = _goals(kernels, times, other, every_layer)
+    above_limit = None if counts is None else _above_limit(trace, attribution, kernels, times, counts)
+    weights = times if above_limit is None else above_limit
+    blocks, goals = _goals(kernels, weights, other, every_layer)
     chosen = _cover(goals, name, share)
     if chosen is None:
         best = goals[0, :-1][name >= 0].sum() / goals[0].sum()
@@ -253,20 +272,22 @@ def plan(
         )
     is_wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
     for least_share in (LEAST_SHARE, LEAST_SHARE / 10, 0):
-        invocations = choose_invocations(kernels, is_wanted, times.sum(axis=0), least_share)
+        invocations = choose_invocations(kernels, is_wanted, weights.sum(axis=0), least_share)
         measured, measurements = measured_by(kernels, is_wanted, invocations)
         covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
         if covered[0] >= share:
             break
     fewest = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
+    gpu_ns = int(times.sum() + other.sum())
     return NcuPlan(
-        rows=_rows(kernels, times, measured, int(goals[0].sum()), included),
+        rows=_rows(kernels, times, measured, gpu_ns, covered=included, above_limit=above_limit),
         names=tuple(names[index] for index in chosen),
         invocations=invocations,
         measurements=measurements,
         covered=float(covered[0]),
         least_covered=(blocks[fewest], float(covered[fewest])),
-        gpu_ns=int(goals[0].sum()),
+        gpu_ns=gpu_ns,
+        above_limit_ns=None if above_limit is None else int(goals[0].sum()),
         collectives_ns=collectives_ns,
         launches=int((kernels.launches() * included[:, None])[:, ~collective].sum()),
         info=trace.info,
@@ -274,6 +295,33 @@ def plan(
         phase=phase,
         every_layer=every_layer,
     )
+
+
+def _above_limit(
+    trace: Trace, attribution: Attribution, kernels: Kernels, times: Int64Array, counts: FlopsFile
+) -> Int64Array | None:
+    """The part of `times` above the least time for the counted work, the same shape; None if no work is known.
+
+    The least time of a layer's products, convolutions and attention is that of its gemm and attention kernels, that of
+    its other operators that of its other kernels; in a layer that torch.compile fused, only the former is known.
+    """
+    fused = fused_rows(trace, attribution)
+    work = work_per_step(counts, trace.info.gpus, kernels.owners, fused)
+    steps = len(attribution.ranges.steps)
+    is_product = np.array(
+        [family_of(signature.name).kernel_class in ("gemm", "attention") for signature in kernels.signatures]
+    )
+    limits = np.array(
+        [[work.get(owner, {}).get(amount, 0.0) for amount in (PRODUCTS, LIMIT)] for owner in kernels.owners]
+    )
+    limits = np.nan_to_num(limits) * steps  # unknown is as none
+    if not limits.any():
+        return None
+    above_limit = times.astype(np.float64)
+    for kind, limit in ((is_product, limits[:, 0]), (~is_product, np.maximum(limits[:, 1] - limits[:, 0], 0))):
+        time = times[:, kind].sum(axis=1)
+        above_limit[:, kind] *= (1 - np.minimum(limit / np.maximum(time, 1), 1))[:, None]
+    return np.rint(above_limit).astype(np.int64)
 
 
 def block_of(layer: str) -> str:
@@ -339,12 +387,19 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
 
 
 def _rows(
-    kernels: Kernels, times: Int64Array, measured: npt.NDArray[np.bool_], total_ns: int, covered: npt.NDArray[np.bool_]
+    kernels: Kernels,
+    times: Int64Array,
+    measured: npt.NDArray[np.bool_],
+    total_ns: int,
+    *,
+    covered: npt.NDArray[np.bool_],
+    above_limit: Int64Array | None,
 ) -> pd.DataFrame:
     import pandas as pd
 
     time, launches = times.sum(axis=0), (kernels.launches() * covered[:, None]).sum(axis=0)
-    order = [int(index) for index in np.argsort(-time, kind="stable") if measured[index]]
+    weight = time if above_limit is None else above_limit.sum(axis=0)
+    order = [int(index) for index in np.argsort(-weight, kind="stable") if measured[index]]
     shares = time[order] / total_ns
     chosen = [kernels.signatures[index] for index in order]
     rows = {
@@ -357,8 +412,9 @@ def _rows(
         "gpu_ns": time[order],
         "share": shares,
         "covered": np.cumsum(shares),
+        **({} if above_limit is None else {"above_limit_ns": weight[order]}),
     }
-    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS})
+    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS if name in rows})
     return table
 
 

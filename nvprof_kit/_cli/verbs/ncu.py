@@ -39,7 +39,7 @@ def ncu() -> None:
     type=Number(0, 1, min_open=True),
     default=0.9,
     show_default=True,
-    help="Fraction of the GPU time that the measured kernels represent.",
+    help="Fraction of the GPU time that the measured kernels represent; with counts, of that above the least time.",
 )
 @click.option(
     "--layer", default="", metavar="PATH", help="Only this layer and the layers inside it, such as model.layers.3."

@@ -91,15 +91,17 @@ def scaled(value: float) -> str:
 
 def plan_report(plan: NcuPlan) -> list[RenderableType]:
     """The report: the plan's coverage, its rows, and the next command."""
-    grid = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
+    frame = plan.to_frame()
+    has_limits = "above_limit_ns" in frame
+    columns = (*_COLUMNS, *(["above limit"] if has_limits else []))
+    grid = table([(name, "left" if name == "kernel" else "right") for name in columns])
     ms = Cells.for_total(plan.gpu_ns)
     grid.choose(plan.select)
-    frame = plan.to_frame()
     names = kernel_names(frame["kernel"].astype(str))
     for row in frame.to_dict("records"):
         grid.add_row(
             names[row["kernel"]], row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
-            percent(row["share"]), percent(row["covered"]),
+            percent(row["share"]), percent(row["covered"]), *([ms(row["above_limit_ns"])] if has_limits else []),
         )  # fmt: skip
     return [*map(Text, plan_lines(plan)), "", grid, *warning_lines(plan.warnings)]
 
@@ -133,10 +135,13 @@ _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
 def plan_lines(plan: NcuPlan) -> list[str]:
     """The plan in a few sentences."""
     of_what = " ".join(word for word in (plan.layer, plan.phase) if word)
+    above = "" if plan.above_limit_ns is None else " above the least time for the counted work"
     lines = [
-        f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time"
+        f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time{above}"
         f"{f' of {of_what}' if of_what else ''} in {title(plan.info.path)}, which has {plan.launches:,} launches"
     ]
+    if plan.above_limit_ns is not None:
+        lines.append(f"that is {percent(plan.above_limit_ns / plan.gpu_ns)} of the GPU time")
     if plan.collectives_ns:
         left_out = percent(plan.collectives_ns / (plan.gpu_ns + plan.collectives_ns))
         lines.append(

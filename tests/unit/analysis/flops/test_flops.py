@@ -272,6 +272,22 @@ def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path: Pa
     assert "work_ns" not in sides[0].diff(tmp_path / "new" / "run.sqlite").rows
 
 
+def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path: Path) -> None:
+    source = TESTS / "data" / "limits" / "llama.sqlite.xz"
+    alone = nvprof_kit.open(shutil.copy(source, tmp_path / "run.sqlite.xz")).ncu_plan()
+    preferred = nvprof_kit.open(source).ncu_plan()
+    assert alone.above_limit_ns is None and "above_limit_ns" not in alone.rows and "least time" not in str(alone)
+    # the products take most time, but are nearer to their limit than others
+    assert "nvjet" in alone.rows["kernel"][0] and "elementwise_kernel" in preferred.rows["kernel"][0]
+    rows, above_limit_ns = preferred.rows, preferred.above_limit_ns
+    assert rows["above_limit_ns"].is_monotonic_decreasing and (rows["above_limit_ns"] < rows["gpu_ns"]).all()
+    assert above_limit_ns and rows["above_limit_ns"].sum() / above_limit_ns == pytest.approx(preferred.covered)
+    assert "above the least time for the counted work" in str(preferred) and preferred.gpu_ns == alone.gpu_ns
+    mlp = nvprof_kit.open(source).ncu_plan(layer="model.layers.0.mlp", phase="backward", share=0.5)
+    limit_ns = table(nvprof_kit.open(source).flops())["model.layers.0.mlp", "backward"]["limit_ns"]
+    assert mlp.above_limit_ns == pytest.approx(mlp.gpu_ns - limit_ns, rel=1e-6)
+
+
 def test_counts_without_bytes_have_no_limit(tmp_path: Path) -> None:
     rows = joined(tmp_path, [(1, "bf16", 50)]).rows
     assert rows[["bytes", "limit_ns", "of_limit"]].isna().all(axis=None) and not rows["bound"].any()
