@@ -16,7 +16,6 @@ from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._cli import group
-from nvprof_kit._result.selection import RowOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -216,7 +215,7 @@ def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
     options = {option.opts[-1].lstrip("-") for option in command.params if isinstance(option, click.Option)} - OUTPUT
     arguments = inspect.signature(in_python(CALLS[verb])).parameters
     known = {name.replace("_", "-") for name in (*arguments, *inspect.signature(nvprof_kit.open).parameters)}
-    known |= {*RowOptions.__annotations__} if {"rows", "ranks"} & {*arguments} else set()
+    known |= {*inspect.signature(nvprof_kit.Result.selected).parameters} if {"rows", "ranks"} & {*arguments} else set()
     elsewhere = ELSEWHERE.get(verb, {})
     assert options - known == {*elsewhere} - OUTPUT
     for call, _, argument in (target.partition(":") for target in elsewhere.values() if target):

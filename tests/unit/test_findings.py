@@ -1,32 +1,14 @@
-"""Findings of whoever examines have one shape, and their rules one list of names."""
+"""A finding names its rule and its severity, of which there is one list each."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-from nvprof_kit._findings import RULES, Finding, checked
-
-PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
-EXAMINE = [*(PACKAGE / "_analysis" / "advise").glob("*.py"), *PACKAGE.rglob("doctor*.py")]
+from nvprof_kit import Finding
 
 
-def test_a_rule_without_a_name_in_the_list_is_refused() -> None:
-    with pytest.raises(ValueError, match="no rule 'guess'"):
-        Finding("guess", "A guess", "")
-    with pytest.raises(ValueError, match="severity 'dire'"):
-        checked("dire", "kernels", "")
-
-
-def test_the_list_names_no_rule_that_nobody_looks_for() -> None:
-    named = {text for path in EXAMINE for text in re.findall(r'"([^"\n]+)"', path.read_text(encoding="utf-8"))}
-    assert set(RULES) - named == set()
-
-
-def test_there_is_one_class_of_findings() -> None:
-    pages = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    assert [path.name for path, page in pages.items() if re.search(r"^class \w*Finding\b", page, re.M)] == [
-        "_findings.py"
-    ]
+def test_a_rule_or_severity_without_a_name_is_refused() -> None:
+    assert Finding("kernels", "kernels", "", severity="error").rule == "kernels"
+    for rule, severity in (("guess", "error"), ("kernels", "dire")):
+        with pytest.raises(ValueError, match=f"no rule '{rule}' of severity '{severity}'"):
+            Finding(rule, "A guess", "", severity=severity)

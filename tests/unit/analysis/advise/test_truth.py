@@ -10,9 +10,6 @@ from support.captures.advise_programs import LOOKALIKES, Program
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
-from nvprof_kit._ranks.verdict import Verdict
-from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -50,20 +47,14 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path)
     assert text and "per step" not in text and "optimizer" not in text
 
 
-def test_the_slowest_rank_comes_first_and_its_waiting_is_no_saving() -> None:
-    trace = open_capture(DATA / "ranks/ddp-layer.rank0-2024.2.sqlite.xz", optional=OPTIONAL)
-    late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "critical", 30_000_000, "rank 1 is the straggler")
-    alone, told = advise(trace), advise(trace, verdict=late)
-    assert told.findings[0].rule == "slowest-rank"
-    assert (told.findings[0].layer, told.findings[0].confidence) == ("model.layers.2.mlp", "high")
-    assert told.findings[0].saves_ns == 30_000_000
-    rules = {one.rule for one in told.findings}
-    assert "exposed-collectives" not in rules and "exposed-collectives" in {one.rule for one in alone.findings}
-
-
-def test_the_slowest_ranks_own_layer_is_told_with_it() -> None:
-    trace = open_capture(DATA / "ranks/ddp-layer.rank1-2024.2.sqlite.xz", optional=OPTIONAL)
-    late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "warning", 30_000_000, "rank 1 is the straggler")
-    findings = advise(trace, verdict=late).findings
-    assert "a layer slower than its peers: model.layers.2.mlp forward" in findings[0].evidence
-    assert "outlier-layer" not in {one.rule for one in findings[1:]}
+def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_saving() -> None:
+    paths = [DATA / f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in range(2)]
+    job = nvprof_kit.open_job(paths, workers=1)
+    waiting, late = (nvprof_kit.open(path).advise(job=job).findings for path in paths)
+    assert waiting[0].rule == late[0].rule == "slowest-rank"
+    assert (waiting[0].layer, waiting[0].confidence) == ("model.layers.2.mlp", "medium")
+    assert waiting[0].saves_ns == job.verdict.cost_ns_per_step > 5_000_000
+    assert "exposed-collectives" not in {finding.rule for finding in waiting}
+    assert "exposed-collectives" in {finding.rule for finding in nvprof_kit.open(paths[0]).advise().findings}
+    assert "a layer slower than its peers: model.layers.2.mlp forward" in late[0].evidence
+    assert "outlier-layer" not in {finding.rule for finding in late}

@@ -14,11 +14,7 @@ from rich.console import Console
 from support.captures.snapshot_file import BASE, SnapshotFile, training
 from support.lane import examples
 
-from nvprof_kit._analysis.memory.memory import LEAKS, Memory, memory
-from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC
-from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
-from nvprof_kit._report.plots.plots import encode
-from nvprof_kit._trace.torch_memory.snapshot import Snapshot, read_snapshot
+from nvprof_kit import Memory, MemorySnapshot, open_snapshot
 from nvprof_kit.errors import CaptureError
 
 FORWARD, BACKWARD, OPTIMIZER = (
@@ -28,12 +24,12 @@ FORWARD, BACKWARD, OPTIMIZER = (
 )
 
 
-def read(file: SnapshotFile, folder: Path) -> Snapshot:
-    return read_snapshot(file.write(folder / "run.pickle"))
+def read(file: SnapshotFile, folder: Path) -> MemorySnapshot:
+    return open_snapshot(file.write(folder / "run.pickle"))
 
 
 def analysed(file: SnapshotFile, folder: Path) -> Memory:
-    return memory(read(file, folder))
+    return read(file, folder).memory()
 
 
 def test_who_held_the_peak(tmp_path: Path) -> None:
@@ -84,7 +80,7 @@ def test_growth_and_leaks(tmp_path: Path) -> None:
         file.free(kept, f"{OPTIMIZER};step={step}")
         file.free(file.alloc(1 << 30))  # between the steps: no step's peak
     result = analysed(file, tmp_path)
-    assert list(result.steps) == list(STEPS)
+    assert list(result.steps) == list(Memory.columns["memory-step"])
     assert result.steps["step"].tolist() == [0, 1, 2, 3]
     assert result.steps["growth_bytes"].tolist() == [0, 4096, 4096, 4096]
     assert result.steps["end_bytes"].tolist() == [4096, 8192, 12288, 16384]
@@ -101,7 +97,7 @@ def test_growth_and_leaks(tmp_path: Path) -> None:
             "bytes_per_step": 4096,
         }
     ]
-    assert list(result.leaks) == list(LEAKS)
+    assert list(result.leaks) == list(Memory.columns["memory-leak"])
 
 
 def test_what_layers_allocate_over_the_whole_history(tmp_path: Path) -> None:
@@ -112,7 +108,7 @@ def test_what_layers_allocate_over_the_whole_history(tmp_path: Path) -> None:
     file.alloc(200, f"{FORWARD};step=0")  # held: 100, 400, 300, 500 (the most)
     file.free(file.alloc(50, f"{BACKWARD} backward;step=0"))
     result = analysed(file, tmp_path)
-    assert list(result.traffic) == list(TRAFFIC)
+    assert list(result.traffic) == list(Memory.columns["memory-allocation"])
     assert result.traffic.to_dict("split")["data"] == [
         ["layers.0", "forward", 3, 600, 300, 500, 500],
         ["layers.0", "backward", 1, 50, 50, 50, 0],
@@ -125,7 +121,7 @@ def test_fragmentation(tmp_path: Path) -> None:
     file.free(blocks[0])
     file.free(blocks[2])  # idle: 100 and 300, apart
     segment = analysed(file, tmp_path).segments
-    assert list(segment) == list(SEGMENTS)
+    assert list(segment) == list(Memory.columns["memory-segment"])
     row = segment.iloc[0]
     assert (row["total_bytes"], row["allocated_bytes"], row["free_bytes"], row["largest_free_bytes"]) == (
         1000,
@@ -140,11 +136,11 @@ def test_devices(tmp_path: Path) -> None:
     file = SnapshotFile(device=2)
     file.alloc(100)
     snapshot = read(file, tmp_path)
-    assert memory(snapshot).summary.device == 2
+    assert snapshot.memory().summary.device == 2
     with pytest.raises(CaptureError, match="nothing of device 0 in it; it has 2"):
-        memory(snapshot, 0)
+        snapshot.memory(device=0)
     with pytest.raises(CaptureError, match="empty snapshot"):
-        memory(read(SnapshotFile(), tmp_path))
+        analysed(SnapshotFile(), tmp_path)
 
 
 def test_without_history_the_segments_remain(tmp_path: Path) -> None:
@@ -154,7 +150,7 @@ def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     assert result.summary.peak_bytes == 100
     assert "no history" in result.warnings[0]
     assert result.by_layer["bytes"].sum() == 100
-    assert b"<svg" in encode(timeline_figure(result), "svg")
+    assert "<svg" in result.save(tmp_path / "x.svg").read_text()
 
 
 @settings(max_examples=examples(30))
@@ -190,7 +186,7 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list
 
 def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
     snapshot = read(training(3000, layers=3), tmp_path)
-    result = memory(snapshot)
+    result = snapshot.memory()
     console = Console(file=io.StringIO(), width=160)
     console.print(result)
     text = console.file.getvalue()
@@ -202,7 +198,7 @@ def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
         "http://creativecommons.org", ""
     )
     assert "<script" not in page
-    assert encode(segments_figure(snapshot, 0), "svg").startswith(b"<?xml")
+    assert snapshot.memory("segment").save(tmp_path / "x.svg").read_bytes().startswith(b"<?xml")
     assert np.all(result.reserved_bytes == result.reserved_bytes[0])
 
 
@@ -210,7 +206,7 @@ def test_a_hostile_name_is_text_on_the_page(tmp_path: Path) -> None:
     file = SnapshotFile()
     file.alloc(1 << 20, "nvprof_kit:forward:<script>alert(1)</script>;step=0", ["<img src=x>.py:1:<b>"])
     snapshot = read(file, tmp_path)
-    page = memory(snapshot).page().decode()
+    page = snapshot.memory().page().decode()
     assert "<script" not in page and "<img" not in page
     assert "&lt;script&gt;" in page
 
@@ -226,7 +222,7 @@ def test_the_level_is_what_was_asked_for(tmp_path: Path) -> None:
         {"address": BASE + 512, "size": 512, "requested_size": 0, "state": "inactive"},
     ]
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(plain))
-    result = memory(read_snapshot(tmp_path / "run.pickle"))
+    result = open_snapshot(tmp_path / "run.pickle").memory()
     assert result.level_bytes.tolist() == [100]
     assert result.by_layer["bytes"].tolist() == [100]
     assert (result.summary.allocated_bytes, result.segments["rounding_bytes"].tolist()) == (512, [412])
@@ -265,7 +261,7 @@ def test_a_stack_in_c_begins_with_what_asked_for_memory(tmp_path: Path) -> None:
     for event, frames in zip(made["device_traces"][0], nodes.values(), strict=True):
         event["frames"] = [frame | {"line": 0} for frame in frames]
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
-    assert sorted(memory(read_snapshot(tmp_path / "run.pickle")).by_stack["stack"]) == [
+    assert sorted(open_snapshot(tmp_path / "run.pickle").memory().by_stack["stack"]) == [
         "at::native::of_GeluBackward0 < torch::autograd::generated::GeluBackward0::apply",
         "at::native::of_MmBackward0 < torch::autograd::generated::MmBackward0::apply",
     ]
@@ -289,7 +285,7 @@ def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_
         )
     ]
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
-    held = memory(read_snapshot(tmp_path / "run.pickle"), 0).held
+    held = open_snapshot(tmp_path / "run.pickle").memory(device=0).held
     assert held["phase"].tolist() == ["other", "optimizer", "forward", "optimizer", "other"]
     assert held["layer"].tolist() == ["(none)", "(none)", "layers.0", "(none)", "(none)"]
     assert held["step"].fillna(-1).tolist() == [-1, 3, 7, 7, -1]

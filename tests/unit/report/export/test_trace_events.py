@@ -18,22 +18,14 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.attribution.attribution import attribute
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
-from nvprof_kit._analysis.breakdown.breakdown import breakdown
-from nvprof_kit._analysis.timeline import OPTIONAL, timeline
-from nvprof_kit._report.export.trace_events import trace_events
-from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.schema import Trace
 
 DATA = Path(__file__).parents[3] / "data"
 ARGUMENTS = ("layer", "phase", "step", "ns")
 CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024.2"]
 
 
-def exported(trace: Trace, instance: int | None = None) -> dict[str, Any]:
-    packed = trace_events(timeline(trace, attribute(trace), instance), trace.info, "json.gz")
-    return json.loads(gzip.decompress(b"".join(packed)), parse_float=Decimal)
+def exported(path: Path, step: int | None = None) -> dict[str, Any]:
+    return json.loads(gzip.decompress(nvprof_kit.open(path).perfetto(step=step).data), parse_float=Decimal)
 
 
 def ns(microseconds: Decimal | int) -> int:
@@ -85,11 +77,10 @@ def database(document: dict[str, Any]) -> sqlite3.Connection:
 
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
-    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=OPTIONAL)
-    document = exported(trace)
+    document, opened = exported(DATA / f"{name}.sqlite.xz"), nvprof_kit.open(DATA / f"{name}.sqlite.xz")
     check(document)
     db = database(document)
-    rows = nvprof_kit.open(DATA / f"{name}.sqlite.xz").layers(steps="all", by="step").rows
+    rows = opened.layers(steps="all", by="step").rows
     rows = rows[rows["gpu_ops"] > 0]
     expected = {
         (-1 if row.step is None or row.step != row.step else int(row.step), row.layer, row.phase): (
@@ -104,7 +95,7 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
     assert {row[:3]: row[3:5] for row in found} == expected
     assert all(row[4] == row[5] for row in found)
     ranges = db.execute("SELECT count(*) FROM slice WHERE category = 'range'").fetchone()[0]
-    assert ranges == len(trace.ranges)
+    assert ranges == len(opened.tables["ranges"])
 
 
 def test_tracks_and_slices(tmp_path: Path) -> None:
@@ -115,7 +106,7 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
     file.kernel(3_345, 3_400, launched=(720, 721), name="late")
     file.kernel(4_000, 5_000, launched=(740, 741), stream=9)
     file.kernel(4_500, 5_500, launched=(750, 751), stream=9)  # overlaps the one before on its stream
-    document = exported(open_capture(file.write(), optional=OPTIONAL))
+    document = exported(file.write())
     check(document)
     events = document["traceEvents"]
     names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
@@ -143,16 +134,15 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("capture", ["slow-2024.2", "ddp.rank0-2024.2", "generate-2024.2", "graph-2023.4"])
 def test_steps_are_as_long_as_in_breakdown(capture: str) -> None:
-    trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
-    found = database(exported(trace)).execute("SELECT step, dur FROM slice WHERE category = 'step' ORDER BY ts")
-    steps = breakdown(trace).steps
+    path = DATA / f"{capture}.sqlite.xz"
+    found = database(exported(path)).execute("SELECT step, dur FROM slice WHERE category = 'step' ORDER BY ts")
+    steps = nvprof_kit.open(path).breakdown().steps
     steps = steps[steps["step"].notna()]
     assert found.fetchall() == [*zip(steps["step"].tolist(), steps["wall_ns"].tolist(), strict=True)]
 
 
 def test_one_step(tmp_path: Path) -> None:
-    trace = open_capture(DATA / "hooks-train-2023.4.sqlite.xz", optional=OPTIONAL)
-    document = exported(trace, attribute(trace).ranges.steps.tolist().index(3))
+    document = exported(DATA / "hooks-train-2023.4.sqlite.xz", step=3)
     check(document)
     spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
     rows = nvprof_kit.open(DATA / "hooks-train-2023.4.sqlite.xz").layers(steps="all", by="step").rows
@@ -168,8 +158,7 @@ def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> Non
     ]
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    trace = open_capture(path, optional=OPTIONAL)
-    packed = b"".join(trace_events(timeline(trace, attribute(trace)), trace.info, "json")).decode()
+    packed = nvprof_kit.open(path).perfetto(form="json").data.decode()
     assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed
 
 
@@ -178,6 +167,6 @@ def test_a_gpu_is_named_whatever_its_ordinal(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "rank1.sqlite")
     file.range_("layers.0", 0, 100)
     file.kernel(200, 300, launched=(10, 20), device=1)
-    document = exported(open_capture(file.write(), optional=OPTIONAL))
+    document = exported(file.write())
     names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
     assert names == ["GPU 1 Test GPU", "Process 0: ranges on the CPU"]
