@@ -14,8 +14,6 @@ import pytest
 from support.recipes import run
 
 import nvprof_kit
-from nvprof_kit._analysis.kernels.signatures import NEEDED, read_kernels
-from nvprof_kit._trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
 DATA = Path(__file__).parents[2] / "data"
@@ -54,19 +52,18 @@ def capture(tmp_path: Path) -> Path:
 
 @pytest.mark.every_nsys
 def test_kernels_by_launch(nsys: str, capture: Path) -> None:
-    """*CUDA GPU Kernel/Grid/Block Summary* has the times and launches of our signatures."""
+    """*CUDA GPU Kernel/Grid/Block Summary* has the times and launches of our operations."""
     theirs: dict[tuple[str, str, str], tuple[int, int]] = {}
     for row in summary(nsys, "cuda_gpu_kern_gb_sum", capture):
         key = row["Name"], " ".join(row["GridXYZ"].split()), " ".join(row["BlockXYZ"].split())
         theirs[key] = int(row["Total Time (ns)"]), int(row["Instances"])
-    kernels = read_kernels(open_capture(str(capture), optional=NEEDED))
+    rows = nvprof_kit.open(str(capture)).sql(
+        "SELECT name, grid_x, grid_y, grid_z, block_x, block_y, block_z, SUM(end_ns - start_ns), COUNT(*) "
+        "FROM ops WHERE grid_x > 0 GROUP BY 1, 2, 3, 4, 5, 6, 7"
+    )
     ours: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for one, time, launches in zip(
-        kernels.signatures, kernels.by_owner().sum(axis=0), kernels.launches().sum(axis=0), strict=True
-    ):
-        key = one.name, " ".join(map(str, one.grid)), " ".join(map(str, one.block))
-        before = ours.get(key, (0, 0))
-        ours[key] = before[0] + int(time), before[1] + int(launches)
+    for name, *sizes, time, launches in rows.itertuples(index=False):
+        ours[name, " ".join(map(str, sizes[:3])), " ".join(map(str, sizes[3:]))] = int(time), int(launches)
     assert ours == theirs
 
 

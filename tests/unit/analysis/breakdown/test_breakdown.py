@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import lzma
-from dataclasses import replace
+import sqlite3
 from math import isnan
 from pathlib import Path
 
@@ -17,10 +17,7 @@ from support.golden import Golden
 from support.lane import examples
 
 import nvprof_kit
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, Breakdown, breakdown
-from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.hardware import UNKNOWN, link_of
-from nvprof_kit._trace.open import open_capture
+from nvprof_kit import Breakdown
 
 DATA = Path(__file__).parents[3] / "data"
 PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
@@ -32,7 +29,7 @@ def file(tmp_path: Path) -> NsysFile:
 
 
 def analysed(file: NsysFile) -> Breakdown:
-    return breakdown(open_capture(file.write(), optional=OPTIONAL))
+    return nvprof_kit.open(file.write()).breakdown()
 
 
 def idle_of(result: Breakdown) -> dict[str, int]:
@@ -220,21 +217,6 @@ def test_copies_by_memory(file: NsysFile) -> None:
     assert copies["link"].tolist() == ["", ""] and copies["of_link"].isna().all()  # nobody knows a "Test GPU"
 
 
-def test_copies_against_the_link(file: NsysFile) -> None:
-    file.range_("data", 0, 400, category="data")
-    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(1, 2), size=3150)
-    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(2, 2), size=1600, copy_kind=8)
-    file.kernel(350, 360, launched=(24, 26), table="MEMCPY", memory=(2, 2), size=2250, copy_kind=10)
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    h200 = replace(trace, info=replace(trace.info, gpus=("NVIDIA H200",)))
-    copies = breakdown(h200).copies.set_index("copy")
-    # PCIe 5 x16 carries 63.015 GB/s, NVLink of an H200 450; a copy inside the GPU goes over neither
-    assert copies.loc["memcpy HtoD", ["gb_per_s", "link"]].tolist() == [31.5, "PCIe 5 x16"]
-    assert copies.loc["memcpy HtoD", "of_link"] == pytest.approx(31.5 / 63.015)
-    assert copies.loc["memcpy PtoP", ["link", "of_link"]].tolist() == ["NVLink", 0.5]
-    assert copies.loc["memcpy DtoD", "link"] == "" and isnan(copies.loc["memcpy DtoD", "of_link"])
-
-
 @pytest.mark.parametrize(
     ("gpu", "host", "peer"),
     [
@@ -253,10 +235,24 @@ def test_copies_against_the_link(file: NsysFile) -> None:
         ("GPU of unknown name", "", None),
     ],
 )
-def test_links_of_gpus(gpu: str, host: str, peer: float | None) -> None:
-    assert link_of(gpu, "Memcpy HtoD (Pageable -> Device)").name == link_of(gpu, "memcpy DtoH").name == host
-    assert link_of(gpu, "memcpy PtoP") == (("NVLink", peer) if peer else UNKNOWN)
-    assert link_of(gpu, "memcpy DtoD") == link_of(gpu, "memset") == UNKNOWN
+def test_copies_against_the_link_of_the_gpu(file: NsysFile, gpu: str, host: str, peer: float | None) -> None:
+    file.range_("data", 0, 400, category="data")
+    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(1, 2), size=3150)
+    file.kernel(200, 300, launched=(14, 16), table="MEMCPY", memory=(2, 1), size=3150, copy_kind=2)
+    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(2, 2), size=1600, copy_kind=8)
+    file.kernel(350, 360, launched=(24, 26), table="MEMCPY", memory=(2, 2), size=2250, copy_kind=10)
+    path = file.write()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE TARGET_INFO_GPU SET name = ?", (gpu,))
+    copies = nvprof_kit.open(path).breakdown().copies.set_index("copy")
+    assert copies.loc["memcpy HtoD", ["gb_per_s", "link"]].tolist() == [31.5, host]
+    assert copies.loc["memcpy DtoH", "link"] == host
+    if host == "PCIe 5 x16":
+        assert copies.loc["memcpy HtoD", "of_link"] == pytest.approx(31.5 / 63.015)
+    # 225 GB/s to a peer; a copy inside the GPU goes over no link
+    assert copies.loc["memcpy PtoP", "link"] == ("NVLink" if peer else "")
+    assert not peer or copies.loc["memcpy PtoP", "of_link"] == 225 / peer
+    assert copies.loc["memcpy DtoD", "link"] == "" and isnan(copies.loc["memcpy DtoD", "of_link"])
 
 
 def test_launches_of_a_layer(file: NsysFile) -> None:
@@ -330,18 +326,6 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
     assert result.critical_path["share"].sum() == pytest.approx(1)
 
 
-def test_calls_are_not_copied_to_be_looked_at(file: NsysFile) -> None:
-    """Of a large capture the copies were a tenth of all memory."""
-    file.range_("step 1", 0, 20, category="step", payload=1)
-    file.kernel(100, 400, launched=(5, 10))
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    host = HostCalls(trace)
-    assert trace.calls is not None
-    for mine, name in ((host.start, "start_ns"), (host.end, "end_ns"), (host.tid, "tid")):
-        assert np.shares_memory(mine, trace.calls[name].to_numpy())
-    assert (host.start[-1], host.end[-1], host.tid[-1]) == (0, 0, -1)
-
-
 def test_an_evaluation_that_nobody_waits_for_is_no_part_of_the_next_step(file: NsysFile) -> None:
     """The host launches all at once; the device runs step 1 to 400, the evaluation to 700, step 2 to 1000."""
     file.range_("step 1", 0, 20, category="step", payload=1)
@@ -399,7 +383,7 @@ GOLDEN = [
 def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> None:
     plain = tmp_path / "plain.sqlite"
     plain.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
-    steps = breakdown(open_capture(plain, optional=OPTIONAL)).steps
+    steps = nvprof_kit.open(plain).breakdown().steps
     ops = brute.operations(plain)
     for row in steps.to_dict("records"):
         low, high = row["start_ns"], row["start_ns"] + row["wall_ns"]
@@ -409,14 +393,7 @@ def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("capture", GOLDEN)
 def test_the_golden_tables(capture: str, golden: Golden) -> None:
-    result = breakdown(open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL))
+    result = nvprof_kit.open(DATA / f"{capture}.sqlite.xz").breakdown()
     for view in ("steps", "idle", "communication"):
         found = result.table(view).to_csv(index=False, float_format="%.6g")
         golden(f"breakdown/{capture}.{view}.csv", found)
-
-
-def test_a_capture_without_calls_says_so(file: NsysFile) -> None:
-    gap(file, (280, 290))
-    result = breakdown(open_capture(file.write(), optional=tuple(name for name in OPTIONAL if name != "calls")))
-    assert idle_of(result) == {"other": 100}
-    assert any("causes of idle time are unknown" in warning for warning in result.warnings)

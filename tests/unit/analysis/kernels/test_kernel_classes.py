@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import csv
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.kernels.classes import (
-    CLASSES,
-    UNMATCHED,
-    Family,
-    Rule,
-    built_in_rules,
-    classify,
-    family_of,
-    parse_rules,
-)
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 from nvprof_kit.errors import UsageError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 DATA = Path(__file__).parents[3] / "data"
+RULES = tomllib.loads((Path(nvprof_kit.__file__).parent / "_analysis/kernels/classes.toml").read_text())["rule"]
 OWN = """
 [[rule]]
 name = "ours"
@@ -30,15 +28,24 @@ match = "my_kernel"
 """
 
 
-@pytest.mark.parametrize("rule", built_in_rules(), ids=lambda rule: rule.name)
-def test_a_rule_recognises_its_examples(rule: Rule) -> None:
-    assert rule.example
-    for name in rule.example:
-        assert family_of(name) == Family(rule.kernel_class, rule.name), name
+def classified(folder: Path, names: Iterable[str], **options: Path) -> dict[str, tuple[str, str]]:
+    """Class and family of kernels, as `summary` has them."""
+    file = NsysFile(folder / "run.sqlite")
+    for number, name in enumerate(names):
+        file.kernel(1_000 + 10 * number, 1_005 + 10 * number, launched=(10 * number, 10 * number + 5), name=name)
+    rows = nvprof_kit.open(file.write(), **options).summary("kernel").to_frame()
+    return {row.name: (row.kernel_class, row.family) for row in rows.itertuples(index=False)}
 
 
-def test_every_class_but_none_is_told_by_some_rule() -> None:
-    assert {rule.kernel_class for rule in built_in_rules()} == set(CLASSES)
+def test_a_rule_recognises_its_examples(tmp_path: Path) -> None:
+    assert all(rule["example"] for rule in RULES)
+    expected = {name: (rule["class"], rule["name"]) for rule in RULES for name in examples_of(rule)}
+    assert classified(tmp_path, expected) == expected
+
+
+def examples_of(rule: dict[str, str | list[str]]) -> list[str]:
+    example = rule["example"]
+    return [example] if isinstance(example, str) else example
 
 
 @pytest.mark.parametrize(
@@ -63,45 +70,47 @@ def test_every_class_but_none_is_told_by_some_rule() -> None:
         ("my_own_kernel", "other"),
     ],
 )
-def test_names_of_libraries_and_generators(name: str, kernel_class: str) -> None:
-    assert family_of(name).kernel_class == kernel_class
+def test_names_of_libraries_and_generators(name: str, kernel_class: str, tmp_path: Path) -> None:
+    assert classified(tmp_path, [name])[name][0] == kernel_class
 
 
-def test_labelled_names_of_real_kernels_have_their_class() -> None:
+def test_labelled_names_of_real_kernels_have_their_class(tmp_path: Path) -> None:
     with (DATA / "kernel-names.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert len(rows) >= 600
-    assert {row["class"] for row in rows} == set(CLASSES)
-    assert [row for row in rows if family_of(row["name"]).kernel_class != row["class"]] == []
+    assert {row["class"] for row in rows} == {rule["class"] for rule in RULES}
+    found = classified(tmp_path, (row["name"] for row in rows))
+    assert [row for row in rows if found[row["name"]][0] != row["class"]] == []
 
 
-def test_rules_of_a_user_are_asked_first() -> None:
-    own = parse_rules(OWN, "own.toml")
-    assert family_of("my_kernel_elementwise_kernel", own_rules=own) == Family("attention", "ours")
-    assert family_of("nvjet_sm90", own_rules=own).kernel_class == "gemm"
+def test_rules_of_a_user_are_asked_first(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    names = ["my_kernel_elementwise_kernel", "nvjet_sm90"]
+    found = classified(tmp_path, names, kernel_rules=tmp_path / "own.toml")
+    assert [found[name] for name in names] == [("attention", "ours"), ("gemm", "cuBLAS nvjet")]
 
 
-def test_classes_of_operations_and_what_matched_nothing(tmp_path: Path) -> None:
+def test_what_matches_no_rule_is_other_and_told(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("layers.0", 100, 200)
     file.kernel(300, 330, launched=(110, 115), name="nvjet_sm90_tst")
     file.kernel(330, 350, launched=(120, 125), name="strange")
     file.kernel(350, 355, launched=(130, 135), name="stranger")
     file.kernel(360, 361, launched=(140, 145), table="MEMCPY")
-    found = classify(open_capture(file.write(), optional=("name",)).ops)
-    assert [list(CLASSES)[code] for code in found.code] == ["gemm", "other", "other", "copy"]
-    assert [found.families[family].name for family in found.family] == ["cuBLAS nvjet", UNMATCHED, UNMATCHED, "memcpy"]
-    assert found.unmatched.to_dict("list") == {"name": ["strange", "stranger"], "count": [1, 1], "gpu_ns": [20, 5]}
+    summary = nvprof_kit.open(file.write()).summary("kernel")
+    assert summary.to_frame().set_index("name")["kernel_class"].to_dict() == {
+        "nvjet_sm90_tst": "gemm",
+        "strange": "other",
+        "stranger": "other",
+    }
+    (warning,) = (warning for warning in summary.warnings if "class rule" in warning)
     # 25 of 56 ns
-    assert found.warnings(56)[0].startswith("2 kernel names, 44.6 % of the time, matched no class rule")
-    assert "'strange'" in found.warnings(56)[0]
+    assert warning.startswith("2 kernel names, 44.6 % of the time, matched no class rule") and "'strange'" in warning
 
 
 @pytest.mark.parametrize("capture", sorted(DATA.glob("*.sqlite.xz")), ids=lambda path: path.name.partition(".")[0])
 def test_every_kernel_of_a_real_capture_is_recognised(capture: Path) -> None:
-    found = classify(open_capture(capture, optional=("name",)).ops)
-    assert found.unmatched["name"].tolist() == []
-    assert found.warnings(1) == ()
+    assert not any("class rule" in warning for warning in nvprof_kit.open(capture).summary("kernel").warnings)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +129,9 @@ def test_every_kernel_of_a_real_capture_is_recognised(capture: Path) -> None:
         ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nexample = 5", "example = 5; needed a text"),
     ],
 )
-def test_a_wrong_rule_is_one_clear_line(text: str, complaint: str) -> None:
+def test_a_wrong_rule_is_one_clear_line(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(text)
     with pytest.raises(UsageError, match=r"own\.toml") as caught:
-        parse_rules(text, "own.toml")
+        classified(tmp_path, ["a"], kernel_rules=tmp_path / "own.toml")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value).replace(text, "")
