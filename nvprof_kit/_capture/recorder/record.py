@@ -21,6 +21,7 @@ from typing import Any
 
 from nvprof_kit._capture.recorder.signals import waiting_signals
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.flops.count import watch_again
 from nvprof_kit._instrument.ranges.backends import Backend, Kineto
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import ToolError, UsageError
@@ -112,6 +113,7 @@ class record(ContextDecorator):
         listener, self._listener = self._listener, None
         if isinstance(listener, Watch) and listener.attached:
             session.activate(listener)
+        watch_again()
 
     def __enter__(self) -> record:
         """Start recording. If nsys or ncu is attached, warn and record nothing."""
@@ -128,6 +130,7 @@ class record(ContextDecorator):
         self._started = True
         self._listener = session.backend
         session.activate(Kineto())
+        watch_again()
         return self
 
     def __exit__(

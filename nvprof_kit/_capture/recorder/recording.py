@@ -21,6 +21,12 @@ from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
 from nvprof_kit._instrument.torch_compat import skip_compiling
 
+NOTHING_COUNTED = (
+    "nothing was counted: the program ran no second step, or the capture began in it; add --annotate, or mark its "
+    "steps with nvprof_kit.step"
+)
+"""What ``--count`` says if so."""
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 SCARCE = 0.05

@@ -25,8 +25,9 @@ from typing import Any, NoReturn
 from zipfile import is_zipfile
 
 from nvprof_kit._capture.recorder.record import RecordOptions
-from nvprof_kit._capture.recorder.recording import Limits, Recording, say
+from nvprof_kit._capture.recorder.recording import NOTHING_COUNTED, Limits, Recording, say
 from nvprof_kit._capture.recorder.scheduled import of_rank
+from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.torch_compat import AfterImport
 from nvprof_kit.errors import NvprofKitError
 
@@ -59,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
         nothing = recording.nothing()
         if finder in sys.meta_path:
             nothing = f"the program never imported torch: nothing was recorded, {recording.shown} is not written"
+        if awaits_second_step():
+            say(NOTHING_COUNTED)
         if nothing:
             say(nothing)
             return 1

@@ -160,6 +160,19 @@ def count_second_step() -> None:
     counting.__enter__()
 
 
+def awaits_second_step() -> bool:
+    """Whether `count_second_step` was called and the program has not run its second step since."""
+    return _running is not None and _running._steps_before is not None
+
+
+def watch_again() -> None:
+    """Listen for the step to count on top of the present backend, which has replaced the one at the count's entry."""
+    if _running is not None and _running._watch is not None and _running._counter is None:
+        _running._watch.attached = False
+        _running._watch = Watch(_running)
+        _running._watch.attach()
+
+
 def _require_counter() -> None:
     try:
         from nvprof_kit._instrument.flops import counter as flop_counter  # noqa: F401

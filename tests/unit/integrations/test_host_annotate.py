@@ -91,6 +91,28 @@ for number in range(3):
     assert [path.name for path in tmp_path.iterdir()] == ["own.flops.json"]
 
 
+@pytest.mark.parametrize("schedule", ["", "0:1", "3:5"])
+def test_record_counts_a_step_before_inside_or_after_the_recorded_ones(tmp_path: Path, schedule: str) -> None:
+    trace, program = tmp_path / "run.json.gz", PROGRAM.replace("counting(8, 17)", "counting(24, 17)")
+    options = ["--count", "--annotate", *(["--schedule", schedule] if schedule else [])]
+    done = run("-m", "nvprof_kit", "record", *options, "-o", str(trace), "--", sys.executable, "-c", program)
+    assert done.returncode == 0 and "nothing was counted" not in done.stderr, done.stderr
+    assert json.loads((tmp_path / "run.flops.json").read_text())["steps"] == 1
+    rows = nvprof_kit.open(trace).flops(peak={"fp32": 1e12}).rows.set_index(["layer", "phase"])
+    assert rows.loc[("layers.1.mlp", "backward"), "flops"] > 0
+
+
+def test_record_says_that_nothing_was_counted_and_replaces_counts_only_by_force(tmp_path: Path) -> None:
+    record = ["-m", "nvprof_kit", "record", "--count", "-o", str(tmp_path / "run.json"), "--", sys.executable, "-c"]
+    done = run(*record, "import torch; torch.ones(2, 2) @ torch.ones(2, 2)")
+    assert done.returncode == 0 and "nothing was counted: the program ran no second step" in done.stderr
+    (tmp_path / "run.json").rename(tmp_path / "old.json")
+    (tmp_path / "run.flops.json").write_text("{}")
+    done = run(*record, "import torch")
+    assert done.returncode == 2 and f"{tmp_path / 'run.flops.json'} exists" in done.stderr
+    assert (tmp_path / "run.flops.json").read_text() == "{}"
+
+
 def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
     trace = tmp_path / "run.json.gz"
     record = ["-m", "nvprof_kit", "record", "-o", str(trace), "--"]

@@ -69,7 +69,7 @@ _session = click.option(
 )
 
 
-_count = click.option(
+count_option = click.option(
     "--count",
     is_flag=True,
     help="Count the operations and the bytes of the program's second step, best outside the captured steps, into "
@@ -77,9 +77,21 @@ _count = click.option(
 )
 
 
+def remove_counts(counts: Path, *, force: bool) -> None:
+    """Remove a file of counts that the program is to write.
+
+    Raises:
+        UsageError: It exists, and may not be overwritten.
+    """
+    if counts.exists() and not force:
+        raise UsageError(f"{counts} exists; choose another name with -o NAME, or overwrite it with --force")
+    counts.unlink(missing_ok=True)
+
+
 def _profiled(program: tuple[str, ...], name: str, annotate: bool, count: bool, **options: Any) -> int:
     """Run the program under nsys with what --annotate and --count add to its environment; returns its exit status."""
     from nvprof_kit._capture.profile import profile_program
+    from nvprof_kit._capture.recorder.recording import NOTHING_COUNTED
     from nvprof_kit._capture.session import expand_name, say
     from nvprof_kit._trace.flops_file import find_flops
     from nvprof_kit._trace.nsys.export import is_empty
@@ -88,15 +100,12 @@ def _profiled(program: tuple[str, ...], name: str, annotate: bool, count: bool, 
     report = Path(expand_name(name.removesuffix(".nsys-rep")) if count else name).absolute()
     counts = report.with_name(f"{report.name}.flops.json") if count else None
     if counts is not None and not options["dry_run"]:
-        if counts.exists() and not options["force"]:
-            raise UsageError(f"{counts} exists; choose another name with -o NAME, or overwrite it with --force")
-        counts.unlink(missing_ok=True)
+        remove_counts(counts, force=options["force"])
     added = environment(annotate=annotate, count=None if counts is None else str(counts))
     options["environ"] = {**options.get("environ", {}), **added}
     status = profile_program(program, name, is_empty=is_empty, **options)
     if counts is not None and not options["dry_run"] and find_flops(report.with_name(f"{report.name}.sqlite")) is None:
-        why = "the program ran no second step; add --annotate, or mark its steps with nvprof_kit.step"
-        say(f"nothing was counted: {why}", quiet=options["quiet"])
+        say(NOTHING_COUNTED, quiet=options["quiet"])
     return status
 
 
@@ -107,7 +116,7 @@ _profile_options = _options(
     _trace,
     _extra,
     _annotate,
-    _count,
+    count_option,
     _free,
     _quiet,
     _dry_run,

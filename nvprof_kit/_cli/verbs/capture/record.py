@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from nvprof_kit._cli.inputs import Number
+from nvprof_kit._cli.verbs.capture.capturing import count_option, remove_counts
 
 
 @click.command(
@@ -51,11 +52,12 @@ from nvprof_kit._cli.inputs import Number
     help="Annotate the model without changing the program. Default: only with --stacks, which else names modules by "
     "class and number.",
 )
+@count_option
 @click.option("--stacks", is_flag=True, help="Record Python call stacks, beginning with the first module call.")
 @click.option("--shapes", is_flag=True, help="Record the input shapes of each operator.")
 @click.option("--memory", is_flag=True, help="Record each allocation and release.")
 @click.argument("command", metavar="-- python PROGRAM [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
-def record(path: Path, force: bool, annotate: bool | None, command: tuple[str, ...], **given: Any) -> None:
+def record(path: Path, force: bool, annotate: bool | None, count: bool, command: tuple[str, ...], **given: Any) -> None:
     """Run a Python program under PyTorch's profiler, for machines without Nsight Systems.
 
     The trace contains the layers of annotated models; read it with nvprof-kit layers. Under torchrun or accelerate
@@ -67,5 +69,10 @@ def record(path: Path, force: bool, annotate: bool | None, command: tuple[str, .
     from nvprof_kit.integrations.annotate import environment
 
     options = RecordOptions(**{name: given.pop(name) for name in ("stacks", "shapes", "memory")})
-    environ = environment() if (options.stacks if annotate is None else annotate) else {}
+    counts = path.absolute().with_name(f"{path.name.partition('.json')[0]}.flops.json") if count else None
+    if counts is not None:
+        remove_counts(counts, force=force)
+    environ = environment(
+        annotate=options.stacks if annotate is None else annotate, count=None if counts is None else str(counts)
+    )
     record_program(path, options, command, Limits(**given), force=force, environ=environ)
