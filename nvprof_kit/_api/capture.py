@@ -74,6 +74,7 @@ def open(  # what the package offers as `nvprof_kit.open`
     rules: str | Path | None = None,
     domain: str | None = None,
     kernel_rules: str | Path | None = None,
+    model: str | Path | None = None,
 ) -> Capture:
     """Open a capture.
 
@@ -86,15 +87,17 @@ def open(  # what the package offers as `nvprof_kit.open`
         domain: NVTX domain of the ranges; separate several with commas; '' is the default domain. None takes the domain
             of the rules, or ``nvprof_kit`` without rules.
         kernel_rules: A TOML file of rules that classify kernels; they take precedence over the built-in rules.
+        model: The model's ``config.json`` of Hugging Face: checks the number of blocks, and names those found by the
+            order of kernels. Never needed.
 
     Returns:
         The capture. Its tables are read when a question first needs them.
 
     Raises:
         CaptureError: The file does not exist, or is no capture.
-        UsageError: ``rules`` is neither a preset nor a file, or a rule is invalid.
+        UsageError: ``rules`` is neither a preset nor a file, a rule is invalid, or ``model`` tells no number of layers.
     """
-    return Capture(path, rules=rules, domain=domain, kernel_rules=kernel_rules)
+    return Capture(path, rules=rules, domain=domain, kernel_rules=kernel_rules, model=model)
 
 
 def diff(
@@ -145,14 +148,20 @@ class Capture:
         rules: str | Path | None = None,
         domain: str | None = None,
         kernel_rules: str | Path | None = None,
+        model: str | Path | None = None,
     ) -> None:
         self.path = Path(path)
         self._rules = read_rules(rules)
         self._kernel_rules = read_kernel_rules(kernel_rules)
+        self._model = None
+        if model is not None:
+            from nvprof_kit._analysis.structure.model_config import read_model_config
+
+            self._model = read_model_config(Path(model))
         self.domain = domain_of(self._rules, domain)
         self._rule_files = tuple(
             Path(path_or_preset)
-            for path_or_preset in (rules, kernel_rules)
+            for path_or_preset in (rules, kernel_rules, model)
             if path_or_preset is not None and Path(path_or_preset).is_file()
         )
         self._read: set[str] = set()
@@ -767,6 +776,7 @@ class Capture:
         """Open another capture with the rules and domain of this one."""
         capture = Capture(path, domain=self.domain)
         capture._rules, capture._kernel_rules, capture._rule_files = self._rules, self._kernel_rules, self._rule_files
+        capture._model = self._model
         return capture
 
     def _trace(self, optional: Collection[str] = ()) -> Trace:
@@ -788,7 +798,12 @@ class Capture:
             from nvprof_kit._analysis.attribution.ranges import translated
 
             self._operators = trace.operators
-            self._attributed_ops = Operations(translated(trace, self._rules), self._kernel_rules)
+            trace = translated(trace, self._rules)
+            if self._model is not None:
+                from nvprof_kit._analysis.structure.model_config import name_blocks
+
+                trace = name_blocks(trace, self._model)
+            self._attributed_ops = Operations(trace, self._kernel_rules)
         elif missing:
             from nvprof_kit._trace.open import open_more
 

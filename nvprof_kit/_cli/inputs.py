@@ -38,6 +38,13 @@ rules_option = click.option(
 )
 """Adds ``--rules`` to a verb: a preset name or a file."""
 
+model_option = click.option(
+    "--model",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The model's config.json (Hugging Face): checks the number of blocks and names those found by structure.",
+)
+
 
 def row_options(
     top: str = "", *, where: bool = True, sort: bool = True, fold: bool = False

@@ -222,12 +222,14 @@ class Reading:
     output: Output
     nsys: bool = False
 
-    def open(self, capture: str, rules: str | None = None, kernel_rules: Path | None = None) -> Capture:
+    def open(
+        self, capture: str, rules: str | None = None, kernel_rules: Path | None = None, model: Path | None = None
+    ) -> Capture:
         """Open one of the captures.
 
         Raises:
             CaptureError: The file is not a capture; the message says what it is.
-            UsageError: The output would overwrite the capture, or the rules are invalid.
+            UsageError: The output would overwrite the capture, or the rules or the model's file are invalid.
         """
         from nvprof_kit._api.capture import Capture
         from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
@@ -235,7 +237,7 @@ class Reading:
 
         share_memory()
         expect(capture, *((NSYS, NEEDED_NSYS) if self.nsys else (CAPTURES, NEEDED)))
-        opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules)
+        opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules, model=model)
         self.output.spare(opened.sources)
         return opened
 
@@ -245,8 +247,8 @@ def reading(
 ) -> Callable[[Callable[..., Result]], click.Command]:
     """Make a verb of a function that asks one question of an opened capture, with its options as arguments.
 
-    The verb takes captures, ``--domain``, ``--rules``, ``--format`` and ``-o``, asks each capture, and writes the
-    answers. While the function runs, ``click.get_current_context().obj`` is the `Output`.
+    The verb takes captures, ``--domain``, ``--rules``, ``--model``, ``--format`` and ``-o``, asks each capture, and
+    writes the answers. While the function runs, ``click.get_current_context().obj`` is the `Output`.
 
     Args:
         short_help: The line in the list of verbs.
@@ -264,6 +266,7 @@ def reading(
             form: str | None,
             path: Path | None,
             rules: str | None,
+            model: Path | None,
             **options: Any,
         ) -> None:
             rules_path = options.pop("rules_path", None)
@@ -273,12 +276,12 @@ def reading(
             click.get_current_context().obj = output
             request = Reading(captures, named_domain(domain), output, nsys)
             output.write_results(
-                each(captures, lambda capture: ask(request.open(capture, rules, rules_path), **options))
+                each(captures, lambda capture: ask(request.open(capture, rules, rules_path, model), **options))
             )
 
         decorated: Callable[..., None] = verb
         decorated = inputs.kernel_rules(decorated) if kernel_rules else decorated
-        for option in (inputs.rules_option, domain_option, _FILE, _FORMAT, _CAPTURES):
+        for option in (inputs.model_option, inputs.rules_option, domain_option, _FILE, _FORMAT, _CAPTURES):
             decorated = option(decorated)
         return click.command(name=ask.__name__, short_help=short_help)(decorated)
 

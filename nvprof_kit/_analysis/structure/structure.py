@@ -151,9 +151,9 @@ class _Ranges:
         beside = 1 if is_backward else -1
         rows = [(0, recomputed - 1, *self._labels(Category.FORWARD, name), 0)] if recomputed else []
         rows.append((0, block.last - block.first, *self._labels(category, name), beside))
-        for part in parts_of(sequence, block, block.first + recomputed):
-            numbers = self._labels(category, f"{name}.{part.name}")
-            rows.append((part.first - block.first, part.last - block.first, *numbers, 0))
+        for section in parts_of(sequence, block, block.first + recomputed):
+            numbers = self._labels(category, f"{name}.{section.name}")
+            rows.append((section.first - block.first, section.last - block.first, *numbers, 0))
         return np.array(rows, dtype=np.int64)
 
     def _add_nodes(self, sequence: Sequence, block: Block, name: str, seen: set[int]) -> bool:
@@ -206,7 +206,7 @@ class _Ranges:
             replayed &= category != _CATEGORIES.index(Category.STEP)
         tid = np.where(sequence.call == NONE, NONE, self._call_tid[sequence.call])
         thread_of_position = np.concatenate([[0], np.cumsum(tid[1:] != tid[:-1])])
-        span, begin, stop = np.arange(len(spans)), first.copy(), last.copy()
+        span, start, end = np.arange(len(spans)), first.copy(), last.copy()
         several = np.flatnonzero((thread_of_position[first] != thread_of_position[last]) & ~replayed)
         pieces = [
             (number, int(first[number] + positions[0]), int(first[number] + positions[-1]))
@@ -216,22 +216,22 @@ class _Ranges:
         ]
         if pieces:
             added = np.array(pieces, dtype=np.int64)
-            span, begin, stop = (
+            span, start, end = (
                 np.concatenate([np.delete(old, several), new])
-                for old, new in zip((span, begin, stop), added.T, strict=True)
+                for old, new in zip((span, start, end), added.T, strict=True)
             )
             order = np.argsort(span, kind="stable")
-            span, begin, stop = span[order], begin[order], stop[order]
-        replayed, thread, edge = replayed[span], tid[begin], edge[span]
+            span, start, end = span[order], start[order], end[order]
+        replayed, thread, edge = replayed[span], tid[start], edge[span]
         launched = replayed | (thread != NONE)
-        start_ns, end_ns = sequence.time[begin], sequence.time[stop] + 1
+        start_ns, end_ns = sequence.time[start], sequence.time[end] + 1
         inside = (edge >= 0) & (edge < len(tid))
         edge = np.where(inside, edge, 0)
         inside &= tid[edge] == thread
         before = inside & (edge < first[span])
         start_ns = np.where(before, np.minimum(start_ns, sequence.time[edge] + 1), start_ns)
         end_ns = np.where(inside & ~before, np.maximum(end_ns, sequence.time[edge]), end_ns)
-        start_ns, end_ns = np.where(replayed, begin, start_ns), np.where(replayed, stop + 1, end_ns)
+        start_ns, end_ns = np.where(replayed, start, start_ns), np.where(replayed, end + 1, end_ns)
         thread = np.where(replayed, self._free_tid, thread)
         pid = np.full(len(span), self._pid[sequence.row[0]], dtype=np.int64)
         columns = np.stack([start_ns, end_ns, pid, thread, spans[span, 2], spans[span, 3]])

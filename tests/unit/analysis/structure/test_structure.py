@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,91 @@ def test_no_layer_is_invented(tmp_path: Path, kernels: list[str]) -> None:
     table = nvprof_kit.open(program(tmp_path / "a.sqlite", kernels)).layers()
     assert set(table.rows["layer"]) == {"(none)"}
     assert any("shows no blocks that repeat" in warning for warning in table.warnings)
+
+
+def config(path: Path, model_type: str, architecture: str, **fields: object) -> Path:
+    """A ``config.json`` as Hugging Face writes it."""
+    path.write_text(json.dumps({"model_type": model_type, "architectures": [architecture], **fields}))
+    return path
+
+
+def block_names(capture: Path, model: Path | None = None) -> set[str]:
+    """The names of the layers that end in a number."""
+    rows = nvprof_kit.open(capture, model=model).layers(steps="all").rows
+    return {layer for layer in rows["layer"] if re.fullmatch(r"(?:[a-z_]+\.)*\d+", layer)}
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "architecture", "counts"),
+    [
+        ("bert", "bert", "BertForMaskedLM", {"num_hidden_layers": 6}),
+        ("deepseekv3", "deepseek_v3", "DeepseekV3ForCausalLM", {"num_hidden_layers": 6}),
+        ("gpt2", "gpt2", "GPT2LMHeadModel", {"n_layer": 6}),
+        ("llama-graph", "llama", "LlamaForCausalLM", {"num_hidden_layers": 6}),
+        ("mixtral-generate", "mixtral", "MixtralForCausalLM", {"num_hidden_layers": 6}),
+        ("qwen3-mixed", "qwen3", "Qwen3ForCausalLM", {"num_hidden_layers": 6}),
+        ("t5-generate", "t5", "T5ForConditionalGeneration", {"num_layers": 4, "num_decoder_layers": None}),
+        ("whisper", "whisper", "WhisperForConditionalGeneration", {"encoder_layers": 4, "decoder_layers": 4}),
+    ],
+)
+def test_a_config_gives_blocks_the_names_that_annotation_gives(
+    name: str, model_type: str, architecture: str, counts: dict[str, object], tmp_path: Path
+) -> None:
+    model = config(tmp_path / "config.json", model_type, architecture, **counts)
+    capture = DATA / "structure" / f"{name}.sqlite.xz"
+    bare = without_ranges(capture, tmp_path)
+    assert block_names(bare, model) == block_names(capture)
+    table = nvprof_kit.open(bare, model=model).layers()
+    assert sum("config.json agrees" in warning for warning in table.warnings) == 1
+    assert table.summary.by_how.keys() >= {"structure"}
+    assert table.rows["gpu_self_ns"].sum() == nvprof_kit.open(bare).layers().rows["gpu_self_ns"].sum()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "layers", "names", "sentence"),
+    [
+        ("llama", "LlamaModel", 6, "layers", "config.json agrees: 6 blocks; blocks are named layers"),
+        ("llama", "LlamaForCausalLM", 7, "blocks", "config.json says 7 blocks, the capture shows 6 blocks; no name"),
+        ("new_model", "NewForCausalLM", 6, "blocks", "paths are not known for model_type 'new_model', so they stay"),
+    ],
+)
+def test_a_config_that_differs_or_is_not_known_names_nothing(
+    model_type: str, architecture: str, layers: int, names: str, sentence: str, tmp_path: Path
+) -> None:
+    model = config(tmp_path / "config.json", model_type, architecture, num_hidden_layers=layers)
+    bare = without_ranges(DATA / "structure" / "llama.sqlite.xz", tmp_path)
+    assert block_names(bare, model) == {f"{names}.{number}" for number in range(6)}
+    assert sum(sentence in warning for warning in nvprof_kit.open(bare, model=model).layers().warnings) == 1
+
+
+def test_a_config_checks_the_blocks_of_an_annotated_capture(tmp_path: Path) -> None:
+    capture = DATA / "structure" / "llama.sqlite.xz"
+    for layers, sentences in ((6, 0), (5, 1)):
+        model = config(tmp_path / "config.json", "llama", "LlamaForCausalLM", num_hidden_layers=layers)
+        warnings = nvprof_kit.open(capture, model=model).layers().warnings
+        assert sum("the capture shows 6 model.layers" in warning for warning in warnings) == sentences
+        assert block_names(capture, model) == block_names(capture)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot read it: No such file"),
+        (b"\xff\xfe", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "no number of layers; needed a positive num_hidden_layers or n_layer"),
+        (b'{"num_hidden_layers": -1}', "-1 as number of layers"),
+        (b'{"num_hidden_layers": "6"}', "'6' as number of layers"),
+        (b'{"num_hidden_layers": true}', "True as number of layers"),
+        (b'{"model_type": "bart", "encoder_layers": 6}', "needed a positive decoder_layers or"),
+    ],
+)
+def test_a_bad_config_is_refused_in_one_line(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    if content is not None:
+        model.write_bytes(content)
+    with pytest.raises(nvprof_kit.UsageError, match=re.escape(sentence)) as raised:
+        nvprof_kit.open(DATA / "structure" / "llama.sqlite.xz", model=model)
+    assert str(raised.value).startswith(f"--model {model}: ")
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,156 @@
+"""Checks and names blocks by a model's ``config.json`` of Hugging Face: how many there are, and their paths."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._analysis.structure.structure import EVIDENCE
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import Issue
+from nvprof_kit.names import LAYER_CATEGORIES
+
+_LIKE_LLAMA = (
+    "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 olmo olmo2 olmoe gpt_oss "
+    "deepseek_v2 deepseek_v3 granite cohere cohere2 starcoder2 stablelm smollm3 glm glm4 jamba"
+)
+_PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_LIKE_LLAMA.split(), ("model.", ("layers",))),
+    **dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom", "falcon", "codegen"), ("transformer.", ("h",))),
+    "gpt_neox": ("gpt_neox.", ("layers",)),
+    **dict.fromkeys(("mamba", "mamba2"), ("backbone.", ("layers",))),
+    "opt": ("model.", ("decoder.layers",)),
+    "bert": ("bert.", ("encoder.layer",)),
+    "electra": ("electra.", ("encoder.layer",)),
+    **dict.fromkeys(("roberta", "xlm-roberta"), ("roberta.", ("encoder.layer",))),
+    **dict.fromkeys(("t5", "mt5"), ("", ("encoder.block", "decoder.block"))),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "whisper"), ("model.", ("encoder.layers", "decoder.layers"))),
+}
+"""By ``model_type``: where the model is in one with a head, and where its blocks are in the model, in order of runs."""
+
+_COUNTS = (("num_hidden_layers", "n_layer", "num_layers", "n_layers"),)
+_COUNTS_OF_TWO = (
+    ("encoder_layers", "num_layers", "num_hidden_layers"),
+    ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"),
+)
+_STRUCTURE = re.compile(r"((?:\w+\.)?blocks)\.(\d+)(?=\.|$)")
+_NUMBERED = re.compile(r"((?:[^.]+\.)*?[^.]+)\.(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a ``config.json`` tells of a model's blocks.
+
+    Attributes:
+        source: The file's name.
+        model_type: Hugging Face's name of the architecture.
+        counts: The number of blocks; of an encoder and a decoder, both.
+        paths: The path of each stack of blocks, without numbers; empty if not known for this `model_type`.
+    """
+
+    source: str
+    model_type: str
+    counts: tuple[int, ...]
+    paths: tuple[str, ...]
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Read a ``config.json``.
+
+    Raises:
+        UsageError: The file cannot be read, or does not say how many layers the model has.
+    """
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--model {path}: cannot read it: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"--model {path}: not JSON; needed the config.json of a Hugging Face model") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"--model {path}: not a JSON object; needed the config.json of a Hugging Face model")
+    values, model_type = config, str(config.get("model_type", ""))
+    base, stacks = _PATHS.get(model_type, ("", ()))
+    if isinstance(config.get("text_config"), dict) and not any(key in config for key in _COUNTS[0]):
+        values, stacks = config["text_config"], ()
+    counts = []
+    for keys in _COUNTS_OF_TWO if len(stacks) == 2 or config.get("is_encoder_decoder") is True else _COUNTS:
+        count = next((values[key] for key in keys if values.get(key) is not None), None)
+        if type(count) is not int or count < 1:
+            number = "no number of layers" if count is None else f"{count!r} as number of layers"
+            raise UsageError(f"--model {path}: {number}; needed a positive {' or '.join(keys)}")
+        counts.append(count)
+    architectures = config.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    has_head = not architecture.endswith("Model") or architecture.endswith(("HeadModel", "HeadsModel"))
+    return ModelConfig(
+        path.name, model_type, tuple(counts), tuple((base if has_head else "") + stack for stack in stacks)
+    )
+
+
+def name_blocks(trace: Trace, config: ModelConfig) -> Trace:
+    """Check the number of blocks that a capture shows; where they are from structure, give them the model's paths.
+
+    Returns:
+        The capture; `CaptureInfo.warnings` says whether the numbers agree. If they do not, no block is renamed.
+    """
+    text, category = trace.ranges["text"].cat, trace.ranges["category"].astype(str).to_numpy()
+    codes = text.codes.to_numpy()[np.isin(category, [kind.value for kind in LAYER_CATEGORIES])]
+    from_structure = trace.info.evidence == EVIDENCE
+    pattern = _STRUCTURE if from_structure else _NUMBERED
+    numbers: dict[str, set[int]] = {}
+    for code in np.unique(codes[codes >= 0]).tolist():
+        if match := pattern.match(str(text.categories[code])):
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+    counts = {stack: len(values) for stack, values in numbers.items()}
+    if not counts:
+        return trace
+    partners = _partners(counts, config)
+    expected = " and ".join(map(str, config.counts))
+    if not partners:
+        stacks = ", ".join(f"{count} {stack}" for stack, count in sorted(counts.items(), key=lambda item: -item[1])[:4])
+        sentence = f"{config.source} says {expected} blocks, the capture shows {stacks}; no name is taken from it"
+        return _with_issue(trace, Issue("model-differs", "warning", 1.0, sentence))
+    if not from_structure:
+        return trace
+    sentence = f"{config.source} agrees: {expected} blocks"
+    if not config.paths:
+        sentence += (
+            f"; their paths are not known for model_type {config.model_type!r}, so they stay {', '.join(partners)}"
+        )
+        return _with_issue(trace, Issue("model", "note", 1.0, sentence))
+    paths = {stack: config.paths[number] for stack, number in partners.items()}
+    sentence += "; " + ", ".join(f"{stack} are named {path}" for stack, path in paths.items())
+
+    def rename(path: str) -> str:
+        match = _STRUCTURE.match(path)
+        return f"{paths[match[1]]}{path[len(match[1]) :]}" if match and match[1] in paths else path
+
+    texts = labels(text.codes.to_numpy(), [rename(str(name)) for name in text.categories])
+    return _with_issue(replace(trace, ranges=trace.ranges.assign(text=texts)), Issue("model", "note", 1.0, sentence))
+
+
+def _partners(counts: dict[str, int], config: ModelConfig) -> dict[str, int]:
+    """For each stack of the capture, which stack of the model it is; empty if one of the model's has none."""
+    if len(config.counts) == 1:
+        return {stack: 0 for stack, count in counts.items() if count == config.counts[0]}
+    sides = [[stack for stack in counts if side in stack] for side in ("encoder", "decoder")]
+    if not all(sides):
+        sides = [[stack] for stack in sorted(counts)] if len(counts) == 2 else []
+    partners = {
+        stack: number
+        for number, stacks in enumerate(sides)
+        for stack in stacks
+        if counts[stack] == config.counts[number]
+    }
+    return partners if set(partners.values()) == {0, 1} else {}
+
+
+def _with_issue(trace: Trace, issue: Issue) -> Trace:
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, issue)))
