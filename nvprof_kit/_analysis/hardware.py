@@ -111,6 +111,14 @@ def link_of(gpu: str, copy: str) -> Link:
     return UNKNOWN
 
 
+def fastest_link(gpu: str) -> Link:
+    """The fastest link to another GPU: NVLink, or that to the host where the GPU has none; `UNKNOWN` if it is not in
+    the data. Other nodes are behind slower ones.
+    """
+    nvlink, entry = link_of(gpu, "PtoP"), _entry_of(gpu)
+    return link_of(gpu, "HtoD") if entry and nvlink is UNKNOWN else nvlink
+
+
 @lru_cache
 def _entry_of(gpu: str) -> dict[str, Any]:
     return next((entry for entry in _data()["gpu"] if re.search(entry["match"], gpu)), {})

@@ -15,7 +15,7 @@ from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activity
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.hardware import link_of
+from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
@@ -49,6 +49,24 @@ COMM_COLUMNS: Columns = {
         kind="float",
         fold="mean",
     ),
+    "wire_bytes": Column(
+        "bytes that each GPU sends: `bytes` times the factor of the ring algorithm, 2(n-1)/n of an all-reduce of n "
+        "ranks, (n-1)/n of an all-gather, reduce-scatter or all-to-all",
+        "bytes",
+    ),
+    "link": Column(
+        "fastest link of the GPU to another one: `NVLink`, or else `PCIe 5 x16`; '' if unknown. Other nodes are behind "
+        "slower ones, which a capture does not tell",
+        kind="str",
+        fold="first",
+    ),
+    "limit_ns": Column("least time for `wire_bytes` over `link`; missing if either is unknown", "ns"),
+    "of_limit": Column(
+        "`limit_ns` over `gpu_ns`, which includes waiting; a switch that reduces (NVLS) can exceed 1",
+        "share",
+        kind="float",
+        fold="mean",
+    ),
 }
 """The columns of the communication table."""
 
@@ -78,7 +96,7 @@ collectives of stable duration, because waiting times vary.
 _STEADY, _SOME = 1.2, 3
 """Maximum spread of a stable duration, and the minimum number of samples."""
 
-_MOVED = ("bytes", "exposed_bytes", "bus")
+_MOVED = ("bytes", "exposed_bytes", "wire_bytes", "limit_ns")
 
 _COLLECTIVE = re.compile(
     r"(All_?Reduce|All_?Gather|Reduce_?Scatter|Broadcast|Send_?Recv|All_?To_?All|Reduce|Send|Recv|dispatch|combine)",
@@ -123,7 +141,11 @@ def comm_table(
     size = np.where(moved.bytes >= 0, moved.bytes, np.nan)
     bare_share = frame["exposed_ns"].to_numpy() / np.maximum(frame["gpu_ns"].to_numpy(), 1)
     frame["bytes"], frame["exposed_bytes"] = size, size * bare_share
-    frame["bus"] = size * bus_factors(frame["collective"].to_numpy(), moved.ranks)
+    frame["wire_bytes"] = size * bus_factors(frame["collective"].to_numpy(), moved.ranks)
+    gpus, gpu = np.unique(trace.ops["device"].to_numpy()[rows], return_inverse=True)
+    links = [fastest_link(trace.info.gpu_name(number)) for number in gpus.tolist()]
+    frame["link"] = np.array([link.name for link in links], dtype=object)[gpu]
+    frame["limit_ns"] = frame["wire_bytes"] / np.array([link.gb_per_s for link in links], dtype=np.float64)[gpu]
     frame["least"], frame["ranks"] = moved.ranks, moved.ranks
     frame["waiting_ns"] = _waiting(trace, attribution, active)[rows] * bare_share
     groups = frame.groupby(["layer", "phase", "collective"], observed=True, sort=False)
@@ -136,7 +158,11 @@ def comm_table(
     most_ranks = groups["ranks"].max()
     table["ranks"] = most_ranks.where((most_ranks > 0) & (most_ranks == groups["least"].min())).astype("Int64")
     table["algorithm_gb_per_s"] = sums["bytes"] / table["gpu_ns"].clip(lower=1)
-    table["bus_gb_per_s"] = sums["bus"] / table["gpu_ns"].clip(lower=1)
+    table["bus_gb_per_s"] = sums["wire_bytes"] / table["gpu_ns"].clip(lower=1)
+    table["wire_bytes"] = sums["wire_bytes"].round().astype("Int64")
+    table["link"] = groups["link"].first().where(groups["link"].nunique() == 1, "")
+    table["limit_ns"] = sums["limit_ns"].round().astype("Int64")
+    table["of_limit"] = sums["limit_ns"] / table["gpu_ns"].clip(lower=1)
     return _finished(table)
 
 

@@ -29,9 +29,10 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "share": percent,
     "hidden": percent,
     "of_link": percent,
+    "of_limit": percent,
     **dict.fromkeys(("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s"), rate_cell),
     "queue_mean": lambda value: f"{value:,.1f}",
-    **dict.fromkeys(("bytes", "exposed_bytes"), mb_cell),
+    **dict.fromkeys(("bytes", "exposed_bytes", "wire_bytes"), mb_cell),
     "launch_bound": lambda value: "yes" if value else "",
     "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
 }
@@ -218,7 +219,12 @@ def _kind(name: Any, rows: pd.DataFrame) -> str:
 
 
 def _heading(name: Any) -> str:
-    heading = {"bytes": "MB", "exposed_bytes": "exposed MB", "algorithm_gb_per_s": "alg GB/s"}.get(name, str(name))
+    heading = {
+        "bytes": "MB",
+        "exposed_bytes": "exposed MB",
+        "wire_bytes": "wire MB",
+        "algorithm_gb_per_s": "alg GB/s",
+    }.get(name, str(name))
     return heading.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,44 @@ def test_sizes_of_nccl_calls(file: NsysFile) -> None:
     assert found["AllReduce"] == [1, 16_000, 12_000, 8, 8.0, 14.0]
     # each rank gives 1 kB and gets 8: that in 1 µs, 7/8 of it on the bus
     assert found["AllGather"] == [1, 8_000, 8_000, 8, 8.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "link", "gb_per_s"),
+    [
+        ("NVIDIA H200", "NVLink", 450.0),
+        ("NVIDIA A100-SXM4-80GB", "NVLink", 300.0),
+        ("NVIDIA L40S", "PCIe 4 x16", 31.508),
+        ("GPU of unknown name", "", None),
+    ],
+)
+def test_the_least_time_of_a_collective_over_the_link(
+    file: NsysFile, gpu: str, link: str, gb_per_s: float | None
+) -> None:
+    file.nccl("ncclCommInitRank", 1, 2, "init", 77, 8, 0, 0)
+    file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 160_000, 0)
+    file.kernel(1_000, 21_000, launched=(210, 220), name=nccl("AllReduce_Sum_bf16"))
+    file.nccl("ncclAllGather", 300, 330, "move", 77, 10_000)
+    file.kernel(30_000, 40_000, launched=(310, 320), name=nccl("AllGather"))
+    file.kernel(50_000, 51_000, launched=(410, 420), name=nccl("ReduceScatter_Sum_bf16"))  # of unknown size
+    path = file.write()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE TARGET_INFO_GPU SET name = ?", (gpu,))
+    rows = analysed(path).communication.set_index("collective")
+    assert (rows["link"] == link).all()
+    # eight ranks: 2·7/8 of the 160 kB, and 7/8 of the gathered 80 kB
+    assert rows["wire_bytes"].astype(object).where(rows["wire_bytes"].notna(), None).to_dict() == {
+        "AllReduce": 280_000,
+        "AllGather": 70_000,
+        "ReduceScatter": None,
+    }
+    if gb_per_s is None:
+        assert rows[["limit_ns", "of_limit"]].isna().all(axis=None)
+        return
+    assert rows["limit_ns"].isna().to_dict() == {"AllReduce": False, "AllGather": False, "ReduceScatter": True}
+    assert rows["limit_ns"]["AllReduce"] == round(280_000 / gb_per_s)
+    assert rows["of_limit"]["AllReduce"] == pytest.approx(280_000 / gb_per_s / 20_000)
+    assert rows["of_limit"]["AllGather"] == pytest.approx(70_000 / gb_per_s / 10_000)
 
 
 def test_an_unknown_number_of_ranks(file: NsysFile) -> None:
@@ -168,6 +207,9 @@ def test_a_real_run_moves_its_parameters(capture: str, collective: str, layer: s
     assert (rows["exposed_bytes"] <= rows["bytes"]).all()
     # an NVLink of an H200 carries 450 GB/s in one direction, and two ranks move 2·1/2 or 1/2 of the size over it
     assert (rows["bus_gb_per_s"] < 450).all()
+    assert (
+        (rows["link"] == "NVLink").all() and (rows["limit_ns"] > 0).all() and (rows["limit_ns"] < rows["gpu_ns"]).all()
+    )
     factor = 1.0 if collective == "AllReduce" else 0.5
     assert rows["bus_gb_per_s"].tolist() == pytest.approx((factor * rows["algorithm_gb_per_s"]).tolist())
 
