@@ -38,7 +38,7 @@ test-gpu: $(VENV)/.installed-test  ## the tests that need a GPU
 lint: $(VENV)/.installed-test  ## style, types and shell scripts
 	$(bin)/ruff check .
 	$(bin)/mypy
-	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash recipes/*.bash tools/get-nsys tools/get-ncu tools/get-engines tools/check-release .ci/run
+	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash tools/get-nsys tools/get-ncu tools/get-engines tools/check-release .ci/run
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from nvprof_kit._capture.recipes import recipes_folder
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.errors import UsageError
 
 _ALIASES = (("gpu-metrics-devices", "gpu-metrics-device"), ("python-functions-trace", "python-nvtx-annotations"))
 _FIELD = r"(skip_first|wait|warmup|active|repeat)=\d+"
@@ -69,24 +68,6 @@ def read_options(nsys: str, *verbs: str) -> Options:
         if not options[verb]:
             return {}
     return options
-
-
-def need_nsys(nsys: str) -> str:
-    """The version line of nsys.
-
-    Raises:
-        ToolError: It is not found, or does not run.
-    """
-    if shutil.which(nsys) is None:
-        raise ToolError(
-            f"no nsys: '{nsys}' is not found; install Nsight Systems and put its folder on PATH, or set NSYS"
-        )
-    result = subprocess.run(
-        [nsys, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-    )
-    if result.returncode:
-        raise ToolError(f"{nsys} does not run: {(result.stdout.strip().splitlines() or [''])[-1]}")
-    return result.stdout
 
 
 def installed_name(setting: str, options: frozenset[str]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -15,16 +14,19 @@ from pathlib import Path, PurePath
 from nvprof_kit._capture import nsys as command_lines
 from nvprof_kit._capture.nsys import Options, Window
 from nvprof_kit._capture.session import (
+    NSYS_SUFFIXES,
     IsEmpty,
-    Supervisor,
+    NsysSupervisor,
     expand_name,
     finish_report,
     need_name,
     need_program,
     need_session_name,
     need_space,
+    need_tool,
     open_stage,
     output_setting,
+    print_command,
     refuse_existing,
     say,
     session_state,
@@ -51,14 +53,6 @@ def program_name(command: Sequence[str]) -> str:
 def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
     """The default name of a report: program and time, ``train-20261122-221300``."""
     return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"
-
-
-def print_command(command: Sequence[str], *, environ: Mapping[str, str] | None = None, output: str = "") -> None:
-    """Print one line that can be pasted; it makes the folder of ``output``, since nsys would write to /tmp instead."""
-    folder = os.path.dirname(output)
-    prefix = f"mkdir -p -- {shlex.quote(folder)} && " if folder and not os.path.isdir(folder) else ""
-    assigned = [f"{name}={value}" for name, value in (environ or {}).items()]
-    print(prefix + shlex.join([*assigned, *command]))
 
 
 def _nsys() -> str:
@@ -151,10 +145,10 @@ def profile_program(  # noqa: PLR0912, PLR0915
         return 0
     output = expand_name(output)
     need_name(output)
-    version = command_lines.need_nsys(nsys)
+    version = need_tool("nsys", nsys, "Nsight Systems")
     if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
         raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")
-    refuse_existing(output, force=force)
+    refuse_existing(output, NSYS_SUFFIXES, force=force)
     need_program(program)
     if duration is not None and duration > 60:
         why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
@@ -172,7 +166,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
     stage = open_stage(output, force=force)
     state = stage / ".run"
     state.mkdir()
-    supervisor = Supervisor(
+    supervisor = NsysSupervisor(
         stage,
         state,
         added,
@@ -239,7 +233,7 @@ def launch_session(
     if dry_run:
         print_command([*nsys_command, *program], environ=environ)
         return 0
-    command_lines.need_nsys(nsys)
+    need_tool("nsys", nsys, "Nsight Systems")
     need_program(program)
     if session_state(nsys, name):
         raise UsageError(
@@ -250,7 +244,7 @@ def launch_session(
         # a session misses the mark with which the program says at its begin which rank it is
         environ = {**environ, "NVPROF_KIT_RANK_MARK": "step"}
         # sessions are looked for in the spool folder; session stop --shutdown ends the program
-        supervisor = Supervisor(Path(folder), Path(folder), environ, stay=True, quiet=quiet, keep_spool=True)
+        supervisor = NsysSupervisor(Path(folder), Path(folder), environ, stay=True, quiet=quiet, keep_spool=True)
         status = supervisor.run(nsys_command, program)
         if status > 128 or supervisor.left_early:
             supervisor.end_orphans()
@@ -286,8 +280,8 @@ def start_session(
         return 0
     output = expand_name(output)
     need_name(output)
-    command_lines.need_nsys(nsys)
-    refuse_existing(output, force=force)
+    need_tool("nsys", nsys, "Nsight Systems")
+    refuse_existing(output, NSYS_SUFFIXES, force=force)
     session = session_state(nsys, name)
     if not session:
         raise UsageError(
@@ -322,7 +316,7 @@ def stop_session(name: str, *, shutdown: bool, quiet: bool, dry_run: bool, is_em
         if shutdown:
             print_command(end)
         return 0
-    command_lines.need_nsys(nsys)
+    need_tool("nsys", nsys, "Nsight Systems")
     state = state_file(name)
     session = session_state(nsys, name)
     if not state.is_file():
@@ -332,7 +326,7 @@ def stop_session(name: str, *, shutdown: bool, quiet: bool, dry_run: bool, is_em
     stage, folder, force = state.read_text().splitlines()
     status = 0
     if "Collection" in session:
-        supervisor = Supervisor(Path(stage), Path(stage), {}, stay=False, quiet=quiet)
+        supervisor = NsysSupervisor(Path(stage), Path(stage), {}, stay=False, quiet=quiet)
         result = subprocess.run(
             stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
         )
@@ -357,7 +351,7 @@ def print_status(*, environment: bool, dry_run: bool) -> None:
     nsys = _nsys()
     commands = [[nsys, "sessions", "list"], *([[nsys, "status", "--environment"]] if environment else [])]
     if not dry_run:
-        command_lines.need_nsys(nsys)
+        need_tool("nsys", nsys, "Nsight Systems")
     for command in commands:
         if dry_run:
             print_command(command)

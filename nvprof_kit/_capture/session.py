@@ -1,4 +1,4 @@
-"""Runs nsys on a program and ends it: signals, staging, free disk, and what is left over when something is killed.
+"""Runs nsys or ncu on a program and ends it: signals, staging, free disk, and what is left over when one is killed.
 
 A report is written into a folder of its own beside its place, ``.NAME.partial``; only what is complete leaves that. So
 a run that is killed at any moment leaves nothing that could be taken for a report.
@@ -30,7 +30,7 @@ _PROGRESS = re.compile(
     r"Initiating .*|The target application .*|Exporting .*|Saved .*|Saving .*"
 )
 """What nsys prints about its progress, and with the names of files that are moved."""
-
+_WRITING = "the program has ended and its report is being written; another signal, 3 s from now, stops that"
 
 IsEmpty = Callable[[Path], bool]
 
@@ -70,6 +70,32 @@ def need_name(name: str) -> None:
         raise UsageError(f'-o {name!r} in {os.getcwd()!r}: nsys cannot export to a path with ", & or a line break')
 
 
+def print_command(command: Sequence[str], *, environ: Mapping[str, str] | None = None, output: str = "") -> None:
+    """Print one line that can be pasted; it makes the folder of ``output``, since nsys would write to /tmp instead."""
+    folder = os.path.dirname(output)
+    prefix = f"mkdir -p -- {shlex.quote(folder)} && " if folder and not os.path.isdir(folder) else ""
+    assigned = "".join(f"{name}={shlex.quote(value)} " for name, value in (environ or {}).items())
+    print(prefix + assigned + shlex.join(command))
+
+
+def need_tool(name: str, path: str, product: str) -> str:
+    """The version of a profiler, as it prints it.
+
+    Raises:
+        ToolError: It is not found, or does not run.
+    """
+    if shutil.which(path) is None:
+        raise ToolError(
+            f"no {name}: '{path}' is not found; install {product} and put its folder on PATH, or set {name.upper()}"
+        )
+    result = subprocess.run(
+        [path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    if result.returncode:
+        raise ToolError(f"{path} does not run: {(result.stdout.strip().splitlines() or [''])[-1]}")
+    return result.stdout
+
+
 def need_program(program: Sequence[str]) -> None:
     """Refuse a program that is not there, with 127, as shells do."""
     if shutil.which(program[0]) is None:
@@ -95,10 +121,15 @@ EXPORTS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "none": ""}
 """The forms in which nsys exports a report when it is written, and how their names end."""
 
 
-def refuse_existing(output: str, *, force: bool) -> None:
-    """Refuse to overwrite a report, of several windows too."""
-    ends = (".nsys-rep", ".sqlite", EXPORTS["parquetdir"])
-    for suffix in (*ends, *(f".1{end}" for end in ends)):
+NSYS_SUFFIXES = tuple(
+    f"{number}{end}" for number in ("", ".1") for end in (".nsys-rep", ".sqlite", EXPORTS["parquetdir"])
+)
+"""How the names of a report and its exports end, of several windows too."""
+
+
+def refuse_existing(output: str, suffixes: Sequence[str], *, force: bool) -> None:
+    """Refuse to overwrite a report."""
+    for suffix in suffixes:
         if os.path.isdir(output + suffix) and suffix.startswith("."):
             raise UsageError(f"{output}{suffix} is a folder; choose another name with -o NAME")
         if os.path.lexists(output + suffix) and not force:
@@ -134,11 +165,70 @@ def output_setting(stage: Path, output: str) -> str:
 
 
 class Supervisor:
+    """A run of a profiler: the signals that it gets, and what it leaves running.
+
+    Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come to the profiler once: it fetches what the
+    program has buffered, then ends it. Told twice nsys would lose the report: a second signal within 3 s is taken for
+    the same.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._mark = f"NVPROF_KIT_RUN={os.getpid()}.{time.time_ns()}"
+        self._environ = {**os.environ, **environ, "NVPROF_KIT_RUN": self._mark.partition("=")[2]}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked_at: float | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal came."""
+        return self._asked_at is not None
+
+    def _handle_signals(self) -> None:
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._pass_on)
+
+    def ignore_signals(self) -> None:
+        """Ignore signals until this process ends: what was captured is brought to its place."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+    def _tell_profiler(self, asked: signal.Signals) -> None:
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, asked)
+
+    def end_orphans(self) -> None:
+        """End whatever a killed profiler left running: the program, its children, and nsys's own agent."""
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            for attempt in range(10):
+                orphans = self._orphans()
+                if not orphans:
+                    return
+                if number and not attempt:
+                    for process in orphans:
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
+                            os.kill(process, number)
+                time.sleep(0.2)
+
+    def _orphans(self) -> list[int]:
+        """The running processes that got this run's environment."""
+        processes: list[int] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                if state != "Z" and self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    processes.append(int(folder.name))
+        return processes
+
+
+class NsysSupervisor(Supervisor):
     """Runs nsys and waits for it, and for the program.
 
-    Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come to nsys once: it fetches what the program has
-    buffered, then ends it. Told twice nsys would lose the report, so a second signal within 3 s is taken for the same,
-    and a later one goes to the program.
+    A signal that comes 3 s after another goes to the program.
 
     Attributes:
         state: The folder in which ``program.bash`` tells the program's process and status, and nsys spools.
@@ -157,29 +247,21 @@ class Supervisor:
         keep_spool: bool = False,
         ends_with_capture: bool = False,
     ) -> None:
+        super().__init__(environ)
         self.state = state.resolve()
         self.left_early = False
         self._withheld: list[str] = []
         self._stage = f"{stage.resolve()}/"
-        self._mark = f"NVPROF_KIT_RUN={os.getpid()}.{time.time_ns()}"
-        self._environ = {**os.environ, **environ, "NVPROF_KIT_RUN": self._mark.partition("=")[2]}
         if not (keep_running or keep_spool):  # nsys spools there; the user's may be small
             self._environ["TMPDIR"] = str(self.state)
         self._stay, self._quiet, self._keep_running = stay, quiet, keep_running
         self._ends_with_capture = ends_with_capture
         self._agent_lost = False
-        self._child: subprocess.Popen[bytes] | None = None
-        self._asked_at: float | None = None
 
     @property
     def began(self) -> bool:
         """Whether the program began."""
         return self._program() is not None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal came."""
-        return self._asked_at is not None
 
     def run(self, nsys: Sequence[str], program: Sequence[str]) -> int:
         """Run nsys on a program until both have ended; once more if nsys loses its agent before the program begins.
@@ -187,9 +269,7 @@ class Supervisor:
         Returns:
             The program's exit status, 128 and the signal's number if it was killed.
         """
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._pass_on)
+        self._handle_signals()
         descriptors = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (1, 2)]
         between = [recipes_folder() / "nsys" / "program.bash", self.state, os.getpid(), *descriptors]
         shim = ["bash", *map(str, between), os.environ.get("TMPDIR", ""), "stay" if self._stay else "become"]
@@ -199,8 +279,7 @@ class Supervisor:
             say("nsys lost its own agent before it began the program, and is started again")
             self.end_orphans()
             status = self._supervise(command, descriptors)
-        for number in _SIGNALS:  # what was captured is brought to its place
-            signal.signal(number, signal.SIG_IGN)
+        self.ignore_signals()
         return status
 
     def _supervise(self, command: Sequence[str], descriptors: Sequence[int]) -> int:
@@ -256,7 +335,7 @@ class Supervisor:
         for line in self._withheld:
             print(line, file=sys.stderr, flush=True)
 
-    def _pass_on(self, number: int, _: FrameType | None) -> None:
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         with contextlib.suppress(OSError):  # for a program that has not begun
             (self.state / "end").write_text("INT\n" if asked is signal.SIGINT else "TERM\n")
@@ -266,16 +345,11 @@ class Supervisor:
             # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not
             # be written.
             if self.began and not self._alive():
-                say("the program has ended and its report is being written; another signal, 3 s from now, stops that")
+                say(_WRITING)
             else:
-                self._tell_nsys(asked)
+                self._tell_profiler(asked)
         elif now - previous >= 3 and not self._tell_program(asked):  # else a second touch of the same keys
-            self._tell_nsys(asked)
-
-    def _tell_nsys(self, asked: signal.Signals) -> None:
-        if self._child is not None and self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child.pid, asked)
+            self._tell_profiler(asked)
 
     def _tell_program(self, asked: signal.Signals) -> bool:
         """Send a signal to the program, Ctrl-C to its group as in a terminal; False if it does not run."""
@@ -309,31 +383,93 @@ class Supervisor:
             return True
         return process is not None
 
-    def end_orphans(self) -> None:
-        """End whatever a killed nsys left running: the program, its children, and nsys's own agent."""
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            for attempt in range(10):
-                orphans = self._orphans()
-                if not orphans:
-                    return
-                if number and not attempt:
-                    for process in orphans:
-                        with contextlib.suppress(ProcessLookupError, PermissionError):
-                            os.kill(process, number)
-                time.sleep(0.2)
 
-    def _orphans(self) -> list[int]:
-        """The running processes that got this run's environment."""
-        processes: list[int] = []
-        for folder in Path("/proc").glob("[0-9]*"):
+class NcuSupervisor(Supervisor):
+    """Runs ncu, whose program has its input and output as they are; a signal 3 s after another is ncu's too."""
+
+    def run(self, command: Sequence[str]) -> tuple[int, str]:
+        """Run ncu until it ends, with what it says itself on stdout.
+
+        Returns:
+            The exit status, 128 and the signal's number if ncu was killed; and what ncu said.
+        """
+        self._handle_signals()
+        reader, writer = os.pipe()
+        lines: list[bytes] = []
+        relay = threading.Thread(target=_relay_log, args=[reader, lines], daemon=True)
+        relay.start()
+        # only the group in front may read from a terminal; Ctrl-C comes to all of it
+        self._shares_terminal = os.isatty(0)
+        self._start = time.monotonic()
+        self._child = subprocess.Popen(
+            [command[0], f"--log-file=/proc/{os.getpid()}/fd/{writer}", *command[1:]],
+            env=self._environ,
+            preexec_fn=None if self._shares_terminal else os.setpgrp,  # noqa: PLW1509
+        )
+        returncode = self._child.wait()
+        os.close(writer)
+        relay.join(timeout=5.5)  # what ncu left running might have it open
+        return returncode if returncode >= 0 else 128 - returncode, b"".join(lines).decode(errors="replace")
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        previous, now = self._asked_at, time.monotonic()
+        if previous is None:
+            self._asked_at = now
+            # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not
+            # be written.
+            if now - self._start >= 3 and not self._program_runs():
+                say(_WRITING)
+            elif asked is signal.SIGTERM or not self._shares_terminal:
+                self._tell_profiler(asked)
+        elif now - previous >= 3:  # else a second touch of the same keys
+            self._tell_profiler(asked)
+
+    def _program_runs(self) -> bool:
+        for process in self._orphans():
             with contextlib.suppress(OSError):
-                state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-                if state != "Z" and self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    processes.append(int(folder.name))
-        return processes
+                if not Path(f"/proc/{process}/comm").read_text().startswith("ncu"):
+                    return True
+        return False
+
+
+def _relay_log(reader: int, lines: list[bytes]) -> None:
+    """Print and keep what comes through a pipe, until its end."""
+    while chunk := os.read(reader, 1 << 16):
+        lines.append(chunk)
+        with contextlib.suppress(OSError):
+            os.write(1, chunk)
+    os.close(reader)
 
 
 # --- when a report is complete, and what is in it ---
+
+
+def publish(stage: Path, folder: Path, status: int, *, force: bool, quiet: bool) -> tuple[int, list[str]]:
+    """Bring what is in a stage to its folder.
+
+    Returns:
+        The status; 1 if that was 0 and a file stays behind. And the files.
+    """
+    published: list[str] = []
+    for file in sorted(stage.iterdir()):
+        target = folder / file.name
+        try:
+            if os.path.lexists(target) and not force:
+                say(f"{target} exists; the new one stays in {stage}")
+            else:
+                shutil.rmtree(target, ignore_errors=True)  # a folder; a file is replaced
+                os.replace(file, target)
+                published.append(str(target))
+                continue
+        except OSError:
+            say(f"cannot write {target}; it stays in {stage}")
+        status = status or 1
+    with contextlib.suppress(OSError):
+        stage.rmdir()
+    if published:
+        say(f"wrote {' '.join(published)}", quiet=quiet)
+    return status, published
 
 
 def finish_report(
@@ -373,24 +509,7 @@ def finish_report(
             retry = f"nsys export --type={export} {report.name}"
             say(f"nsys did not export {report.name}, see what it said above; again: {retry}")
     empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
-    published: list[str] = []
-    for file in sorted(stage.iterdir()):
-        target = folder / file.name
-        try:
-            if os.path.lexists(target) and not force:
-                say(f"{target} exists; the new one stays in {stage}")
-            else:
-                shutil.rmtree(target, ignore_errors=True)  # a folder; a file is replaced
-                os.replace(file, target)
-                published.append(str(target))
-                continue
-        except OSError:
-            say(f"cannot write {target}; it stays in {stage}")
-        status = status or 1
-    with contextlib.suppress(OSError):
-        stage.rmdir()
-    if published:
-        say(f"wrote {' '.join(published)}", quiet=quiet)
+    status, published = publish(stage, folder, status, force=force, quiet=quiet)
     if not reports:
         say(f"no report: nothing was captured{': ' if absent else ''}{absent}")
     elif empty:

@@ -99,7 +99,7 @@ seen=$(inside "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$
 if [ "$seen" = "$here" ] && [ "$here" -gt 0 ]; then say all-gpus yes "$seen of $here"; else say all-gpus NO "sees '$seen' of $here: $(tail -3 "$work/log")"; fi
 
 began=$SECONDS status=0
-inside /recipes/ncu/kernels.sh -k 'nvjet|gemm' --count 2 -s tensor --window -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
+inside "$python" -m nvprof_kit ncu profile -k 'nvjet|gemm' --count 2 -s tensor --window -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
   status=$?
 count=$(grep -c '^"[0-9]' "$work/kernels.csv" 2>/dev/null) || count=0
 if [ "$status" = 0 ] && [ "$count" = 2 ]; then say ncu yes "$((SECONDS - began)) s: $count kernels measured"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run every ncu recipe for real and say in a line each what it left. On a machine with a GPU, nsys, ncu and PyTorch, from the
+# Run `ncu profile` for real in each of its ways and say in a line each what it left. On a machine with a GPU, nsys, ncu and PyTorch, from the
 # repository's root:
 #   tests/gpu/run_ncu_recipes.sh FOLDER
-# Leaves FOLDER/NAME.csv.xz of each recipe and status.txt. With 2 layers and few launches each takes 20 to 50 s, those of
+# Leaves FOLDER/NAME.csv.xz of each and status.txt. With 2 layers and few launches each takes 20 to 50 s, those of
 # several ranks, which are run on two GPUs alone, 160 s: `tests/gpu/run_ncu_recipes.sh FOLDER ranks` runs nothing else.
 # Exits 1 if anything is not as it should be.
 set -euo pipefail
@@ -21,10 +21,10 @@ say() { # NAME OK TEXT
   printf '%-16s %-3s %s\n' "$1" "$2" "$3" | tee -a "$out/status.txt"
 }
 
-try() { # NAME LEAST-RESULTS RECIPE [OPTION]...
+try() { # NAME LEAST-RESULTS OPTION...
   local name=$1 least=$2 status=0 began=$SECONDS results rows
   shift 2
-  timeout --signal=TERM --kill-after=30 240 "recipes/ncu/$1" "${@:2}" -o "$work/$name" -- "${program[@]}" \
+  timeout --signal=TERM --kill-after=30 240 "$python" -m nvprof_kit ncu profile "$@" -o "$work/$name" -- "${program[@]}" \
     >"$work/log" 2>&1 || status=$?
   results=$(grep -c '^"[0-9]' "$work/$name.csv" 2>/dev/null) || results=${results:-0}
   rows=$("$python" -m nvprof_kit ncu layers "$work/$name.csv" --format csv 2>/dev/null | tail -n +2 | wc -l) || rows=none
@@ -41,22 +41,22 @@ try() { # NAME LEAST-RESULTS RECIPE [OPTION]...
 { nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1; ncu --version | tail -1; } | tee "$out/status.txt"
 if [ "$(nvidia-smi --list-gpus | wc -l)" -ge 2 ]; then
   one=("${program[@]}") program=("${ranks[@]}")
-  try communication-ranks 4 kernels.sh -k nccl -s communication --count 4 --rank 0 --window
+  try communication-ranks 4 -k nccl -s communication --count 4 --rank 0 --window
   program=("${one[@]}")
 fi
 [ "$only" != ranks ] || exit $failed
-try layer-forward 20 layer.sh -l model.layers.0 --window
-try layer-backward 20 layer.sh -l model.layers.0 -p backward -s speed-of-light --window
-try kernels 5 kernels.sh -k 'nvjet|flash|cudnn|gemm' --count 5 -s tensor -s speed-of-light --window
-try kernels-each 2 kernels.sh -k vectorized_elementwise_kernel --each -s memory --window
-try roofline 20 roofline.sh -l model.layers.0 --window
+try layer-forward 20 -l model.layers.0 --window
+try layer-backward 20 -l model.layers.0 -p backward -s speed-of-light --window
+try kernels 5 -k 'nvjet|flash|cudnn|gemm' --count 5 -s tensor -s speed-of-light --window
+try kernels-each 2 -k vectorized_elementwise_kernel --each -s memory --window
+try roofline 20 --roofline -l model.layers.0 --window
 python3 -m nvprof_kit profile -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
-try top 5 top.sh -c "$work/run.sqlite" --top 5 -s speed-of-light --window
-try communication 3 layer.sh -l model.layers.0 -s communication --count 3 --window
-try range 1 layer.sh -l model.layers.0 -s communication --replay app-range
+try top 5 -c "$work/run.sqlite" --top 5 -s speed-of-light --window
+try communication 3 -l model.layers.0 -s communication --count 3 --window
+try range 1 -l model.layers.0 -s communication --replay app-range
 
 # interrupted while it measures: nothing goes on running, and what is there can be read
-recipes/ncu/roofline.sh -o "$work/interrupted" -- "${program[@]}" --steps 1000 >"$work/log" 2>&1 &
+"$python" -m nvprof_kit ncu profile --roofline -o "$work/interrupted" -- "${program[@]}" --steps 1000 >"$work/log" 2>&1 &
 running=$!
 sleep 30
 kill -TERM $running

@@ -18,9 +18,10 @@ _MAIN = [sys.executable, "-m", "nvprof_kit"]
 VERBS = {
     "profile": [*_MAIN, "profile", "-o", "run"],
     "ranks": [*_MAIN, "ranks", "profile", "-o", "run"],
+    "ncu": [*_MAIN, "ncu", "profile", "-o", "run", "-l", "a"],
     **{verb: [*_MAIN, "session", verb] for verb in ("launch", "start", "stop", "status")},
 }
-"""The command line of each verb that captures with nsys; the report's name is ``run`` unless another follows."""
+"""The command line of each verb that runs a profiler; the report's name is ``run`` unless another follows."""
 
 _ALL = "trace cuda-graph-trace cuda-memory-usage osrt-threshold sample cpuctxsw capture-range capture-range-end delay"
 _ALL += " env-var nvtx-capture duration kill export output session session-new gpu-metrics-frequency"

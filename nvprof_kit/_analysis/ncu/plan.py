@@ -248,7 +248,7 @@ def plan(
     if not times.any() and collectives_ns:
         raise CaptureError(
             f"{trace.info.path}: every kernel {scope} is a collective's, which ncu cannot replay on one "
-            "rank; measure those with recipes/ncu/kernels.sh -s communication --rank N"
+            "rank; measure those with ncu profile --kernel nccl -s communication --rank N"
         )
     if not times.any():
         raise CaptureError(f"{trace.info.path}: no kernel {scope}; see `nvprof-kit layers` for what there is")

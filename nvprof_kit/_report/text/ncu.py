@@ -146,7 +146,7 @@ def plan_lines(plan: NcuPlan) -> list[str]:
         left_out = percent(plan.collectives_ns / (plan.gpu_ns + plan.collectives_ns))
         lines.append(
             f"collectives are left out ({left_out} of the GPU time): much of it is waiting, and ncu cannot replay them "
-            "on one rank; recipes/ncu/kernels.sh -s communication --rank N measures them"
+            "on one rank; ncu profile --kernel nccl -s communication --rank N measures them"
         )
     if plan.every_layer:
         block, share = plan.least_covered

@@ -1,4 +1,4 @@
-"""The shell recipes: files of at most twenty lines, each run under real releases of nsys."""
+"""The shell recipes: files of at most twenty lines; those of nsys run under real releases of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.recipes import RECIPES, environment, python, ranges, start, wait_for
 
-SCRIPTS = sorted(RECIPES.glob("*.sh"))
+SCRIPTS = sorted(RECIPES.parent.glob("*/*.sh"))
 PROGRAM = """
 import pathlib, sys, time
 import nvprof_kit
@@ -37,7 +37,7 @@ def without_cuda(folder: Path) -> str:
     return str(preset)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_recipe_is_read_at_a_glance(script: Path) -> None:
     lines = script.read_text().splitlines()
     assert len(lines) <= 20 and os.access(script, os.X_OK)

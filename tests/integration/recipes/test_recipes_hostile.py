@@ -1,6 +1,6 @@
-"""The recipes among odd names, missing and failing tools, foreign folders and other runs; with stand-ins for profilers.
+"""Verbs that capture among odd names, failing tools, foreign folders and other runs; with stand-ins for profilers.
 
-A stand-in runs the program and leaves files as the real one does, so what is tested here is the recipes' own part.
+A stand-in runs the program and leaves files as the real one does, so what is tested here is the verbs' own part.
 What a real nsys leaves when things end badly is in test_recipes_signals.py.
 """
 
@@ -15,9 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, VERBS, environment, gone, run, start, wait_for
-
-NCU_RECIPES = RECIPES.parent / "ncu"
+from support.recipes import VERBS, environment, gone, run, start, wait_for
 
 STAND_IN = r"""#!/bin/bash
 case $1 in
@@ -78,7 +76,7 @@ def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
     assert files(place) == sorted([f"{name}.nsys-rep", f"{name}.sqlite"])
 
 
-@pytest.mark.parametrize("recipe", ["profile", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "ncu"])
 @pytest.mark.parametrize("name", [".", "..", "folder/", "a\nb", 'quo"te', "a&b"])
 def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) -> None:
     done = ask(recipe, "-o", name, "--", "true", place=place, tool=tool)
@@ -86,13 +84,9 @@ def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) 
     assert files(place) == []
 
 
-def speaker(recipe: str) -> str:
-    return "nvprof-kit" if recipe in VERBS else Path(recipe).name
-
-
 def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*VERBS.get(recipe, [str(RECIPES.parent / recipe)]), *argv],
+        [*VERBS[recipe], *argv],
         cwd=place,
         env=environment(NSYS=str(tool / "nsys"), NCU=str(tool / "ncu")),
         stdin=subprocess.DEVNULL,
@@ -103,35 +97,24 @@ def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.Complete
     )
 
 
-@pytest.mark.parametrize("recipe", ["profile", "launch", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "launch", "ncu"])
 @pytest.mark.parametrize("program", ["no-such-program", "./no-such.py", "./text", "note", "if"])
 def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: str) -> None:
     (place / "text").write_text("no program")
     done = ask(recipe, "--", program, place=place, tool=tool)
     assert done.returncode == 127
-    assert done.stderr == f"{speaker(recipe)}: '{program}' is not found, or is no program that can be run\n"
+    assert done.stderr == f"nvprof-kit: '{program}' is not found, or is no program that can be run\n"
     assert files(place) == ["text"]
 
 
-@pytest.mark.parametrize("script", sorted(NCU_RECIPES.glob("*.sh")), ids=lambda path: path.name)
-def test_a_link_to_a_recipe(script: Path, place: Path, tmp_path: Path) -> None:
-    """In a folder on PATH, say, from whatever folder it is called."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "a link").symlink_to(script)
-    done = subprocess.run(
-        [tmp_path / "bin" / "a link", "--help"], cwd=place, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "") and "Usage: " in done.stdout
-
-
-@pytest.mark.parametrize("recipe", ["profile", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "ncu"])
 def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
     for name in ("nsys", "ncu"):
         (tool / name).write_text("#!/bin/sh\necho 'libelf.so.1: cannot open' >&2; exit 127\n")
     done = ask(recipe, "--", "true", place=place, tool=tool)
     name = "ncu" if "ncu" in recipe else "nsys"
     assert done.returncode == 3
-    assert done.stderr == f"{speaker(recipe)}: {tool / name} does not run: libelf.so.1: cannot open\n"
+    assert done.stderr == f"nvprof-kit: {tool / name} does not run: libelf.so.1: cannot open\n"
 
 
 @pytest.mark.parametrize(("ending", "status"), [("exit 5", 5), ("kill -SEGV $$", 128 + 11)])
@@ -175,7 +158,7 @@ def test_an_nsys_that_loses_its_agent_later_is_not(tool: Path, place: Path) -> N
     assert done.stderr.endswith("nvprof-kit: no report: nothing was captured\n")
 
 
-@pytest.mark.parametrize("recipe", ["profile", "ncu/roofline.sh"])
+@pytest.mark.parametrize("recipe", ["profile", "ncu"])
 def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str) -> None:
     for folder in ("/proc/run", "/dev/null/run", "/sys/kernel/run"):
         done = ask(recipe, "-o", folder, "--min-free", "0", "--", "true", place=place, tool=tool)
@@ -214,14 +197,14 @@ SLEEP = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ncu_that_is_interrupted(tool: Path, place: Path, number: signal.Signals) -> None:
-    command = [str(NCU_RECIPES / "roofline.sh"), "--", sys.executable, "-c", SLEEP]
+    command = [*VERBS["ncu"], "--", sys.executable, "-c", SLEEP]
     running = start(command, place, NCU=str(tool / "ncu"))
     pid = int(wait_for(place / "pid"))
     running.send_signal(number)
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM, said  # what the stand-in gives of its program
     assert gone(pid)
-    assert files(place) == ["pid", "roofline.csv", "roofline.ncu-rep"]
+    assert files(place) == ["pid", "run.csv", "run.ncu-rep"]
 
 
 ASKING = "import time; print('hello', input('name? '), open('ready', 'w').write('yes'), flush=True); time.sleep(100)"
@@ -234,7 +217,7 @@ def test_a_terminal_is_the_programs_under_ncu(tool: Path, place: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(place)
-        words = [str(NCU_RECIPES / "roofline.sh"), "--", sys.executable, "-c", ASKING]
+        words = [*VERBS["ncu"], "--", sys.executable, "-c", ASKING]
         os.execve(words[0], words, environment(NCU=str(tool / "ncu")))
     os.write(terminal, b"world\n")
     wait_for(place / "ready")
@@ -246,11 +229,11 @@ def test_a_terminal_is_the_programs_under_ncu(tool: Path, place: Path) -> None:
     shown = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
     assert "hello world" in shown
-    assert files(place) == ["ready", "roofline.csv", "roofline.ncu-rep"]
+    assert files(place) == ["ready", "run.csv", "run.ncu-rep"]
 
 
 def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
-    command = [str(NCU_RECIPES / "roofline.sh"), "--", sys.executable, "-c", SLEEP]
+    command = [*VERBS["ncu"], "--", sys.executable, "-c", SLEEP]
     running = start(command, place, NCU=str(tool / "ncu"))
     pid = int(wait_for(place / "pid"))
     os.kill(_parent(pid), signal.SIGKILL)
@@ -262,9 +245,9 @@ def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
 
 def test_a_report_that_ncu_cannot_read_is_none(tool: Path, place: Path) -> None:
     (tool / "ncu").write_text(STAND_IN.replace("echo '\"ID\"'; exit 0", "echo '\"ID\"'; exit 4"))
-    done = ask("ncu/roofline.sh", "--", "true", place=place, tool=tool)
-    assert done.returncode == 1 and "what there is stays in .roofline.partial" in done.stderr
-    assert files(place) == [".roofline.partial"]
+    done = ask("ncu", "--", "true", place=place, tool=tool)
+    assert done.returncode == 1 and "what there is stays in .run.partial" in done.stderr
+    assert files(place) == [".run.partial"]
 
 
 def _parent(pid: int) -> int:

@@ -1,6 +1,6 @@
-"""recipes/ncu: exact commands, refusals, sets; and with a real ncu, what it knows and what it takes.
+"""`ncu profile`: exact commands, refusals, sets; and with a real ncu, what it knows and what it takes.
 
-The golden file holds a command line of each recipe, as `--dry-run` prints it where there is no ncu. NVPROF_KIT_NCU
+The golden file holds command lines as `--dry-run` prints it where there is no ncu. NVPROF_KIT_NCU
 names real ncu executables, separated by os.pathsep; they need no GPU for these tests.
 """
 
@@ -11,45 +11,58 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from support.golden import Golden
+from support.recipes import environment
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "ncu"
 SETS = sorted(RECIPES.joinpath("sets").glob("*.txt"))
-NAMES = ("layer.sh", "kernels.sh", "top.sh", "roofline.sh")
 CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100", "sm_120": "gb202"}
 """What the recipes tell apart, and a chip of each as ncu names it."""
 REAL = [path for path in os.environ.get("NVPROF_KIT_NCU", "").split(os.pathsep) if path]
 
 CALLS = [
-    "layer.sh -l model.layers.3 --arch sm_90 -- python train.py --lr 3",
-    "layer.sh -l model.layers.3 -p backward -s tensor --window --arch sm_80 -o out/l3 -f -- python train.py",
-    "layer.sh --layer='a[0]/b@c' --phase=recompute --domain=my@own -s occupancy --arch sm_100 -- python -c 'print(1)'",
-    "layer.sh -l model.layers.0 -s communication --arch sm_90 -- python train.py",
-    "kernels.sh -k flash_fwd -k nvjet --arch sm_90 -s speed-of-light -- python train.py",
-    "kernels.sh -k flash_fwd --each --arch sm_90 -s memory --clock base --cache none --replay application -- ./x",
-    "kernels.sh -k adam --count 3 --skip 5 --arch sm_90 -s stalls -x --devices -x 0 -- python train.py",
-    "top.sh -c CAPTURE --top 2 --arch sm_90 -s tensor -- python train.py",
-    "roofline.sh --arch sm_90 --window -- python train.py",
-    "roofline.sh -l lm_head --arch sm_100 -s memory -- python train.py",
-    "kernels.sh -k nccl -s communication --rank 0 --window --arch sm_90 -- torchrun --no-python rank.sh ./train.py",
-    "layer.sh -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./rank.sh ./job",
-    "layer.sh -l lm_head -s communication --replay app-range --arch sm_90 -- python train.py",
-    "layer.sh -l lm_head --replay range --arch sm_90 -- python train.py",
-    "roofline.sh -l lm_head --arch sm_89 -s communication -- python train.py",
-    "roofline.sh -l lm_head --arch sm_120 -s tensor -- python train.py",
+    "-o layer -l model.layers.3 --arch sm_90 -- python train.py --lr 3",
+    "-o layer -l model.layers.3 -p backward -s tensor --window --arch sm_80 -o out/l3 -f -- python train.py",
+    "-o layer --layer='a[0]/b@c' --phase=recompute --domain=my@own -s occupancy --arch sm_100 -- python -c 'print(1)'",
+    "-o layer -l model.layers.0 -s communication --arch sm_90 -- python train.py",
+    "-o kernels -k flash_fwd -k nvjet --arch sm_90 -s speed-of-light -- python train.py",
+    "-o kernels -k flash_fwd --each --arch sm_90 -s memory --clock base --cache none --replay application -- ./x",
+    "-o kernels -k adam --count 3 --skip 5 --arch sm_90 -s stalls -x --devices -x 0 -- python train.py",
+    "-o top -c CAPTURE --top 2 --arch sm_90 -s tensor -- python train.py",
+    "-o roofline --roofline --arch sm_90 --window -- python train.py",
+    "-o roofline --roofline -l lm_head --arch sm_100 -s memory -- python train.py",
+    "-o kernels -k nccl -s communication --rank 0 --window --arch sm_90 -- torchrun --no-python rank.sh ./train.py",
+    "-o layer -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./rank.sh ./job",
+    "-o layer -l lm_head -s communication --replay app-range --arch sm_90 -- python train.py",
+    "-o layer -l lm_head --replay range --arch sm_90 -- python train.py",
+    "-o roofline --roofline -l lm_head --arch sm_89 -s communication -- python train.py",
+    "-o roofline --roofline -l lm_head --arch sm_120 -s tensor -- python train.py",
 ]
 
 
-def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return _run([sys.executable, "-m", "nvprof_kit", "ncu", "profile", *argv], cwd, variables)
+
+
+def rank(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return recipe("rank.sh", *argv, cwd=cwd, **variables)
+
+
+def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return _run([str(RECIPES / name), *argv], cwd, variables)
+
+
+def _run(command: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(RECIPES / argv[0]), *argv[1:]],
+        command,
         cwd=cwd,
-        env={**os.environ, "NCU": "/no/ncu", **environment},
+        env=environment(**{"NCU": "/no/ncu", **variables}),
         capture_output=True,
         text=True,
         check=False,
@@ -77,88 +90,85 @@ def test_exact_commands(capture: str, tmp_path: Path, golden: Golden) -> None:
 
 
 def _dry(call: str) -> list[str]:
-    recipe, *words = shlex.split(call)
-    return [recipe, "--dry-run", *words]
+    return ["--dry-run", *shlex.split(call)]
 
 
 def test_the_costliest_kernels_come_first(capture: str, tmp_path: Path) -> None:
-    done = run(*_dry(f"top.sh -c {capture} --top 2 -- x"), cwd=tmp_path)
+    done = run(*_dry(f"-o top -c {capture} --top 2 -- x"), cwd=tmp_path)
     assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax)$:1'" in done.stdout
 
 
-@pytest.mark.parametrize("recipe", NAMES)
-def test_help(recipe: str, tmp_path: Path) -> None:
-    done = run(recipe, "--help", cwd=tmp_path)
+def test_help_names_the_sets(tmp_path: Path) -> None:
+    done = run("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    options = "--set --output --force --window --count --skip --arch --clock --cache --replay --ncu --dry-run --help"
-    assert [option for option in options.split() if option not in done.stdout] == []
     assert [path.stem for path in SETS if path.stem != "base" and path.stem not in done.stdout] == []
 
 
 @pytest.mark.parametrize(
     ("call", "status", "message"),
     [
-        ("layer.sh -- x", 2, "no layer; needed: layer.sh -l model.layers.3 -- python train.py"),
-        ("layer.sh -l a", 2, "no program to run; needed: layer.sh [OPTION]... -- python train.py"),
-        ("layer.sh -l a -p sideways -- x", 2, "-p is one of forward backward recompute, not 'sideways'"),
-        ("layer.sh -l a --fast -- x", 2, "no option --fast; see layer.sh --help"),
-        ("layer.sh -l a x", 2, "the program comes after --: layer.sh [OPTION]... -- x"),
-        ("layer.sh -l", 2, "-l needs a value; see layer.sh --help"),
-        ("layer.sh -l a --count few -- x", 2, "--count needs a whole number, not 'few'"),
         (
-            "layer.sh -l a -s flops -- x",
+            "-o layer -- x",
+            2,
+            "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite (its costliest kernels) or "
+            "--roofline",
+        ),
+        ("-l a -k b -- x", 2, "--kernel and --layer exclude each other: each says what to measure"),
+        ("-k b --phase backward -- x", 2, "--phase does not go with --kernel"),
+        ("--roofline -l a -p backward -- x", 2, "--phase does not go with --roofline"),
+        ("-k a -o 100% -- x", 2, "-o '100%': ncu gives % a meaning; take a name without"),
+        ("-k '' -- x", 2, "-k '' names no kernel"),
+        ("-o layer -l a", 2, "no program to run; needed: nvprof-kit ncu profile [OPTION]... -- python train.py"),
+        (
+            "-o layer -l a -s flops -- x",
             2,
             "no set 'flops'; there are: base communication memory occupancy roofline speed-of-light stalls tensor",
         ),
-        ("kernels.sh -- x", 2, "no kernel; needed: kernels.sh -k NAME -- python train.py"),
-        ("kernels.sh -k a:b --each -- x", 2, "a name with a colon cannot be filtered by configuration: 'a:b'"),
+        ("-o kernels -k a:b --each -- x", 2, "a name with a colon cannot be filtered by configuration: 'a:b'"),
         (
-            "kernels.sh -k a --each --replay range -- x",
+            "-o kernels -k a --each --replay range -- x",
             2,
-            "with --replay range ncu measures ranges, and no kernels by their names; layer.sh takes it",
+            "with --replay range ncu measures ranges, and no kernels by their names; nvprof-kit ncu profile "
+            "--layer PATH takes it",
         ),
         (
-            "kernels.sh -k a --replay app-range -- x",
+            "-o kernels -k a --replay app-range -- x",
             2,
-            "with --replay app-range ncu measures ranges, and no kernels by their names; layer.sh takes it",
+            "with --replay app-range ncu measures ranges, and no kernels by their names; nvprof-kit ncu profile "
+            "--layer PATH takes it",
         ),
         (
-            "layer.sh -l a --replay app-range --window -- x",
+            "-o layer -l a --replay app-range --window -- x",
             2,
             "with --replay app-range the layer's ranges are all there is; leave out --window, or choose by --skip and "
             "--count",
         ),
         (
-            "roofline.sh --replay range -l a -- x",
+            "-o roofline --roofline --replay range -l a -- x",
             2,
-            "with --replay range ncu gives no peaks; layer.sh takes it",
-        ),
-        ("layer.sh -l a --rank first -- x", 2, "--rank needs a whole number, not 'first'"),
-        (
-            "layer.sh -l a --rank 0 -- /bin/torchrun train.py",
-            2,
-            "--rank 0: the launcher has to start rank.sh on each rank: "
-            f"-- torchrun ... --no-python '{RECIPES}'/rank.sh python train.py",
+            "with --replay range ncu gives no peaks; nvprof-kit ncu profile --layer PATH takes it",
         ),
         (
-            "layer.sh -l a --rank 0 -- mpirun -np 8 python train.py",
+            "-o layer -l a --rank 0 -- /bin/torchrun train.py",
             2,
             "--rank 0: the launcher has to start rank.sh on each rank: "
-            f"-- mpirun ... '{RECIPES}'/rank.sh python train.py",
+            f"-- torchrun ... --no-python {RECIPES}/rank.sh python train.py",
         ),
         (
-            "layer.sh -l a --rank 0 -- accelerate launch rank.sh train.py",
+            "-o layer -l a --rank 0 -- mpirun -np 8 python train.py",
+            2,
+            "--rank 0: the launcher has to start rank.sh on each rank: "
+            f"-- mpirun ... {RECIPES}/rank.sh python train.py",
+        ),
+        (
+            "-o layer -l a --rank 0 -- accelerate launch rank.sh train.py",
             2,
             "--rank 0: without --no_python the launcher takes rank.sh for Python: "
-            f"-- accelerate ... --no_python '{RECIPES}'/rank.sh python train.py",
+            f"-- accelerate ... --no_python {RECIPES}/rank.sh python train.py",
         ),
-        ("rank.sh", 2, "no program to run; needed: LAUNCHER... rank.sh python train.py"),
-        ("rank.sh --ranks 0 x", 2, "no option --ranks; see rank.sh --help"),
-        ("rank.sh no-such-program", 127, "'no-such-program' is not found, or is no program that can be run"),
-        ("top.sh -- x", 2, "no capture; needed: top.sh -c run.sqlite -- python train.py"),
-        ("top.sh -c none.sqlite -- x", 2, "none.sqlite: no such file"),
+        ("-o top -c none.sqlite -- x", 2, "none.sqlite: no such file"),
         (
-            "roofline.sh -- x",
+            "-o roofline --roofline -- x",
             3,
             "no ncu: '/no/ncu' is not found; install Nsight Compute and put its folder on PATH, or set NCU",
         ),
@@ -166,12 +176,12 @@ def test_help(recipe: str, tmp_path: Path) -> None:
 )
 def test_refusals_are_one_line(call: str, status: int, message: str, tmp_path: Path) -> None:
     done = run(*shlex.split(call), cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"{call.split(maxsplit=1)[0]}: {message}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"nvprof-kit: {message}\n")
 
 
 def test_no_capture_in_it(tmp_path: Path) -> None:
     (tmp_path / "a.sqlite").write_text("not a database, whatever its name says")
-    done = run("top.sh", "-c", "a.sqlite", "--", "x", cwd=tmp_path)
+    done = run("-o", "top", "-c", "a.sqlite", "--", "x", cwd=tmp_path)
     assert done.returncode == 2
     assert "a.sqlite: not an nsys capture with kernels" in done.stderr
 
@@ -179,7 +189,7 @@ def test_no_capture_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["ncu-rep", "csv"])
 def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"layer.{suffix}").write_text("precious")
-    done = run("layer.sh", "-l", "a", "--", "x", cwd=tmp_path, NCU="true")
+    done = run("-o", "layer", "-l", "a", "--", "x", cwd=tmp_path, NCU="true")
     assert done.returncode == 2
     assert f"layer.{suffix} exists; choose another name with -o NAME, or overwrite it with --force" in done.stderr
     assert (tmp_path / f"layer.{suffix}").read_text() == "precious"
@@ -191,12 +201,12 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
         (
             "-- torchrun train.py",
             "ranks that wait for each other may hang under one ncu; with --rank N it measures one of them "
-            "(see kernels.sh --help)",
+            "(see nvprof-kit ncu profile --help)",
         ),
         (
             "-- python -m torch.distributed.run train.py",
             "ranks that wait for each other may hang under one ncu; with --rank N it measures one of them "
-            "(see kernels.sh --help)",
+            "(see nvprof-kit ncu profile --help)",
         ),
         *(
             (
@@ -212,14 +222,14 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_would_hang_are_said(call: str, message: str, tmp_path: Path) -> None:
-    done = run(*shlex.split(f"kernels.sh -n -k nccl --arch sm_90 {call}"), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, f"kernels.sh: {message}\n" if message else "")
+    done = run(*shlex.split(f"-o kernels -n -k nccl --arch sm_90 {call}"), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, f"nvprof-kit: {message}\n" if message else "")
 
 
 def test_what_measures_links_runs_the_program_again(tmp_path: Path) -> None:
     """Also a set of one's own."""
     (tmp_path / "own.txt").write_text("metric nvltx__bytes.sum\n")
-    done = run("kernels.sh", "-n", "-k", "x", "-s", "./own.txt", "--arch", "sm_90", "--", "x", cwd=tmp_path)
+    done = run("-o", "kernels", "-n", "-k", "x", "-s", "./own.txt", "--arch", "sm_90", "--", "x", cwd=tmp_path)
     assert "--replay-mode=application" in done.stdout
 
 
@@ -227,7 +237,8 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "ncu").write_text("#!/bin/bash\ncase $1 in --help) echo exclude-tree ;; esac\n")
     (tmp_path / "ncu").chmod(0o755)
     done = run(
-        "layer.sh",
+        "-o",
+        "layer",
         "-l",
         "a",
         "--rank",
@@ -251,13 +262,13 @@ SHOW = 'echo "$RANK|$1|$2|${NVTX_INJECTION64_PATH-}|$(cat /proc/$PPID/comm)"; ex
 UNDER_NCU = {"NVPROF_KIT_NCU_RANK": "1", "NVTX_INJECTION64_PATH": "libcuda-injection.so"}
 
 
-@pytest.mark.parametrize(("rank", "seen"), [("1", "libcuda-injection.so"), ("01", "libcuda-injection.so"), ("0", "")])
-def test_a_rank_becomes_its_program(rank: str, seen: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "seen"), [("1", "libcuda-injection.so"), ("01", "libcuda-injection.so"), ("0", "")])
+def test_a_rank_becomes_its_program(number: str, seen: str, tmp_path: Path) -> None:
     """Out of ncu's sight or not: its words as they are, in one process, with its status, and nothing left behind."""
-    argv = ["rank.sh", "bash", "-c", SHOW, "me", "a  b", "*"]
-    done = run(*argv, cwd=tmp_path, RANK=rank, TMPDIR=str(tmp_path), **UNDER_NCU)
+    argv = ["bash", "-c", SHOW, "me", "a  b", "*"]
+    done = rank(*argv, cwd=tmp_path, RANK=number, TMPDIR=str(tmp_path), **UNDER_NCU)
     assert (done.returncode, done.stderr) == (3, "")
-    assert done.stdout.rpartition("|")[0] == f"{rank}|a  b|*|{seen}"
+    assert done.stdout.rpartition("|")[0] == f"{number}|a  b|*|{seen}"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -266,30 +277,42 @@ def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path: Path) -
     (tmp_path / "rm").write_text('#!/bin/bash\nreadlink /proc/$PPID/exe\n/bin/rm "$@"\n')
     (tmp_path / "rm").chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = run("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR=str(tmp_path), PATH=path, **UNDER_NCU)
+    done = rank("true", cwd=tmp_path, RANK="0", TMPDIR=str(tmp_path), PATH=path, **UNDER_NCU)
     name = Path(done.stdout.strip()).name
-    dry = run("layer.sh", "-n", "-l", "a", "--rank", "1", "--", "./job.sh", cwd=tmp_path)
+    dry = run("-o", "layer", "-n", "-l", "a", "--rank", "1", "--", "./job.sh", cwd=tmp_path)
     assert f" --target-processes-filter=exclude-tree:{name} " in dry.stdout
-    assert dry.stdout.startswith("env LC_ALL=C NVPROF_KIT_NCU_RANK=1 ")
+    assert dry.stdout.startswith("LC_ALL=C NVPROF_KIT_NCU_RANK=1 ")
     assert len(name) <= 15  # what Linux keeps of a process's name
 
 
 def test_a_rank_with_no_recipe_around_it(tmp_path: Path) -> None:
-    done = run("rank.sh", "--", "echo", "-n", "here", cwd=tmp_path, RANK="0")
+    done = rank("--", "echo", "-n", "here", cwd=tmp_path, RANK="0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "here", "")
-    forgotten = run("rank.sh", "true", cwd=tmp_path, RANK="0", NV_COMPUTE_PROFILER_PERFWORKS_DIR="/opt/ncu")
+    forgotten = rank("true", cwd=tmp_path, RANK="0", NV_COMPUTE_PROFILER_PERFWORKS_DIR="/opt/ncu")
     assert (forgotten.returncode, forgotten.stdout) == (2, "")
-    assert "needed: layer.sh --rank 0 ... -- LAUNCHER... rank.sh true" in forgotten.stderr
+    assert "rank.sh: which rank to measure is not known" in forgotten.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        ([], 2, "rank.sh: no program to run; needed: LAUNCHER... rank.sh python train.py"),
+        (["no-such-program"], 127, "no-such-program: not found"),
+    ],
+)
+def test_a_rank_without_a_program(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
+    done = rank(*argv, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (status, "") and message in done.stderr
 
 
 def test_a_rank_that_is_not_known(tmp_path: Path) -> None:
     variables = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-    done = run("rank.sh", "true", cwd=tmp_path, **UNDER_NCU, **dict.fromkeys(variables, ""))
+    done = rank("true", cwd=tmp_path, **UNDER_NCU, **dict.fromkeys(variables, ""))
     assert done.returncode == 2 and "rank.sh: no rank is known" in done.stderr
 
 
 def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
-    done = run("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
+    done = rank("true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
     done = subprocess.run(
@@ -311,7 +334,7 @@ def test_a_shell_with_habits_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "env").write_text("echo read >&2; rm() { :; }; export -f rm; export NVTX_INJECTION64_PATH=again\n")
     habits = {"BASH_ENV": str(tmp_path / "env"), "TMPDIR": str(tmp_path / "tmp")}
-    done = run("rank.sh", "env", cwd=tmp_path, RANK="0", **habits, **UNDER_NCU)
+    done = rank("env", cwd=tmp_path, RANK="0", **habits, **UNDER_NCU)
     assert (done.returncode, done.stderr) == (0, "read\n")
     assert "NVTX_INJECTION64_PATH" not in done.stdout and "BASH_FUNC_rm%%" in done.stdout
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -336,8 +359,54 @@ def test_metrics_are_asked_of_the_chip_that_measures(arch: str, tmp_path: Path) 
     ncu = tmp_path / "ncu"
     ncu.write_text('#!/bin/bash\n[ "$1" != --query-metrics ] || echo "$3" >>asked\n')
     ncu.chmod(0o755)
-    run("kernels.sh", "-n", "-k", "x", "--arch", arch, "-s", "tensor", "--", "x", cwd=tmp_path, NCU=str(ncu))
+    run("-o", "kernels", "-n", "-k", "x", "--arch", arch, "-s", "tensor", "--", "x", cwd=tmp_path, NCU=str(ncu))
     assert (tmp_path / "asked").read_text().split() == [CHIPS[arch]]
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+def test_recipes_have_the_sets_of_the_verb(arch: str, tmp_path: Path) -> None:
+    """Also one of one's own."""
+    (tmp_path / "own.txt").write_bytes(b"# a\r\nmetric a.sum # why\r\n\n metric b.sum sm_80 sm_120 # c\nmetric d.sum\r\nsection A")
+    names = ["./own.txt", *(path.stem for path in SETS if path.stem != "base")]
+    command = run(*_dry(f"-l a {' '.join(f'-s {name}' for name in names)} --arch {arch} -- x"), cwd=tmp_path).stdout
+    printed = recipe("sets.sh", *names, cwd=tmp_path, ARCH=arch)
+    assert printed.stdout.split() == _measured(command) and printed.stderr == ""
+
+
+def _measured(command: str) -> list[str]:
+    return [word for word in shlex.split(command) if word.startswith(("--section=", "--metrics="))]
+
+
+def test_a_set_that_a_recipe_does_not_have(tmp_path: Path) -> None:
+    done = recipe("layer.sh", "x", cwd=tmp_path, LAYER="a", SETS="flops", NCU="echo")
+    assert (done.returncode, done.stdout) == (1, "") and "sets/flops.txt: No such file" in done.stderr
+
+
+WAYS = [
+    ("layer.sh", {"LAYER": "a backward"}, "--nvtx-include=nvprof_kit@a backward/|--export=layer"),
+    ("kernels.sh", {"KERNEL": "a|b"}, "--kernel-name=regex:a|b|--launch-count=10|--export=kernels"),
+    (
+        "kernels.sh",
+        {"KERNEL": "nccl", "COUNT": "3", "SETS": "communication", "NVPROF_KIT_NCU_RANK": "0", "OUTPUT": "a b"},
+        "--kernel-name=regex:nccl|--launch-count=3|--export=a b|--target-processes-filter=exclude-tree:other-rank",
+    ),
+    ("roofline.sh", {}, "--section=SpeedOfLight_RooflineChart|--export=roofline"),
+]
+
+
+@pytest.mark.parametrize(("name", "variables", "words"), WAYS)
+def test_the_command_of_a_recipe(name: str, variables: dict[str, str], words: str, tmp_path: Path) -> None:
+    """Called by a link, in a folder on PATH say; the options of ncu and the program come last."""
+    (tmp_path / "ncu").write_text('#!/bin/sh\nprintf "%s\\n" "LC_ALL=$LC_ALL" "$@"\n')
+    (tmp_path / "ncu").chmod(0o755)
+    (tmp_path / "a link").symlink_to(RECIPES / name)
+    variables = {"NCU": str(tmp_path / "ncu"), **variables}
+    done = _run([str(tmp_path / "a link"), "--cache-control=none", "python", "a  b"], tmp_path, variables)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[:2] == ["LC_ALL=C", "--target-processes"] and lines[-3:] == ["--cache-control=none", "python", "a  b"]
+    assert [word for word in words.replace("|--", "\n--").split("\n") if word not in lines] == []
+    assert "--section=LaunchStats" in lines
 
 
 REFUSING = """#!/bin/bash
@@ -372,7 +441,7 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
     ncu = tmp_path / "ncu"
     ncu.write_text(REFUSING)
     ncu.chmod(0o755)
-    done = run("layer.sh", "-l", "a", "-s", "communication", "--", "true", cwd=tmp_path, NCU=str(ncu))
+    done = run("-o", "layer", "-l", "a", "-s", "communication", "--", "true", cwd=tmp_path, NCU=str(ncu))
     assert done.returncode == 7  # the program's own
     assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [
         "section Nvlink: left out",
@@ -447,7 +516,7 @@ def test_a_chip_has_the_types_of_its_tensor_cores(ncu: str) -> None:
 def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     """Every section and metric of the command is known to this ncu on that chip."""
     every = [word for path in SETS for word in ("-s", path.stem)]
-    done = run("kernels.sh", "-n", "-k", "x", "--arch", arch, *every, "--", "x", cwd=tmp_path, NCU=ncu)
+    done = run("-o", "kernels", "-n", "-k", "x", "--arch", arch, *every, "--", "x", cwd=tmp_path, NCU=ncu)
     assert done.returncode == 0
     command = shlex.split(done.stdout.splitlines()[0])
     known = metrics_of(ncu, CHIPS[arch])
@@ -455,6 +524,8 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     assert [
         name for name in metrics if not name.startswith("launch__") and not {name, name.split(".")[0]} & known
     ] == []
+    printed = recipe("sets.sh", *(path.stem for path in SETS), cwd=tmp_path, NCU=ncu, ARCH=arch)
+    assert printed.stdout.split() == _measured(done.stdout.splitlines()[0])
     left_out = re.findall(r"has no (?:metric|section) (\S+)", done.stderr)
     assert len(metrics) > 40
     assert not set(left_out) & set(metrics)
@@ -464,16 +535,16 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
 def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
     """Without a kernel there is no report, and ncu says so and not that it does not know an option.
 
-    Of a range it refuses some metrics, one after the other, until the recipe has left them all out.
+    Of a range it refuses some metrics, one after the other, until the verb has left them all out.
     """
-    recipe, *words = shlex.split(call.partition(" -- ")[0])
-    done = run(recipe, *words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
+    words = shlex.split(call.partition(" -- ")[0])
+    done = run(*words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
     if "--each" in words and "2022.3" in version:
         assert "needed 2022.4 or newer" in done.stderr
         return
     if "2022.3" in version and "--rank" in words:
-        assert done.stderr == f"{recipe}: this ncu cannot leave a process out; 2024.1 can\n"
+        assert done.stderr == "nvprof-kit: this ncu cannot leave a process out; 2024.1 can\n"
         return
     if "2022.3" in version and "app-range" in words:
         assert "the argument for option '--replay-mode' is invalid" in done.stdout + done.stderr
@@ -481,6 +552,12 @@ def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
     assert re.search("No (kernels|ranges) were profiled", done.stdout + done.stderr), done.stdout + done.stderr
     assert "no report: ncu measured no kernel" in done.stderr
     assert not (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize(("name", "variables"), [way[:2] for way in WAYS if "NVPROF_KIT_NCU_RANK" not in way[1]])
+def test_it_takes_the_options_of_a_recipe(ncu: str, name: str, variables: dict[str, str], tmp_path: Path) -> None:
+    done = recipe(name, "true", cwd=tmp_path, NCU=ncu, **variables)
+    assert "No kernels were profiled" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 def test_the_script_of_a_plan(ncu: str, tmp_path: Path) -> None:

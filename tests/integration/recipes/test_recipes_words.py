@@ -1,14 +1,12 @@
-"""What the recipes make of words that are nearly right: lists, schedules, presets and sets edited by hand."""
+"""What the verbs make of words that are nearly right: lists, schedules, presets and sets edited by hand."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, environment, run
+from support.recipes import run
 
 PROFILE = "profile -n"
 
@@ -66,7 +64,7 @@ def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:
     for name in ("train", "base", "tensor"):
         (tmp_path / name).write_text("a program of that name")
     assert "--trace=cuda,nvtx" in said(PROFILE, cwd=tmp_path)[1]
-    assert "--section=LaunchStats" in said("../ncu/layer.sh -n -l a -s tensor", cwd=tmp_path)[1]
+    assert "--section=LaunchStats" in said("ncu -n -s tensor", cwd=tmp_path)[1]
     assert said(f"{PROFILE} -p ./train", cwd=tmp_path)[0] == 2
 
 
@@ -78,12 +76,12 @@ def test_a_preset_edited_elsewhere(tmp_path: Path) -> None:
 def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
     text = b"metric a.sum # why\r\n\r\nmetric b.sum sm_80 # not here\r\n  metric c.sum sm_90"
     (tmp_path / "mine").write_bytes(text)
-    _, command = said("../ncu/layer.sh -n -l a -s mine --arch sm_90", cwd=tmp_path)
+    _, command = said("ncu -n -s mine --arch sm_90", cwd=tmp_path)
     assert "=gpu__time_duration.sum,a.sum,c.sum " in command
 
 
 @pytest.mark.skipif(os.access("/etc/shadow", os.R_OK), reason="root reads everything")
-@pytest.mark.parametrize("call", [f"{PROFILE} -p mine", "../ncu/layer.sh -n -l a -s mine"])
+@pytest.mark.parametrize("call", [f"{PROFILE} -p mine", "ncu -n -s mine"])
 def test_a_file_that_may_not_be_read(call: str, tmp_path: Path) -> None:
     (tmp_path / "mine").touch(0o200)
     status, text = said(call, cwd=tmp_path)
@@ -93,29 +91,12 @@ def test_a_file_that_may_not_be_read(call: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["metric", "section # which", "sections SpeedOfLight x", "metric a.sum sm90"])
 def test_a_line_of_a_set_that_is_none(line: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text(line)
-    status, text = said("../ncu/layer.sh -n -l a -s mine", cwd=tmp_path)
-    assert status == 2 and text.startswith("layer.sh: mine: ") and text.count("\n") == 1
+    status, text = said("ncu -n -s mine", cwd=tmp_path)
+    assert status == 2 and text.startswith("nvprof-kit: mine: ") and text.count("\n") == 1
 
 
 def test_the_default_domain_has_no_name(tmp_path: Path) -> None:
-    assert " --nvtx-include=a/ " in said("../ncu/layer.sh -n -l a --domain", "", cwd=tmp_path)[1]
-
-
-def test_a_cdpath_of_the_users(tmp_path: Path) -> None:
-    """Then bash's cd prints where it went, or goes elsewhere."""
-    for folder in ("recipes/nsys", "recipes/ncu", "elsewhere/recipes/ncu", "elsewhere/recipes/nsys"):
-        (tmp_path / folder).mkdir(parents=True)
-    shutil.copytree(RECIPES.parent, tmp_path / "recipes", dirs_exist_ok=True)
-    for recipe, words in (("ncu/layer.sh", ["-n", "-l", "a"]),):
-        done = subprocess.run(
-            ["bash", f"recipes/{recipe}", *words, "--", "true"],
-            cwd=tmp_path,
-            env=environment(NSYS="nsys", NCU="/no/ncu", CDPATH=str(tmp_path / "elsewhere")),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, ""), recipe
+    assert " --nvtx-include=a/ " in said("ncu -n --domain", "", cwd=tmp_path)[1]
 
 
 @pytest.mark.parametrize("variables", [{}, {"POSIXLY_CORRECT": "1"}])

@@ -205,8 +205,9 @@ def ranks_profile(program: tuple[str, ...], ranks: str, local: bool, output: str
     With accelerate the launcher's option is --no_python, with deepspeed --no_python --no_local_rank; srun and mpirun
     need none. With --preset metrics each rank samples the GPU of its own local rank.
     """
-    from nvprof_kit._capture.profile import print_command, program_name
+    from nvprof_kit._capture.profile import program_name
     from nvprof_kit._capture.ranks import choose_rank
+    from nvprof_kit._capture.session import need_program, print_command
 
     if not program:
         raise UsageError(
@@ -222,8 +223,6 @@ def ranks_profile(program: tuple[str, ...], ranks: str, local: bool, output: str
     if options["dry_run"]:
         print_command(program)
         return
-    from nvprof_kit._capture.session import need_program
-
     need_program(program)
     os.execvpe(program[0], program, {**os.environ, **environ})
 

@@ -1,0 +1,387 @@
+"""``ncu profile``: the command line of ncu as data, and the run that measures."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from nvprof_kit._capture.machine import run_command
+from nvprof_kit._capture.recipes import recipes_folder
+from nvprof_kit._capture.session import (
+    NcuSupervisor,
+    need_name,
+    need_program,
+    need_space,
+    need_tool,
+    open_stage,
+    print_command,
+    publish,
+    refuse_existing,
+    say,
+)
+from nvprof_kit.errors import ToolError, UsageError
+
+CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100", "sm_120": "gb202"}
+"""The architectures that sets tell apart, and a chip of each as ncu names it."""
+DEFAULT_SETS = ("speed-of-light", "memory", "tensor", "occupancy", "stalls")
+_IMPORT = ("--page=raw", "--csv", "--print-units=base")
+_HIDDEN = (
+    "other-rank"  # ncu does not see what runs below an executable of this name, which rank.sh gives the other ranks
+)
+_LAUNCHERS = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
+_LAUNCHERS |= {"mpirun": "", "mpiexec": ""}
+_REFUSED = re.compile(
+    r"^==ERROR== (?:Unable to access the following \d+ metrics?: (.*)|Metric (\S+) is not supported in range replay)",
+    re.MULTILINE,
+)
+
+
+# --- what is measured ---
+
+
+def read_sets(names: Sequence[str], arch: str) -> tuple[list[str], list[str]]:
+    """The sections and the metrics of sets, without repetitions.
+
+    Args:
+        names: Names of sets, or paths of files like those in ``recipes/ncu/sets``.
+        arch: One of `CHIPS`; lines for other architectures are left out.
+
+    Raises:
+        UsageError: There is no such set, or it has a line that is neither a section nor a metric.
+    """
+    folder = recipes_folder() / "ncu" / "sets"
+    measured: dict[str, list[str]] = {"section": [], "metric": []}
+    for set_name in names:
+        path = folder / f"{set_name}.txt"
+        if "/" in set_name or not path.is_file():
+            path = Path(set_name)
+        if not path.is_file():
+            there = " ".join(sorted(file.stem for file in folder.iterdir()))
+            raise UsageError(f"no set '{set_name}'; there are: {there}")
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except PermissionError:
+            raise UsageError(f"{path}: no permission to read it") from None
+        for line in lines:
+            words = re.sub(r"(^|\s)#.*", "", line).split()
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            kind, name, *architectures = words if len(words) > 1 else ("", "")
+            if kind not in measured:
+                raise UsageError(f"{path}: '{line.strip()}' is neither 'section NAME' nor 'metric NAME'")
+            for architecture in architectures:
+                if architecture not in CHIPS:
+                    raise UsageError(f"{path}: {name} is for '{architecture}', which is none of {', '.join(CHIPS)}")
+            if (not architectures or arch in architectures) and name not in measured[kind]:
+                measured[kind].append(name)
+    return measured["section"], measured["metric"]
+
+
+def installed_arch() -> str:
+    """The architecture of the program's first GPU, of `CHIPS`; ``sm_90`` if it is not known."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    query = ["nvidia-smi", *([f"--id={first}"] if first else []), "--query-gpu=compute_cap", "--format=csv,noheader"]
+    capability = (run_command(query) or "").partition("\n")[0].strip()
+    if capability == "8.9":  # tensor cores for fp8, no NVLink
+        return "sm_89"
+    # 12.x has no tcgen05, whose pipes sm_100 counts by names of their own
+    return {"8": "sm_80", "10": "sm_100", "11": "sm_100", "12": "sm_120"}.get(capability.partition(".")[0], "sm_90")
+
+
+def with_installed(
+    ncu: str, arch: str, sections: Sequence[str], metrics: Sequence[str], *, quiet: bool
+) -> tuple[list[str], list[str]]:
+    """What the installed ncu knows of sections and metrics, with a note on the others; all of it without an ncu."""
+    if run_command([ncu, "--version"]) is None:
+        return list(sections), list(metrics)
+    known_sections = _first_words(run_command([ncu, "--list-sections"])) or {*sections}
+    known_metrics = _first_words(run_command([ncu, "--query-metrics", "--chip", CHIPS[arch]]))
+    if not any(name.startswith("gpu__time_duration") for name in known_metrics):  # it cannot tell
+        known_metrics = {*metrics}
+    for name in sections:
+        if name not in known_sections:
+            say(f"this ncu has no section {name}: left out", quiet=quiet)
+    installed: list[str] = []
+    for name in metrics:
+        # metrics of the launch are not among those that are counted; *_pct and *.pct have no shorter name
+        if name.startswith("launch__") or {name, name.partition(".")[0]} & known_metrics:
+            installed.append(name)
+        else:
+            say(f"this ncu has no metric {name} on {arch}: left out", quiet=quiet)
+    return [name for name in sections if name in known_sections], installed
+
+
+def _first_words(text: str | None) -> set[str]:
+    return {line.split()[0] for line in (text or "").splitlines() if line.strip()}
+
+
+def range_filter(domain: str, text: str) -> str:
+    """The filter of a range that was pushed, anywhere in the stack: the slash behind it says so."""
+    names = [re.sub(r"[\]@,\[/*+\\]", r"\\\g<0>", name) for name in (domain, text)]
+    return f"--nvtx-include={names[0] + '@' if domain else ''}{names[1]}/"
+
+
+def costliest_kernels(capture: str, top: int) -> list[str]:
+    """The linker names of the kernels that took most GPU time in an nsys export.
+
+    Raises:
+        UsageError: There is no such file, or no kernel in it.
+    """
+    if not os.path.isfile(capture):
+        raise UsageError(f"{capture}: no such file")
+    query = (
+        "SELECT string.value FROM CUPTI_ACTIVITY_KIND_KERNEL AS kernel JOIN StringIds AS string "
+        'ON string.id = kernel.mangledName GROUP BY string.value ORDER BY sum(kernel."end" - kernel.start) DESC LIMIT ?'
+    )
+    try:
+        db = sqlite3.connect(f"file:{quote(capture)}?mode=ro&immutable=1", uri=True)
+        names = [name for (name,) in db.execute(query, (top,))]
+        db.close()
+    except sqlite3.Error as error:
+        raise UsageError(f"{capture}: not an nsys capture with kernels ({error})") from None
+    if not names:
+        raise UsageError(f"{capture}: no kernel in it")
+    return names
+
+
+def _selection(
+    *,
+    layer: str | None,
+    phase: str | None,
+    domain: str | None,
+    kernels: Sequence[str],
+    each: bool,
+    capture: str | None,
+    top: int | None,
+    roofline: bool,
+) -> list[str]:
+    """The filter of what is measured."""
+    chosen = [
+        option
+        for option, value in (("--kernel", kernels), ("--capture", capture), ("--layer", layer))
+        if value not in (None, ())
+    ]
+    if not chosen and not roofline:
+        raise UsageError(
+            "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite (its costliest kernels) "
+            "or --roofline"
+        )
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} exclude each other: each says what to measure")
+    main = "--roofline" if roofline else chosen[0]
+    given = {
+        "--kernel": (bool(kernels), {"--kernel"}),
+        "--capture": (capture is not None, {"--capture"}),
+        "--phase": (phase is not None, {"--layer"}),
+        "--domain": (domain is not None, {"--layer", "--roofline"}),
+        "--each": (each, {"--kernel"}),
+        "--top": (top is not None, {"--capture"}),
+    }
+    for option, (is_given, fits) in given.items():
+        if is_given and main not in fits:
+            raise UsageError(f"{option} does not go with {main}")
+    if layer is not None:
+        text = layer if phase in (None, "forward") else f"{layer} {phase}"
+        return [range_filter("nvprof_kit" if domain is None else domain, text)]
+    if capture is not None:
+        # linker names: nothing in them needs a quote, and no two kernels share one
+        names = "|".join(map(re.escape, costliest_kernels(capture, 10 if top is None else top)))
+        return ["--filter-mode=per-launch-config", "--kernel-name-base=mangled", f"--kernel-id=::regex:^({names})$:1"]
+    if "" in kernels:
+        raise UsageError("-k '' names no kernel")
+    pattern = "|".join(kernels)
+    if each and ":" in pattern:
+        raise UsageError(f"a name with a colon cannot be filtered by configuration: '{pattern}'")
+    if each:
+        return ["--filter-mode=per-launch-config", f"--kernel-id=::regex:{pattern}:1"]
+    return [f"--kernel-name=regex:{pattern}"] if kernels else []
+
+
+def _need_option(ncu: str, option: str, message: str) -> None:
+    """Refuse an ncu whose help does not have an option; without an ncu, nothing is refused."""
+    if shutil.which(ncu) is not None and option not in (run_command([ncu, "--help"]) or ""):
+        raise ToolError(message)
+
+
+def _check_ranks(ncu: str, rank: int | None, program: Sequence[str], *, quiet: bool) -> None:
+    """Refuse programs that would hang.
+
+    Of the ranks that one ncu sees, one at a time launches a kernel: those that wait for each other would wait for ever.
+    """
+    launcher = Path(program[0]).name
+    if any(word.startswith("torch.distributed.") for word in program):
+        launcher = "torchrun"
+    option = _LAUNCHERS.get(launcher, "")
+    if rank is None:
+        if launcher in _LAUNCHERS:
+            why = "with --rank N it measures one of them (see nvprof-kit ncu profile --help)"
+            say(f"ranks that wait for each other may hang under one ncu; {why}", quiet=quiet)
+        return
+    _need_option(ncu, "exclude-tree", "this ncu cannot leave a process out; 2024.1 can")
+    script = shlex.quote(str(recipes_folder() / "ncu" / "rank.sh"))
+    start = " ".join(filter(None, [launcher if launcher in _LAUNCHERS else "LAUNCHER", "...", option]))
+    needed = f"-- {start} {script} python train.py"
+    if not any(word.endswith("rank.sh") for word in program):
+        if launcher in _LAUNCHERS and not any(word.endswith(".sh") for word in program):
+            raise UsageError(f"--rank {rank}: the launcher has to start rank.sh on each rank: {needed}")
+        why = "unless the program starts it on each rank, ncu measures all, and they may hang"
+        say(f"--rank {rank}: no word is rank.sh; {why}", quiet=quiet)
+    elif option and "--no-python" not in [word.replace("_", "-") for word in program]:
+        raise UsageError(f"--rank {rank}: without {option} the launcher takes rank.sh for Python: {needed}")
+
+
+# --- the run ---
+
+
+def measure_program(  # noqa: PLR0912, PLR0915
+    program: Sequence[str],
+    output: str,
+    *,
+    layer: str | None = None,
+    phase: str | None = None,
+    domain: str | None = None,
+    kernels: Sequence[str] = (),
+    each: bool = False,
+    capture: str | None = None,
+    top: int | None = None,
+    roofline: bool = False,
+    sets: Sequence[str] = (),
+    force: bool = False,
+    min_free_mb: int = 1024,
+    window: bool = False,
+    count: int | None = None,
+    skip: int | None = None,
+    arch: str | None = None,
+    clock: str = "none",
+    cache: str = "all",
+    replay: str | None = None,
+    rank: int | None = None,
+    extra: Sequence[str] = (),
+    quiet: bool = False,
+    dry_run: bool = False,
+    environ: Mapping[str, str],
+) -> int:
+    """Run a program under ncu; arguments as the options of ``nvprof-kit ncu profile``.
+
+    Returns:
+        The program's exit status; 1 if the report could not be brought to its place.
+    """
+    ncu = os.environ.get("NCU") or "ncu"
+    selection = _selection(
+        layer=layer,
+        phase=phase,
+        domain=domain,
+        kernels=kernels,
+        each=each,
+        capture=capture,
+        top=top,
+        roofline=roofline,
+    )
+    if replay in ("range", "app-range"):
+        if roofline or layer is None:
+            why = "gives no peaks" if roofline else "measures ranges, and no kernels by their names"
+            raise UsageError(f"with --replay {replay} ncu {why}; nvprof-kit ncu profile --layer PATH takes it")
+        if window:
+            why = "the layer's ranges are all there is; leave out --window, or choose by --skip and --count"
+            raise UsageError(f"with --replay {replay} {why}")
+        if replay == "app-range" and count is None:
+            count = 1  # ncu 2025.3.1 hangs in the second one of a pass
+    elif kernels and not each and count is None:
+        count = 10
+    if "--filter-mode=per-launch-config" in selection:
+        message = "this ncu cannot tell launches apart by configuration; needed 2022.4 or newer"
+        _need_option(ncu, "per-launch-config", message)
+    if not program:
+        raise UsageError("no program to run; needed: nvprof-kit ncu profile [OPTION]... -- python train.py")
+    output = output.removesuffix(".ncu-rep")
+    if "%" in output:
+        raise UsageError(f"-o '{output}': ncu gives % a meaning; take a name without")
+    need_name(output)
+    arch = arch or installed_arch()
+    sections, metrics = read_sets(
+        ["base", *(sets or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline], arch
+    )
+    if replay is None:
+        waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
+        replay = "application" if waits else "kernel"
+    sections, metrics = with_installed(ncu, arch, sections, metrics, quiet=quiet)
+    _check_ranks(ncu, rank, program, quiet=quiet)
+    settings = ["--target-processes", "all", "--nvtx", f"--replay-mode={replay}", f"--clock-control={clock}"]
+    settings += [f"--cache-control={cache}"]
+    settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
+    settings += ["--profile-from-start=off"] if window else []
+    settings += selection
+    settings += [] if skip is None else [f"--launch-skip={skip}"]
+    settings += [] if count is None else [f"--launch-count={count}"]
+    # numbers without the locale's marks; the rank is for rank.sh
+    added = {"LC_ALL": "C", **({} if rank is None else {"NVPROF_KIT_NCU_RANK": str(rank)}), **environ}
+
+    def command(report: str, overwrite: Sequence[str] = ()) -> list[str]:
+        measured = [*(f"--section={name}" for name in sections), f"--metrics={','.join(metrics)}"]
+        return [ncu, *overwrite, *settings, *measured, *extra, f"--export={report}", *program]
+
+    if dry_run:
+        print_command(command(output, ["--force-overwrite"] if force else []), environ=added)
+        print(f"LC_ALL=C {shlex.join([ncu, f'--import={output}.ncu-rep', *_IMPORT])} > {shlex.quote(f'{output}.csv')}")
+        return 0
+    need_tool("ncu", ncu, "Nsight Compute")
+    refuse_existing(output, [".ncu-rep", ".csv"], force=force)
+    need_program(program)
+    need_space(Path(output).parent, min_free_mb)
+    stage = open_stage(output, force=force)
+    report = stage / f"{Path(output).name}.ncu-rep"
+    supervisor = NcuSupervisor(added)
+    while True:
+        status, log = supervisor.run(command(f"{stage}/{Path(output).name}"))
+        # no second time after a signal; 255 is an older ncu's own
+        if report.exists() or supervisor.interrupted or (status > 128 and status != 255):
+            break
+        refused = {
+            name.strip().partition(".")[0]
+            for match in _REFUSED.finditer(log)
+            for name in (match[1] or match[2]).split(",")
+        }
+        remaining = [name for name in sections if not refused & _metrics_of_section(ncu, name)] if refused else sections
+        measured = [name for name in metrics if name.partition(".")[0] not in refused]
+        if [*remaining, *measured] == [*sections, *metrics]:
+            break
+        for kind, before, after in (("section", sections, remaining), ("metric", metrics, measured)):
+            for name in before:
+                if name not in after:
+                    say(f"{kind} {name}: left out", quiet=quiet)
+        sections, metrics = remaining, measured
+        supervisor.end_orphans()
+        say("ncu does not give what was left out here: once more, without", quiet=quiet)
+    supervisor.ignore_signals()  # what was measured is brought to its place
+    if status > 128 or not report.exists():
+        supervisor.end_orphans()
+    if not report.exists():
+        shutil.rmtree(stage, ignore_errors=True)
+        why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
+        raise _failed(status, f"no report: ncu measured no kernel; see what it said above{why}")
+    with report.with_suffix(".csv").open("wb") as page:
+        imported = [ncu, f"--import={report}", *_IMPORT]
+        result = subprocess.run(imported, stdout=page, env={**os.environ, "LC_ALL": "C"}, check=False)
+    if result.returncode:
+        raise _failed(status, f"ncu cannot read what it wrote; what there is stays in {stage}")
+    status, _ = publish(stage, Path(output).parent, status, force=force, quiet=quiet)
+    say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}", quiet=quiet)
+    return status
+
+
+def _metrics_of_section(ncu: str, section: str) -> set[str]:
+    listed = run_command([ncu, "--list-metrics", "--section", section]) or ""
+    return {line.strip().lstrip("-").partition(".")[0] for line in listed.splitlines()}
+
+
+def _failed(status: int, message: str) -> ToolError:
+    error = ToolError(message)
+    error.exit_code = status or 1
+    return error
