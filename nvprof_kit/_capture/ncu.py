@@ -6,11 +6,9 @@ import os
 import re
 import shlex
 import shutil
-import sqlite3
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from nvprof_kit._capture.machine import run_command
 from nvprof_kit._capture.recipes import recipes_folder
@@ -31,10 +29,11 @@ from nvprof_kit.errors import ToolError, UsageError
 CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100", "sm_120": "gb202"}
 """The architectures that sets tell apart, and a chip of each as ncu names it."""
 DEFAULT_SETS = ("speed-of-light", "memory", "tensor", "occupancy", "stalls")
+CostliestKernels = Callable[[str, int], list[str]]
+"""The linker names of the kernels that took most GPU time in a capture, this many."""
 _IMPORT = ("--page=raw", "--csv", "--print-units=base")
-_HIDDEN = (
-    "other-rank"  # ncu does not see what runs below an executable of this name, which rank.sh gives the other ranks
-)
+# ncu does not see what runs below an executable of this name, which rank.sh gives the other ranks
+_HIDDEN = "other-rank"
 _LAUNCHERS = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
 _LAUNCHERS |= {"mpirun": "", "mpiexec": ""}
 _REFUSED = re.compile(
@@ -63,17 +62,17 @@ def read_sets(names: Sequence[str], arch: str) -> tuple[list[str], list[str]]:
         if "/" in set_name or not path.is_file():
             path = Path(set_name)
         if not path.is_file():
-            there = " ".join(sorted(file.stem for file in folder.iterdir()))
-            raise UsageError(f"no set '{set_name}'; there are: {there}")
+            known_sets = " ".join(sorted(file.stem for file in folder.iterdir()))
+            raise UsageError(f"no set '{set_name}'; there are: {known_sets}")
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except PermissionError:
             raise UsageError(f"{path}: no permission to read it") from None
         for line in lines:
-            words = re.sub(r"(^|\s)#.*", "", line).split()
+            fields = re.sub(r"(^|\s)#.*", "", line).split()
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            kind, name, *architectures = words if len(words) > 1 else ("", "")
+            kind, name, *architectures = fields if len(fields) > 1 else ("", "")
             if kind not in measured:
                 raise UsageError(f"{path}: '{line.strip()}' is neither 'section NAME' nor 'metric NAME'")
             for architecture in architectures:
@@ -128,29 +127,6 @@ def range_filter(domain: str, text: str) -> str:
     return f"--nvtx-include={names[0] + '@' if domain else ''}{names[1]}/"
 
 
-def costliest_kernels(capture: str, top: int) -> list[str]:
-    """The linker names of the kernels that took most GPU time in an nsys export.
-
-    Raises:
-        UsageError: There is no such file, or no kernel in it.
-    """
-    if not os.path.isfile(capture):
-        raise UsageError(f"{capture}: no such file")
-    query = (
-        "SELECT string.value FROM CUPTI_ACTIVITY_KIND_KERNEL AS kernel JOIN StringIds AS string "
-        'ON string.id = kernel.mangledName GROUP BY string.value ORDER BY sum(kernel."end" - kernel.start) DESC LIMIT ?'
-    )
-    try:
-        db = sqlite3.connect(f"file:{quote(capture)}?mode=ro&immutable=1", uri=True)
-        names = [name for (name,) in db.execute(query, (top,))]
-        db.close()
-    except sqlite3.Error as error:
-        raise UsageError(f"{capture}: not an nsys capture with kernels ({error})") from None
-    if not names:
-        raise UsageError(f"{capture}: no kernel in it")
-    return names
-
-
 def _selection(
     *,
     layer: str | None,
@@ -161,6 +137,7 @@ def _selection(
     capture: str | None,
     top: int | None,
     roofline: bool,
+    costliest_kernels: CostliestKernels,
 ) -> list[str]:
     """The filter of what is measured."""
     chosen = [
@@ -176,7 +153,7 @@ def _selection(
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other: each says what to measure")
     main = "--roofline" if roofline else chosen[0]
-    given = {
+    options = {
         "--kernel": (bool(kernels), {"--kernel"}),
         "--capture": (capture is not None, {"--capture"}),
         "--phase": (phase is not None, {"--layer"}),
@@ -184,7 +161,7 @@ def _selection(
         "--each": (each, {"--kernel"}),
         "--top": (top is not None, {"--capture"}),
     }
-    for option, (is_given, fits) in given.items():
+    for option, (is_given, fits) in options.items():
         if is_given and main not in fits:
             raise UsageError(f"{option} does not go with {main}")
     if layer is not None:
@@ -192,7 +169,10 @@ def _selection(
         return [range_filter("nvprof_kit" if domain is None else domain, text)]
     if capture is not None:
         # linker names: nothing in them needs a quote, and no two kernels share one
-        names = "|".join(map(re.escape, costliest_kernels(capture, 10 if top is None else top)))
+        costliest = costliest_kernels(capture, 10 if top is None else top)
+        if not costliest:
+            raise UsageError(f"{capture}: no kernel in it")
+        names = "|".join(map(re.escape, costliest))
         return ["--filter-mode=per-launch-config", "--kernel-name-base=mangled", f"--kernel-id=::regex:^({names})$:1"]
     if "" in kernels:
         raise UsageError("-k '' names no kernel")
@@ -227,14 +207,14 @@ def _check_ranks(ncu: str, rank: int | None, program: Sequence[str], *, quiet: b
     _need_option(ncu, "exclude-tree", "this ncu cannot leave a process out; 2024.1 can")
     script = shlex.quote(str(recipes_folder() / "ncu" / "rank.sh"))
     start = " ".join(filter(None, [launcher if launcher in _LAUNCHERS else "LAUNCHER", "...", option]))
-    needed = f"-- {start} {script} python train.py"
+    example = f"-- {start} {script} python train.py"
     if not any(word.endswith("rank.sh") for word in program):
         if launcher in _LAUNCHERS and not any(word.endswith(".sh") for word in program):
-            raise UsageError(f"--rank {rank}: the launcher has to start rank.sh on each rank: {needed}")
+            raise UsageError(f"--rank {rank}: the launcher has to start rank.sh on each rank: {example}")
         why = "unless the program starts it on each rank, ncu measures all, and they may hang"
         say(f"--rank {rank}: no word is rank.sh; {why}", quiet=quiet)
     elif option and "--no-python" not in [word.replace("_", "-") for word in program]:
-        raise UsageError(f"--rank {rank}: without {option} the launcher takes rank.sh for Python: {needed}")
+        raise UsageError(f"--rank {rank}: without {option} the launcher takes rank.sh for Python: {example}")
 
 
 # --- the run ---
@@ -267,6 +247,7 @@ def measure_program(  # noqa: PLR0912, PLR0915
     quiet: bool = False,
     dry_run: bool = False,
     environ: Mapping[str, str],
+    costliest_kernels: CostliestKernels,
 ) -> int:
     """Run a program under ncu; arguments as the options of ``nvprof-kit ncu profile``.
 
@@ -283,6 +264,7 @@ def measure_program(  # noqa: PLR0912, PLR0915
         capture=capture,
         top=top,
         roofline=roofline,
+        costliest_kernels=costliest_kernels,
     )
     if replay in ("range", "app-range"):
         if roofline or layer is None:
@@ -377,8 +359,8 @@ def measure_program(  # noqa: PLR0912, PLR0915
 
 
 def _metrics_of_section(ncu: str, section: str) -> set[str]:
-    listed = run_command([ncu, "--list-metrics", "--section", section]) or ""
-    return {line.strip().lstrip("-").partition(".")[0] for line in listed.splitlines()}
+    listing = run_command([ncu, "--list-metrics", "--section", section]) or ""
+    return {line.strip().lstrip("-").partition(".")[0] for line in listing.splitlines()}
 
 
 def _failed(status: int, message: str) -> ToolError:

@@ -34,7 +34,9 @@ _COUNT = click.IntRange(0, 10**12 - 1)
     is_flag=True,
     help="The first launch of every grid, block and shared memory that the kernel comes with, instead of --count.",
 )
-@click.option("-c", "--capture", metavar="FILE", help="An .sqlite of nsys, whose costliest kernels are measured.")
+@click.option(
+    "-c", "--capture", metavar="FILE", help="An nsys capture of the program, whose costliest kernels are measured."
+)
 @click.option("--top", metavar="N", type=_COUNT, help="With --capture: how many kernels. [default: 10]")
 @click.option(
     "-s",
@@ -127,5 +129,18 @@ def profile(program: tuple[str, ...], output: str | None, annotate: bool, **opti
     from nvprof_kit.integrations.annotate import environment
 
     added = environment(annotate=True) if annotate else {}
-    status = measure_program(program, output or report_name(program), environ=added, **options)
+    status = measure_program(
+        program, output or report_name(program), environ=added, costliest_kernels=_costliest_kernels, **options
+    )
     raise click.exceptions.Exit(status)
+
+
+def _costliest_kernels(capture: str, top: int) -> list[str]:
+    from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
+    from nvprof_kit._trace.open import open_capture
+
+    expect(capture, NSYS, NEEDED_NSYS)
+    ops = open_capture(capture, optional=("mangled",)).ops
+    kernels = ops[ops["mangled"] != ""]
+    duration_ns = (kernels["end_ns"] - kernels["start_ns"]).groupby(kernels["mangled"], observed=True).sum()
+    return [str(name) for name in duration_ns.sort_values(ascending=False, kind="stable").index[:top]]

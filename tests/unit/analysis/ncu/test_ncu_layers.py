@@ -344,7 +344,7 @@ def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict
 
 def test_roofline_without_operations() -> None:
     measured = report({"ns": 1000, "dram": 100})
-    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*roofline\.sh"):
+    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --roofline"):
         roofline(measured, ncu_layers(measured))
 
 
