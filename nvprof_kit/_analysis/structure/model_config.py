@@ -109,12 +109,11 @@ def name_blocks(trace: Trace, config: ModelConfig) -> Trace:
         if match := pattern.match(str(text.categories[code])):
             numbers.setdefault(match[1], set()).add(int(match[2]))
     counts = {stack: len(values) for stack, values in numbers.items()}
-    if not counts:
-        return trace
     partners = _partners(counts, config)
     expected = " and ".join(map(str, config.counts))
     if not partners:
         stacks = ", ".join(f"{count} {stack}" for stack, count in sorted(counts.items(), key=lambda item: -item[1])[:4])
+        stacks = stacks or "none"
         sentence = f"{config.source} says {expected} blocks, the capture shows {stacks}; no name is taken from it"
         return _with_issue(trace, Issue("model-differs", "warning", 1.0, sentence))
     if not from_structure:

@@ -139,6 +139,14 @@ def test_a_config_that_differs_or_is_not_known_names_nothing(
     assert sum(sentence in warning for warning in nvprof_kit.open(bare, model=model).layers().warnings) == 1
 
 
+def test_a_config_invents_no_blocks(tmp_path: Path) -> None:
+    model = config(tmp_path / "config.json", "llama", "LlamaForCausalLM", num_hidden_layers=6)
+    bare = without_ranges(DATA / "structure" / "random-ops.sqlite.xz", tmp_path)
+    assert block_names(bare, model) == set()
+    warnings = nvprof_kit.open(bare, model=model).layers().warnings
+    assert sum("config.json says 6 blocks, the capture shows none" in warning for warning in warnings) == 1
+
+
 def test_a_config_checks_the_blocks_of_an_annotated_capture(tmp_path: Path) -> None:
     capture = DATA / "structure" / "llama.sqlite.xz"
     for layers, sentences in ((6, 0), (5, 1)):
