@@ -108,8 +108,14 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     if re.fullmatch(r"\s*show\s+(all\s+)?tables\s*;?\s*", query, re.IGNORECASE):
         names: pd.DataFrame = pd.DataFrame({"name": list(tables)})
         return names
-    # without temp_directory, DuckDB may write into a folder in the current one
-    settings = {"enable_external_access": "false", "python_enable_replacements": "false", "temp_directory": ""}
+    # without temp_directory, DuckDB may write into a folder in the current one; with several threads, DuckDB 2.0 may
+    # wait for ever for a query that was interrupted
+    settings = {
+        "enable_external_access": "false",
+        "python_enable_replacements": "false",
+        "temp_directory": "",
+        "threads": "1",
+    }
     with duckdb.connect(":memory:", config=settings) as database, interruptible():
         database.execute("SET lock_configuration = true")
         try:
