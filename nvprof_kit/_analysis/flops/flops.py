@@ -186,17 +186,17 @@ def flops(
     operations = Operations(trace, known=known)
     choice = choose_steps(trace, operations.attribution, steps)
     rows = captured_rows(trace, operations.attribution, choice)
-    counted = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
+    program = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
     named = f"the shapes in {trace.info.path}" if counts is None else counts.path
     of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks)
-    times = {row.key: 1.0 if counts is None else times_of(row, counted, choice.count) for row in rows}
+    times = {row.key: 1.0 if counts is None else times_of(row, program, choice.count) for row in rows}
     held_keys = {row.key for row in rows if row.held}
-    uncounted = uncounted_rows(operations, counted, rows)
-    limits = row_limits(operations, counted, rows, times, of_gpu)
-    records = _Records(counted.with_holders(held_keys), times, of_gpu, uncounted, limits)
-    together = whole(trace, operations.attribution, counted, times, peaks=of_gpu, choice=choice)
+    uncounted = uncounted_rows(operations, program, rows)
+    limits = row_limits(operations, program, rows, times, of_gpu)
+    records = _Records(program.with_holders(held_keys), times, of_gpu, uncounted, limits)
+    together = whole(trace, operations.attribution, program, times, peaks=of_gpu, choice=choice)
     reason = f"the steps together are {records.why_above(together.busy_hfu)}"
-    shares = uncounted_shares(operations, counted, rows, choice)
+    shares = uncounted_shares(operations, program, rows, choice)
     shares = shares if sum(shares.values()) > UNCOUNTED_SHARE else {}
     above = [Issue("above-the-peak", "warning", 1.0, reason)] if together.above_the_peak else []
     table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
@@ -212,7 +212,7 @@ def flops(
             *above,
             *_uncounted_issues(shares),
             *left_out_warnings(choice),
-            *_warnings(counted, times, named),
+            *_warnings(program, times, named),
             *_warnings_of_gpu(trace.info, of_gpu, counts.gpu if counts else ""),
         ),
         uncounted=shares,
@@ -227,16 +227,16 @@ class _Records:
 
     def __init__(
         self,
-        counted: Counted,
+        program: Counted,
         times: Mapping[Key, float],
         peaks: Peaks | None,
         uncounted: Mapping[Key, float],
         limits: Mapping[Key, dict[str, Any]],
     ) -> None:
-        self._work, self._model = counted.nested(), counted.nested(model=True)
-        self._inside, self._inside_model = (counted.nested(model=model, times=times) for model in (False, True))
+        self._work, self._model = program.nested(), program.nested(model=True)
+        self._inside, self._inside_model = (program.nested(model=model, times=times) for model in (False, True))
         self._limits = limits
-        self._unknown, self._attention = counted.nested_unknown(), counted.nested_attention()
+        self._unknown, self._attention = program.nested_unknown(), program.nested_attention()
         self._times, self._peaks, self._uncounted = times, peaks, uncounted
 
     def of(self, row: Row) -> dict[str, Any]:
@@ -292,15 +292,15 @@ def _types(work: Work) -> list[str]:
     return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
 
 
-def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[Issue]:
+def _warnings(program: Counted, times: Mapping[Key, float], named: str) -> list[Issue]:
     """What the counts lack, and what they have that the capture lacks."""
-    everything = sum(sum(work.values()) for work in counted.work.values())
+    everything = sum(sum(work.values()) for work in program.work.values())
     if not everything:
         text = f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"
         return [Issue("nothing-counted", "error", 1.0, text)]
     issues = []
     timed = {key for key, number in times.items() if not math.isnan(number)}
-    lost_flops = sum(sum(work.values()) for chain, work in counted.work.items() if timed.isdisjoint(chain))
+    lost_flops = sum(sum(work.values()) for chain, work in program.work.items() if timed.isdisjoint(chain))
     if lost_flops:
         text = (
             f"{100 * lost_flops / everything:.1f} % of the operations counted are of layers and phases that the "
@@ -314,7 +314,7 @@ def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[
             "the call, and those of layers that hold others may mix"
         )
         issues.append(Issue("uneven-calls", "note", 1.0, text))
-    if unknown := sorted({name for names in counted.unknown.values() for name in names}):
+    if unknown := sorted({name for names in program.unknown.values() for name in names}):
         text = f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high"
         issues.append(Issue("unknown-work", "warning", 1.0, text))
     return issues

@@ -48,16 +48,16 @@ def fused_rows(trace: Trace, attribution: Attribution) -> frozenset[Key]:
     return frozenset(zip(map(str, layer), map(str, phase), strict=True))
 
 
-def least_work(counted: Counted, peaks: Peaks | None, fused: Collection[Key]) -> Mapping[Chain, Work]:
+def least_work(program: Counted, peaks: Peaks | None, fused: Collection[Key]) -> Mapping[Chain, Work]:
     """Operations, bytes, least time and its parts, by the ranges that the operators ran in.
 
     Args:
-        counted: What was counted, with its traffic.
+        program: What was counted, with its traffic.
         peaks: The GPU's peaks; without them, times are NaN.
         fused: Layers and phases of which only products, convolutions and attention count.
     """
     sums: dict[Chain, Work] = {}
-    for chain, operators in (counted.traffic or {}).items():
+    for chain, operators in (program.traffic or {}).items():
         is_fused = any(key in fused for key in chain)
         for operator in operators:
             if is_fused and not operator.flops:
@@ -85,23 +85,23 @@ def _at_peak(dtype: str, flops: float, peaks: Peaks | None) -> float:
 
 
 def row_limits(
-    operations: Operations, counted: Counted, rows: Sequence[Row], times: Mapping[Key, float], peaks: Peaks | None
+    operations: Operations, program: Counted, rows: Sequence[Row], times: Mapping[Key, float], peaks: Peaks | None
 ) -> dict[Key, dict[str, Any]]:
     """``bytes``, ``limit_ns``, ``of_limit`` and ``bound`` of each row; missing if traffic was not counted.
 
     Args:
         operations: The operations of the capture.
-        counted: What was counted.
+        program: What was counted.
         rows: The rows.
         times: How often the counted work of a row ran in the capture, of each row.
         peaks: The GPU's peaks.
     """
-    if counted.traffic is None:
+    if program.traffic is None:
         return {row.key: {"bytes": math.nan, LIMIT: math.nan, "of_limit": math.nan, "bound": ""} for row in rows}
-    counted = counted.with_holders(row.key for row in rows if row.held)
-    amounts = least_work(counted, peaks, fused_rows(operations.trace, operations.attribution))
-    a_call = counted.nested(amounts)
-    inside = counted.nested(amounts, times=times) if any(row.held for row in rows) else {}
+    program = program.with_holders(row.key for row in rows if row.held)
+    amounts = least_work(program, peaks, fused_rows(operations.trace, operations.attribution))
+    a_call = program.nested(amounts)
+    inside = program.nested(amounts, times=times) if any(row.held for row in rows) else {}
     limits = {}
     for row in rows:
         work, often = (inside.get(row.key, {}), 1.0) if row.held else (a_call.get(row.key, {}), times[row.key])
@@ -129,11 +129,11 @@ def work_per_step(
     Returns:
         By layer and phase; empty if no steps or no traffic were counted.
     """
-    counted = read_counted(counts)
+    program = read_counted(counts)
     sums: dict[Key, Work] = {}
-    for chain, work in least_work(counted, peaks_of(gpus), fused).items() if counted.steps else ():
+    for chain, work in least_work(program, peaks_of(gpus), fused).items() if program.steps else ():
         key = next((key for key in chain if key in rows), chain[0])
-        add(sums.setdefault(key, {}), work, 1 / counted.steps)
+        add(sums.setdefault(key, {}), work, 1 / program.steps)
     return sums
 
 
@@ -145,15 +145,15 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
         operations: Its operations.
         counts: The counts from a run of the same program.
     """
-    counted, info = read_counted(counts), result.info
+    program, info = read_counted(counts), result.info
     columns = ("layer", "phase", "calls", "gpu_busy_ns")
     rows = [
         Row((layer, phase), calls, busy_ns, held=not calls and layer != NO_LAYER)
         for layer, phase, calls, busy_ns in result.rows[list(columns)].itertuples(index=False)
     ]
-    times = {row.key: times_of(row, counted, result.steps.count) for row in rows}
-    limits = row_limits(operations, counted, rows, times, peaks_of(info.gpus if info.on_gpu else ()))
-    with_held = counted.with_holders(row.key for row in rows if row.held)
+    times = {row.key: times_of(row, program, result.steps.count) for row in rows}
+    limits = row_limits(operations, program, rows, times, peaks_of(info.gpus if info.on_gpu else ()))
+    with_held = program.with_holders(row.key for row in rows if row.held)
     a_call = with_held.nested()
     inside = with_held.nested(times=times) if any(row.held for row in rows) else {}
     flop = [

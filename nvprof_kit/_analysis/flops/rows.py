@@ -70,19 +70,19 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
     return sorted(rows, key=order_of)
 
 
-def times_of(row: Row, counted: Counted, steps: int) -> float:
+def times_of(row: Row, program: Counted, steps: int) -> float:
     """How often the counted work of a row ran in the capture's `steps`; NaN if that cannot be known, or if only layers
     inside it ran.
     """
     if row.held:
         return math.nan
-    if row.key[0] == NO_LAYER and steps and counted.steps:
-        return steps / counted.steps
-    calls = counted.calls.get(row.key, 0)
+    if row.key[0] == NO_LAYER and steps and program.steps:
+        return steps / program.steps
+    calls = program.calls.get(row.key, 0)
     return row.calls / calls if calls else math.nan
 
 
-def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:
+def uncounted_rows(operations: Operations, program: Counted, rows: Sequence[Row]) -> dict[Key, float]:
     """Rows that run matrix or attention kernels although no operation was counted or is unknown there, because these
     kernels were not launched by PyTorch operators. Each with the share of such kernels in its own time.
     """
@@ -96,7 +96,7 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
     sums = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
-    own_work = counted.with_own_work({row.key for row in rows if not row.held})
+    own_work = program.with_own_work({row.key for row in rows if not row.held})
     return {
         (str(layer), str(phase)): matrix / total
         for (layer, phase), total, matrix in sums.itertuples()
@@ -105,7 +105,7 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
 
 
 def uncounted_shares(
-    operations: Operations, counted: Counted, rows: Sequence[Row], choice: StepChoice
+    operations: Operations, program: Counted, rows: Sequence[Row], choice: StepChoice
 ) -> dict[str, float]:
     """Share of the GPU time in layers that run products, attention or experts of which no operation was counted, by the
     layer's name without its place in the model; the largest first.
@@ -122,7 +122,7 @@ def uncounted_shares(
     inside = choice.of_ops(operations.attribution)
     total, frame = int(ns[inside].sum()), frame[inside & ~operations.classes.is_a("comm")]
     keys = {row.key for row in rows if not row.held}
-    worked = (chain for chain, work in counted.work.items() if any(work.values()))
+    worked = (chain for chain, work in program.work.items() if any(work.values()))
     has_work = {next((key for key in chain if key in keys), chain[0]) for chain in worked}
     shares: dict[str, float] = {}
     for row in (
@@ -172,7 +172,7 @@ class Whole:
 def whole(
     trace: Trace,
     attribution: Attribution,
-    counted: Counted,
+    program: Counted,
     times: Mapping[Key, float],
     *,
     peaks: Peaks | None,
@@ -183,7 +183,7 @@ def whole(
     Args:
         trace: The capture.
         attribution: Who owns each operation.
-        counted: What was counted.
+        program: What was counted.
         times: How often what was counted of each row happened.
         peaks: The GPU's peaks.
         choice: The steps that count.
@@ -198,7 +198,7 @@ def whole(
         start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
         length = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
         busy = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
-    total, model = _captured(counted, times)
+    total, model = _captured(program, times)
     step_count = max(len(steps), 1)
     return Whole(
         steps=len(steps),
@@ -226,13 +226,13 @@ def without_peak(work: Work, peaks: Peaks) -> list[str]:
     return sorted(dtype for dtype in work if dtype not in peaks.flops)
 
 
-def _captured(counted: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]:
+def _captured(program: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]:
     """All operations of the capture, and the same without recomputation. What was counted in a range that the capture
     lacks is assigned to the nearest enclosing range that it has.
     """
     total: Work = {}
     model: Work = {}
-    for chain, work in counted.work.items():
+    for chain, work in program.work.items():
         measured = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
         often = next(measured, 0.0)
         add(total, work, often)

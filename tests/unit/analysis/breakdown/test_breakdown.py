@@ -223,6 +223,7 @@ def test_copies_by_memory(file: NsysFile) -> None:
         ("NVIDIA H200", "PCIe 5 x16", 450.0),
         ("NVIDIA H100 80GB HBM3", "PCIe 5 x16", 450.0),
         ("NVIDIA H100 PCIe", "PCIe 5 x16", 300.0),
+        ("NVIDIA H800", "PCIe 5 x16", 200.0),
         ("NVIDIA GH200 480GB", "NVLink-C2C", 450.0),
         ("NVIDIA GB200", "NVLink-C2C", 900.0),
         ("NVIDIA B200", "PCIe 5 x16", 900.0),
