@@ -192,7 +192,11 @@ ELSEWHERE = {
     "ranks compare": {"view": "", "rank": "open_job:ranks", "timeline": "Job.report:timeline"},
     "ranks map": {"rank": "map_captures:ranks"},
     # the program that records itself decides these
-    "record": {"force": "", "schedule": "scheduled:schedule", "limit": "", "max-memory": "", "annotate": ""},
+    "record": {
+        **dict.fromkeys(("force", "limit", "max-memory", "annotate"), ""),
+        "schedule": "scheduled:schedule",
+        "count": "count_flops:path",
+    },
 }
 """Options that are something else in Python than the argument of the same name."""
 
