@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from nvprof_kit._trace.files.sqlite import SqliteFile
-from nvprof_kit._trace.nsys.scheduled import read_scheduled
+import nvprof_kit
 
 pytestmark = pytest.mark.nsys
 
@@ -47,10 +45,9 @@ def watched(nsys: str, report: Path) -> subprocess.CompletedProcess[str]:
 def test_time_on_the_cpu(nsys: str, tmp_path: Path) -> None:
     ran = watched(nsys, tmp_path / "run")
     measured = next((int(line) for line in ran.stdout.splitlines() if line.isdecimal()), 0)
-    with closing(SqliteFile(tmp_path / "run.sqlite")) as db:
-        if not db.has("SCHED_EVENTS", "start"):
-            pytest.skip("switches of threads may not be watched here (perf events)")
-        found = read_scheduled(db)
+    found = nvprof_kit.open(tmp_path / "run.sqlite").tables["scheduled"]
+    if found.empty:
+        pytest.skip("switches of threads may not be watched here (perf events)")
     assert (found["end_ns"] >= found["start_ns"]).all()
     spent = {
         pid: int((found["end_ns"] - found["start_ns"])[found["pid"] == pid].sum()) for pid in set(found["pid"].tolist())

@@ -10,9 +10,7 @@ import pytest
 from support.browser import browser, opened
 from support.captures.snapshot_file import training
 
-from nvprof_kit._analysis.memory.memory import memory
-from nvprof_kit._report.page.sunburst import sunburst_page
-from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
+from nvprof_kit import MemoryProfiler, open_snapshot
 
 EVIL = '</script><script>alert("x")</script>'
 
@@ -24,9 +22,22 @@ def chromium() -> Iterator[Any]:
 
 
 def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> None:
-    path = tmp_path / "sunburst.html"
-    rows = [("layers.0.weight", 3 << 20), ("layers.1.weight", 1 << 20), (f"{EVIL}.weight", 4 << 20)]
-    path.write_bytes(sunburst_page("Parameters", "At the end.", rows))
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"layers.0": 3 << 18, "layers.1": 1 << 18}
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(1, size, bias=False) for size in sizes.values())
+            self.add_module(EVIL, torch.nn.Linear(1, 1 << 20, bias=False))
+
+        def forward(self, x: Any) -> Any:
+            return x
+
+    model = Net()
+    with MemoryProfiler(model, None, tmp_path):
+        model(torch.ones(1))
+    (path,) = tmp_path.rglob("params_memory_sunburst.html")
     with opened(chromium, path) as page:
         assert page.locator("#where").text_content() == "Parameters: 8.00 MB, 100.0 % of all"
         assert page.locator("svg path").count() == 2 + 3 + 2  # two parts; their parts; the weights of layers
@@ -40,8 +51,8 @@ def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> N
 
 def test_the_page_of_a_snapshot(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "memory.html"
-    snapshot = read_snapshot(training(2000, layers=2).write(tmp_path / "run.pickle"))
-    path.write_bytes(memory(snapshot).page())
+    snapshot = open_snapshot(training(2000, layers=2).write(tmp_path / "run.pickle"))
+    path.write_bytes(snapshot.memory().page())
     with opened(chromium, path) as page:
         assert page.locator("svg").count() == 2
         assert page.locator("h2").first.text_content() == "Allocated memory over time"

@@ -155,6 +155,16 @@ class NsysFile:
             if row not in self.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"]:
                 self.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"].append(row)
 
+    def sample(self, metric: str, values: dict[int, int]) -> None:
+        """Samples of a metric of GPU 0, by time."""
+        described, type_id = self.rows["TARGET_INFO_GPU_METRICS"], 1 << 48  # whose low byte is the GPU's number
+        row = {"typeId": type_id, "sourceId": 0, "typeName": "", "metricId": len(described), "metricName": metric}
+        self.rows["GPU_METRICS"] += [
+            {"timestamp": time, "typeId": type_id, "metricId": row["metricId"], "value": value}
+            for time, value in values.items()
+        ]
+        described.append(row)
+
     def call(
         self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None
     ) -> int:

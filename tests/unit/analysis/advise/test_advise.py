@@ -7,21 +7,18 @@ import lzma
 import re
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from support.captures.advise_programs import Program
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.advise.advise import FINDERS, OPTIONAL, Advice, advise
-from nvprof_kit._findings import RULES, Finding
-from nvprof_kit._trace.open import open_capture
+from nvprof_kit import Advice, Finding
 from nvprof_kit.errors import NvprofKitError
 
 DATA = Path(__file__).parents[3] / "data"
+ROOT = Path(__file__).parents[4]
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
@@ -331,8 +328,16 @@ def test_a_python_function_that_the_gpu_waits_for_is_named(tmp_path: Path, funct
     assert [finding.title for finding in told] == ([f"The GPU waits for {function.split(': ')[1]}"] if bad else [])
 
 
+RULES = {
+    rule
+    for rule in re.findall(r"^\| `([a-z0-9-]+)` \|.*\|.*\|$", (ROOT / "docs" / "advise.md").read_text(), re.MULTILINE)
+    if rule not in ("slowest-rank", "far-from-limit")
+}
+"""The rules of the page, but those that need more than a capture: other ranks, or counts."""
+
+
 def found(path: Path) -> Advice:
-    return advise(open_capture(path, optional=OPTIONAL))
+    return nvprof_kit.open(path).advise()
 
 
 def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
@@ -342,26 +347,25 @@ def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
 
 
 def test_every_rule_has_its_captures() -> None:
-    assert {*SCENES, "gpu-metrics", "python"} == {*SECOND, "gpu-metrics", "gpu-clocks"} == {*FINDERS}
-    assert {*FINDERS} < {*RULES}
+    assert {*SCENES, "gpu-metrics", "python"} == {*SECOND, "gpu-metrics", "gpu-clocks"} == RULES
 
 
 @pytest.mark.parametrize(
     ("dram", "tensor", "title"),
-    [(70.0, 10.0, "Bound by memory"), (20.0, 75.0, "Bound by the tensor cores"), (30.0, 30.0, None), (5.0, 50.0, None)],
+    [(70, 10, "Bound by memory"), (20, 75, "Bound by the tensor cores"), (30, 30, None), (5, 50, None)],
 )
-def test_what_gpu_metrics_say(tmp_path: Path, dram: float, tensor: float, title: str | None) -> None:
+def test_what_gpu_metrics_say(tmp_path: Path, dram: int, tensor: int, title: str | None) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     step(file)
     file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    metrics = {"SM Active": 90.0, "DRAM Read Bandwidth": dram, "DRAM Write Bandwidth": 0.0, "Tensor Active": tensor}
-    rows = [(time, 0, name, value) for time in range(0, 100_000, 1_000) for name, value in metrics.items()]
-    samples = pd.DataFrame(rows, columns=["time_ns", "device", "metric", "value"]).astype({"metric": "category"})
-    found = [one for one in advise(replace(trace, samples=samples)).findings if one.rule == "gpu-metrics"]
-    assert [one.title for one in found] == ([title] if title else [])
+    metrics = {"SM Active": 90, "DRAM Read Bandwidth": dram, "DRAM Write Bandwidth": 0, "Tensor Active": tensor}
+    for name, value in metrics.items():
+        file.sample(f"{name} [Throughput %]", dict.fromkeys(range(0, 100_000, 1_000), value))
+    bound = [finding for finding in found(file.write()).findings if finding.rule == "gpu-metrics"]
+    assert [finding.title for finding in bound] == ([title] if title else [])
     # 90 µs busy; what the tensor cores do not use of it, or half of it
-    assert [one.saves_ns for one in found] == ([81_000] if title == "Bound by memory" else [45_000] if title else [])
+    saved = {"Bound by memory": [81_000], "Bound by the tensor cores": [45_000], None: []}
+    assert [finding.saves_ns for finding in bound] == saved[title]
 
 
 @pytest.mark.parametrize("rule", SCENES)
@@ -600,7 +604,7 @@ def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
     without = {"python", "slow-host-layer", "unfused-attention", "optimizer-loop", "gpu-clocks", "logits"}
-    assert set(FINDERS) - without == set().union(*(has for _, has, _ in mark.args[1]))
+    assert RULES - without == set().union(*(has for _, has, _ in mark.args[1]))
 
 
 def test_the_slow_layer_is_named() -> None:
@@ -780,18 +784,10 @@ def test_a_clock_that_falls_while_the_gpu_works(tmp_path: Path, falls: bool) -> 
     file = NsysFile(tmp_path / "run.sqlite")
     step(file)
     file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    clock = [
-        (time, 0, "GPC Clock Frequency", 1_980.0 if time < 45_000 or not falls else 1_320.0)
-        for time in range(0, 90_000, 1_000)
-    ]
-    power = [(time, 0, "GPU Power", 700.0) for time in range(0, 90_000, 1_000)]
-    samples = pd.DataFrame([*clock, *power], columns=["time_ns", "device", "metric", "value"]).astype(
-        {"metric": "category"}
-    )
-    findings_ = [
-        finding for finding in advise(replace(trace, samples=samples)).findings if finding.rule == "gpu-clocks"
-    ]
+    times = range(0, 90_000, 1_000)
+    file.sample("GPC Clock Frequency [MHz]", {time: 1_320 if falls and time >= 45_000 else 1_980 for time in times})
+    file.sample("GPU Power [W]", dict.fromkeys(times, 700))
+    findings_ = [finding for finding in found(file.write()).findings if finding.rule == "gpu-clocks"]
     assert [finding.title for finding in findings_] == (["The GPU's clock falls"] if falls else [])
     if falls:
         assert "1,320 MHz on average in 50.6 %" in findings_[0].evidence and "GPU Power: 700.0" in findings_[0].evidence

@@ -7,12 +7,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.breakdown.collectives import bus_factors
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -40,22 +38,22 @@ def nccl(kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("collective", "ranks", "factor"),
+    ("collective", "schema", "ranks", "factor"),
     [  # doc/PERFORMANCE.md of nccl-tests
-        ("AllReduce", 8, 2 * 7 / 8),
-        ("AllGather", 8, 7 / 8),
-        ("ReduceScatter", 2, 1 / 2),
-        ("AllToAll", 4, 3 / 4),
-        ("Broadcast", 8, 1),
-        ("SendRecv", -1, 1),
-        ("AllReduce", 1, 0),
-        ("AllReduce", -1, None),
-        ("other", 8, None),
+        ("AllReduce", "reduce", 8, 2 * 7 / 8),
+        ("AllGather", "move", 8, 7 / 8),
+        ("ReduceScatter", "reduce", 2, 1 / 2),
+        ("AllReduce", "reduce", 1, 0),
     ],
 )
-def test_what_the_bus_moves_for_each_byte(collective: str, ranks: int, factor: float | None) -> None:
-    found = bus_factors(np.array([collective], dtype=object), np.array([ranks]))[0]
-    assert np.isnan(found) if factor is None else found == pytest.approx(factor)
+def test_what_the_bus_moves_for_each_byte(
+    file: NsysFile, collective: str, schema: str, ranks: int, factor: float
+) -> None:
+    file.nccl("ncclCommInitRank", 1, 2, "init", 77, ranks, 0, 0)
+    file.nccl(f"nccl{collective}", 200, 230, schema, 77, 16_000, *([0] if schema == "reduce" else []))
+    file.kernel(1_500, 3_500, launched=(210, 220), name=nccl(collective), stream=9)
+    *_, algorithm, bus = moved(analysed(file.write()))[collective]
+    assert bus == pytest.approx(factor * algorithm)
 
 
 def test_sizes_of_nccl_calls(file: NsysFile) -> None:

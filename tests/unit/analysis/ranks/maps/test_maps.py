@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +16,6 @@ from support.captures.tiny_ranks import MS, capture
 
 from nvprof_kit import map_captures, open_job
 from nvprof_kit._cli import group
-from nvprof_kit._trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
-from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit.errors import CaptureError, UsageError
 
 
@@ -102,8 +103,9 @@ def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None
     (name,) = map_captures([capture(tmp_path, 0)], maps, workers=1)
     file = maps / "ranks" / name
     whole = pd.read_parquet(file)
-    whole.assign(version=VERSION - 1).to_parquet(file)
-    with pytest.raises(CaptureError, match=f"maps of version {VERSION - 1}, this release reads {VERSION}; map again"):
+    (version,) = whole["version"]
+    whole.assign(version=version - 1).to_parquet(file)
+    with pytest.raises(CaptureError, match=f"maps of version {version - 1}, this release reads {version}; map again"):
         open_job(maps)
     whole.drop(columns="tool").to_parquet(file)
     with pytest.raises(CaptureError, match=r"a damaged map .*tool.*; map again"):
@@ -132,23 +134,35 @@ def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
     ("name", "rank"),
     [
         ("run.rank3.sqlite", 3),
-        ("rank_0012-2024.2.json.gz", 12),
-        ("host7_rank-5.nsys-rep", 5),
-        ("run.sqlite", -1),
-        ("frank3.sqlite", -1),
+        ("rank_0012-2024.2.sqlite", 12),
+        ("host7_rank-5.sqlite", 5),
+        ("run.sqlite", None),
+        ("frank3.sqlite", None),
     ],
 )
-def test_ranks_in_names(name: str, rank: int) -> None:
-    assert rank_of_name(Path(name)).rank == rank
+def test_ranks_in_names(name: str, rank: int | None, tmp_path: Path) -> None:
+    file = capture(tmp_path, 0, name=name)
+    if rank is None:
+        with pytest.raises(CaptureError, match=rf"--rank {re.escape(name)}=3"):
+            open_job([file], workers=1)
+    else:
+        assert open_job([file], workers=1).ranks["rank"].tolist() == [rank]
 
 
-def test_ranks_in_marks_and_environments() -> None:
-    found = rank_of_marks(["other", "rank 3 of 8 run a1b2"])
-    assert (found.rank, found.world_size, found.run) == (3, 8, "a1b2")
-    assert rank_of_environment("LOCAL_RANK=1\nRANK=9\n").rank == 9
-    assert rank_of_environment("LOCAL_RANK=1").rank == -1
+@pytest.mark.parametrize(("variables", "rank"), [("LOCAL_RANK=1\nRANK=9\n", 9), ("LOCAL_RANK=1", None)])
+def test_ranks_in_environments(variables: str, rank: int | None, tmp_path: Path) -> None:
+    file = capture(tmp_path, 0, name="run.sqlite")
+    with sqlite3.connect(file) as db:
+        db.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (globalVid INT, name TEXT, value TEXT)")
+        db.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (1, 'DeviceEnvironment', ?)", (variables,))
+    if rank is None:
+        with pytest.raises(CaptureError, match="--rank"):
+            open_job([file], workers=1)
+    else:
+        assert open_job([file], workers=1).ranks["rank"].tolist() == [rank]
 
 
-def test_the_rank_of_a_pytorch_trace_is_in_it() -> None:
-    found = rank_of_capture(Path(__file__).parents[4] / "data" / "kineto" / "ddp.rank0.json.xz")
-    assert (found.rank, found.world_size, found.found_by) == (0, 2, "capture")
+def test_the_rank_of_a_pytorch_trace_is_in_it(tmp_path: Path) -> None:
+    file = shutil.copy(Path(__file__).parents[4] / "data" / "kineto" / "ddp.rank0.json.xz", tmp_path / "trace.json.xz")
+    ranks = open_job([file], workers=1).ranks
+    assert ranks[["rank", "world_size", "rank_told_by"]].to_numpy().tolist() == [[0, 2, "capture"]]
