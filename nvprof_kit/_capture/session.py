@@ -393,14 +393,14 @@ class NcuSupervisor(Supervisor):
         Returns:
             The exit status, 128 and the signal's number if ncu was killed; and what ncu said.
         """
+        # only the group in front may read from a terminal; Ctrl-C comes to all of it
+        self._shares_terminal = os.isatty(0)
+        self._start = time.monotonic()
         self._handle_signals()
         reader, writer = os.pipe()
         lines: list[bytes] = []
         relay = threading.Thread(target=_relay_log, args=[reader, lines], daemon=True)
         relay.start()
-        # only the group in front may read from a terminal; Ctrl-C comes to all of it
-        self._shares_terminal = os.isatty(0)
-        self._start = time.monotonic()
         self._child = subprocess.Popen(
             [command[0], f"--log-file=/proc/{os.getpid()}/fd/{writer}", *command[1:]],
             env=self._environ,
