@@ -103,6 +103,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
+def _no_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print tables as wide as into a file, wherever the tests are started and whatever an earlier one left."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _no_loop_of_an_earlier_test() -> None:
     """End the loop of an earlier test, whose model may live in a reference cycle until it is collected."""
     inferred = sys.modules.get("nvprof_kit._instrument.loop.inferred")
