@@ -17,8 +17,8 @@ def test_a_log_that_ends_half_way_leaves_the_one_before(tmp_path: Path, monkeypa
     monkeypatch.setattr(layer_profile, "profile_report", lambda *_: ["first line", "second line"])
     written = terminal.print_to
 
-    def killed(file: Any, parts: Any, kept: bool = False) -> None:
-        written(file, list(parts)[:1], kept)
+    def killed(file: Any, parts: Any, to_file: bool = False) -> None:
+        written(file, list(parts)[:1], to_file)
         raise KeyboardInterrupt
 
     files, profile = WindowFiles(tmp_path, "steps_1_2", 0), SimpleNamespace()
