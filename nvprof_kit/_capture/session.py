@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -164,7 +165,7 @@ def output_setting(stage: Path, output: str) -> str:
 # --- a run under supervision ---
 
 
-class Supervisor:
+class Supervisor(ABC):
     """A run of a profiler: the signals that it gets, and what it leaves running.
 
     Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come to the profiler once: it fetches what the
@@ -193,8 +194,9 @@ class Supervisor:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
+    @abstractmethod
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        raise NotImplementedError
+        """Handle a signal: pass it on to the profiler, once."""
 
     def _tell_profiler(self, asked: signal.Signals) -> None:
         if self._child is not None and self._child.returncode is None:

@@ -219,7 +219,7 @@ def document(counter: FlopCounter) -> dict[str, Any]:
 
     regions = counter.regions()
     number = {region: index for index, region in enumerate(regions)}
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else ""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -164,7 +164,7 @@ class Cache:
 
 def l2_bytes() -> int:
     """Size of the L2 of the GPU in use, or of an H100 without a GPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         size = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
         return int(size) or _L2_BYTES
     return _L2_BYTES
@@ -254,7 +254,7 @@ def causal_share(name: str, arguments: dict[str, Any]) -> float:
 def _dense(value: Any) -> Iterator[torch.Tensor]:
     """The strided tensors in an argument or a result, on the GPU where one is in use."""
     if isinstance(value, torch.Tensor):
-        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        on_gpu = torch.cuda.is_initialized()
         if value.layout is torch.strided and not value.is_nested and value.device.type == ("cuda" if on_gpu else "cpu"):
             yield value
     elif isinstance(value, (list, tuple)):

@@ -4,8 +4,9 @@ exported first. All of them have the same tables.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.schema import Trace
 
 
-class _NsysReader:
+class _NsysReader(ABC):
     """A form of an nsys capture."""
 
-    @contextmanager
-    def opened(self, source: Source) -> Iterator[Database]:
+    @abstractmethod
+    def opened(self, source: Source) -> AbstractContextManager[Database]:
         """The tables of a capture."""
-        raise NotImplementedError
-        yield
 
     def read(self, source: Source, request: Request) -> Trace:
         """Read a capture.
