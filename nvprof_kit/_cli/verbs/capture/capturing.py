@@ -13,7 +13,7 @@ from nvprof_kit._cli.inputs import Number
 from nvprof_kit.errors import UsageError
 
 _PROGRAM = {"allow_interspersed_args": False}
-_COUNT = click.IntRange(0, 10**12 - 1)
+COUNT = click.IntRange(0, 10**12 - 1)
 
 
 def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,12 +46,12 @@ _extra = click.option(
 _annotate = click.option(
     "--annotate", is_flag=True, help="Annotate the model without changing the program, at the model's first call."
 )
-_force = click.option("-f", "--force", is_flag=True, help="Overwrite existing reports.")
-_free = click.option(
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite existing reports.")
+free_option = click.option(
     "--min-free",
     "min_free_mb",
     metavar="MB",
-    type=_COUNT,
+    type=COUNT,
     default=1024,
     show_default=True,
     help="Refuse to start with less disk left.",
@@ -111,16 +111,16 @@ def _profiled(program: tuple[str, ...], name: str, annotate: bool, count: bool, 
 
 _NAME = "Name of the report without suffix; %h is the host, %p this process, %q{VARIABLE} a variable. "
 _profile_options = _options(
-    _force,
+    force_option,
     _preset,
     _trace,
     _extra,
     _annotate,
     count_option,
-    _free,
+    free_option,
     _quiet,
     _dry_run,
-    click.option("--step", metavar="N", type=_COUNT, help="Capture only the range of nvprof_kit.step(N)."),
+    click.option("--step", metavar="N", type=COUNT, help="Capture only the range of nvprof_kit.step(N)."),
     click.option(
         "--range",
         "text",
@@ -137,7 +137,7 @@ _profile_options = _options(
     click.option(
         "--windows",
         metavar="N",
-        type=_COUNT,
+        type=COUNT,
         help="Capture N windows of the program's own nvprof_kit.scheduled(); 0: all.",
     ),
     click.option("--cuda-profiler", is_flag=True, help="Capture from cudaProfilerStart to cudaProfilerStop."),
@@ -260,10 +260,10 @@ def launch(program: tuple[str, ...], name: str, annotate: bool, **options: Any) 
 @session.command()
 @_session
 @click.option("-o", "--output", metavar="NAME", help=f"{_NAME}[default: SESSION.1, or the next number that is free]")
-@_force
+@force_option
 @_preset
 @_extra
-@_free
+@free_option
 @_quiet
 @_dry_run
 def start(name: str, **options: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-_COUNT = click.IntRange(0, 10**12 - 1)
+from nvprof_kit._cli.verbs.capture.capturing import COUNT, force_option, free_option
 
 
 @click.command("profile", context_settings={"allow_interspersed_args": False})
@@ -37,7 +37,7 @@ _COUNT = click.IntRange(0, 10**12 - 1)
 @click.option(
     "-c", "--capture", metavar="FILE", help="An nsys capture of the program, whose costliest kernels are measured."
 )
-@click.option("--top", metavar="N", type=_COUNT, help="With --capture: how many kernels. [default: 10]")
+@click.option("--top", metavar="N", type=COUNT, help="With --capture: how many kernels. [default: 10]")
 @click.option(
     "-s",
     "--set",
@@ -53,24 +53,16 @@ _COUNT = click.IntRange(0, 10**12 - 1)
     metavar="NAME",
     help="Name of the report without suffix: leaves NAME.ncu-rep and NAME.csv. [default: the program and the time]",
 )
-@click.option("-f", "--force", is_flag=True, help="Overwrite existing reports.")
-@click.option(
-    "--min-free",
-    "min_free_mb",
-    metavar="MB",
-    type=_COUNT,
-    default=1024,
-    show_default=True,
-    help="Refuse to start with less disk left.",
-)
+@force_option
+@free_option
 @click.option("--window", is_flag=True, help="Measure only from cudaProfilerStart to cudaProfilerStop.")
 @click.option(
     "--count",
     metavar="N",
-    type=_COUNT,
+    type=COUNT,
     help="At most N launches, or with --replay range and app-range N ranges. [default: 10 with --kernel, else all]",
 )
-@click.option("--skip", metavar="N", type=_COUNT, help="Skip the first N launches that match.")
+@click.option("--skip", metavar="N", type=COUNT, help="Skip the first N launches that match.")
 @click.option(
     "--arch",
     type=click.Choice(["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]),
@@ -100,7 +92,7 @@ _COUNT = click.IntRange(0, 10**12 - 1)
 @click.option(
     "--rank",
     metavar="N",
-    type=_COUNT,
+    type=COUNT,
     help="Of a program of several ranks measure rank N alone, since under one ncu they would wait for each other; its "
     "launcher has to start recipes/ncu/rank.sh on each.",
 )
