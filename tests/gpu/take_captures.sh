@@ -22,12 +22,11 @@ take() { # NAME PROGRAM [ARGUMENT]...
 
 if [ $# -ge 3 ]; then names=("${@:3}"); else
   names=(llama gpt2 encoder eager checkpoint checkpoint-reentrant checkpoint-inside graph graphed-callables
-    compile-blocks compile-model inductor-graphs generate garbage garbage-hidden lengths lengths-even)
+    compile-blocks compile-model inductor-graphs generate)
 fi
 for name in "${names[@]}"; do
   case $name in
     llama | gpt2 | encoder) take "$name" train.py "$name" --layers 4 --steps 2 ;;
-    garbage* | lengths*) take "$name" unsteady.py "$name" ;;
     *) take "$name" variants.py "$name" ;;
   esac
 done

@@ -22,7 +22,6 @@ take() { # NAME PROGRAM [ARGUMENT]...
 small=(llama --layers 2 --width 512 --vocabulary 4000 --warm-up 1 --steps 2)
 take memory "$programs/train.py" "${small[@]}"
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 take memory-uncached "$programs/train.py" "${small[@]}"
-python3 "$programs/marks.py" | tee "$out/marks.txt"
 for way in plain checkpoint; do
   option=(); [ "$way" = plain ] || option=(--checkpoint)
   python3 "$programs/memory.py" "$out/$way" "${option[@]}" 2>&1 | tee "$out/memory-$way.txt"
@@ -31,8 +30,4 @@ done
 python3 "$programs/snapshot.py" "$work/snapshot"
 mkdir -p "$out/snapshot"
 cp "$work/snapshot/expected.json" "$out/snapshot/"
-python3 "$programs/snapshot_stacks.py" "$work/snapshot/stacks-python.pickle" python
-for mode in fast dladdr addr2line; do
-  TORCH_SYMBOLIZE_MODE=$mode python3 "$programs/snapshot_stacks.py" "$work/snapshot/stacks-$mode.pickle" all
-done
 for file in "$work"/snapshot/*.pickle; do xz -9e -c "$file" > "$out/snapshot/$(basename "$file").xz"; done

@@ -1,5 +1,5 @@
 """Python's garbage collection and unequal steps in captures of a program that has them, against plain arithmetic over
-the file, and in captures that look alike. `tests/gpu/programs/unsteady.py` says what each program does.
+the file, and in captures that look alike. `tests/data/README.md` says what each program does.
 """
 
 from __future__ import annotations

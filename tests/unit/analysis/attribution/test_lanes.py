@@ -38,7 +38,7 @@ def test_lanes_are_laid_out_in_one_place() -> None:
 
 def test_a_chain_of_ranges_that_cross_is_cut_at_once() -> None:
     """Each begins before the one before it ends: as many levels as ranges, if they were peeled off one by one, which
-    takes minutes. `tests/bench/bench_nesting.py` says how long it takes.
+    takes minutes.
     """
     count = 100_000
     start = np.arange(count) * 100

@@ -31,7 +31,7 @@ OTHER_FAULTS = {
     "pipeline-first-stage": (0, "layers.0.mlp", "forward", "more_work"),
     "tensor-sleep": (0, "model.layers.3.mlp", "forward", "slow_host"),
 }
-"""The rank, layer, phase and cause of the faults of tests/gpu/programs/rank_faults.py."""
+"""The rank, layer, phase and cause of the faults in tests/data/ranks/README.md."""
 
 PLANTED = {
     "ddp-host": ("model.layers.2.self_attn", "slow_host"),
