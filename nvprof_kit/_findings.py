@@ -69,6 +69,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "torch": "torch",
         "nvtx": "nvtx",
         "fork": "fork",
+        "peaks": "peaks",
     }
 )
 """Every rule by name, with what it looks at; that is also the title of a finding of a check."""

@@ -34,6 +34,9 @@ GARBAGE = "gc"
 RANK_MARK = "NVPROF_KIT_RANK_MARK"
 """Environment variable; with the value ``step``, the `rank_text` is marked in each step instead of once."""
 
+PEAKS_FILE = "gpu_peaks.json"
+"""Name of the file of measured peaks, in the folder of the captures."""
+
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts that DDP, torch.compile, FSDP and activation checkpointing insert into module paths.
 """

@@ -5,15 +5,18 @@ The link figures are data (`gpu_links.toml`, in the package), with their sources
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvprof_kit._toml import parse_toml
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.names import PEAKS_FILE
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 """The data types with peaks."""
@@ -28,12 +31,16 @@ class Peaks:
         flops: Operations per second without sparsity, by data type.
         bandwidth: Memory bandwidth in bytes per second, 0 if unknown.
         source: The document that states the figures.
+        measured: Which figures `nvprof-kit doctor --measure` measured: data types, and ``memory`` for the bandwidth.
+        files: The file that these were read from.
     """
 
     name: str
     flops: Mapping[str, float]
     bandwidth: float = 0.0
     source: str = ""
+    measured: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -49,23 +56,51 @@ def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     return tuple(gpus)
 
 
-def peaks_of(gpus: Iterable[str], given: Mapping[str, float] | None = None) -> Peaks | None:
+def peaks_of(
+    gpus: Iterable[str], given: Mapping[str, float] | None = None, capture: str | Path | None = None
+) -> Peaks | None:
     """The peaks of a capture's GPUs; None if unknown.
 
     Args:
         gpus: Their names; if they are different models, the peaks are unknown.
-        given: FLOP/s by data type from the user; they override the built-in figures.
+        given: FLOP/s by data type from the user; they override all others.
+        capture: The capture. What `nvprof-kit doctor --measure` left beside it overrides the built-in figures.
+
+    Raises:
+        CaptureError: The file of measured peaks is damaged.
     """
     names = set(gpus)
-    common = None
+    peaks = None
     if len(names) == 1:
         (name,) = names
-        common = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
+        peaks = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
+        measured = None if capture is None else _measured_peaks(Path(capture).with_name(PEAKS_FILE), name)
+        if measured is not None:
+            peaks = (
+                measured
+                if peaks is None
+                else replace(measured, name=peaks.name, flops={**peaks.flops, **measured.flops})
+            )
     if not given:
-        return common
-    if common is None:
+        return peaks
+    if peaks is None:
         return Peaks(", ".join(sorted(names)) or "the GPU", dict(given), source="--peak")
-    return replace(common, flops={**common.flops, **given}, source=f"{common.source}; --peak")
+    return replace(peaks, flops={**peaks.flops, **given}, source=f"{peaks.source}; --peak")
+
+
+def _measured_peaks(path: Path, gpu: str) -> Peaks | None:
+    """What was measured of a GPU; None without a file, or if it is of another GPU."""
+    if not path.is_file():
+        return None
+    try:
+        figures = json.loads(path.read_bytes())
+        flops = {dtype: float(figures["flops"][dtype]) for dtype in DTYPES if dtype in figures["flops"]}
+        bandwidth = float(figures["bandwidth"])
+        if not all(1e9 <= number < 1e18 for number in (*flops.values(), bandwidth)):
+            raise ValueError("a figure is not between 1e9 and 1e18 a second")
+        return Peaks(gpu, flops, bandwidth, "measured", (*flops, "memory"), (path,)) if figures["gpu"] == gpu else None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CaptureError(f"{path}: no peaks of a GPU ({error}); measure again: nvprof-kit doctor --measure") from None
 
 
 def parse_peak(text: str) -> tuple[str, float]:

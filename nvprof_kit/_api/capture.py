@@ -277,7 +277,7 @@ class Capture:
         except CaptureError as error:
             issue = Issue("counts", "warning", 0.0, f"no limits: {error}")
             return replace(result, sources=self.sources, warnings=(*result.warnings, issue))
-        return replace(result, sources=(*self.sources, file))
+        return replace(result, sources=(*self.sources, file, *(result.peaks.files if result.peaks else ())))
 
     def breakdown(
         self,
@@ -437,6 +437,7 @@ class Capture:
             flop_counts = read_flops(file)  # first: it tells of a mistake at once
             operations = self._operations(("name", "loads"))
             answer, sources = flops(operations.trace, flop_counts, operations, **options), (*self.sources, file)
+        sources += () if answer.peaks is None else answer.peaks.files
         return replace(answer, sources=sources, depth=depth).selected(**rows)
 
     def metrics(
@@ -908,7 +909,7 @@ def _with_work(result: Diff) -> Diff:
     rows = {*zip(layers["layer"], layers["phase"], strict=True)}
     try:
         base, new = (
-            work_per_step(read_flops(file), info.gpus, rows)
+            work_per_step(read_flops(file), info, rows)
             for file, info in zip(filter(None, files), (result.base, result.new), strict=True)
         )
     except CaptureError as error:

@@ -24,7 +24,7 @@ def is_capture(path: str | Path) -> bool:
     return str(path).endswith(_SUFFIXES) or has_tables(Path(path))
 
 
-def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
+def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Path | None = None) -> Checks:
     """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
 
     Args:
@@ -32,13 +32,19 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
             other profilers, free disk space.
         command: When checking the machine, also check the Python, torch and script of this command. The command is not
             executed.
+        measure: When checking the machine, also measure its first GPU, for 10 s: large matrix products and a large
+            copy. The figures are left in this folder as ``gpu_peaks.json``, and are the peaks of captures beside it.
 
     Raises:
         CaptureError: A file is not a capture.
+        ToolError: There is no GPU to measure, or no PyTorch.
+        UsageError: A capture is to be measured, or the folder cannot be written to.
     """
     from nvprof_kit._analysis.checks import Checks
 
     if captures:
+        if measure is not None:
+            raise UsageError("--measure measures this machine, not a capture; name one or the other")
         from nvprof_kit._analysis.doctor import examine_captures, examine_issues, examine_trace
         from nvprof_kit._trace.nsys.health import read_health
         from nvprof_kit._trace.open import open_capture
@@ -60,7 +66,12 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine
 
-    return Checks({"machine": examine_machine(read_machine(command))})
+    measured = []
+    if measure is not None:
+        from nvprof_kit._capture.ceilings import measure_peaks
+
+        measured = [measure_peaks(measure)]
+    return Checks({"machine": [*examine_machine(read_machine(command)), *measured]})
 
 
 def _issues(capture: Path) -> tuple[Issue, ...]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.gpu import Program
+
+from nvprof_kit._analysis.hardware import peaks_of
 
 
 def test_operations_counted_are_those_of_the_formula(program: Program, tmp_path: Path) -> None:
@@ -49,3 +54,15 @@ def test_a_stage_never_waits_for_the_gpu(program: Program, tmp_path: Path) -> No
     printed = program("timers.py", tmp_path, "--steps", "5")
     left, whole = map(float, re.search(r"left after ([\d.]+) ms of ([\d.]+) ms", printed).groups())
     assert left < 0.5 * whole, printed
+
+
+def test_the_peaks_of_this_gpu_are_measured(tmp_path: Path) -> None:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "nvprof_kit", "doctor", "--measure", str(tmp_path)], check=False)
+    assert time.monotonic() - began < 20
+    measured = json.loads((tmp_path / "gpu_peaks.json").read_text())
+    listed = peaks_of([measured["gpu"]])
+    if listed is not None:
+        for dtype, flops in measured["flops"].items():
+            assert 0.5 < flops / listed.flops[dtype] < 1.1, dtype
+        assert 0.75 < measured["bandwidth"] / listed.bandwidth < 1.02

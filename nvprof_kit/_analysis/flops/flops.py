@@ -188,7 +188,7 @@ def flops(
     rows = captured_rows(trace, operations.attribution, choice)
     program = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
     named = f"the shapes in {trace.info.path}" if counts is None else counts.path
-    of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks)
+    of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks, trace.info.path)
     times = {row.key: 1.0 if counts is None else times_of(row, program, choice.count) for row in rows}
     held_keys = {row.key for row in rows if row.held}
     uncounted = uncounted_rows(operations, program, rows)

@@ -23,7 +23,7 @@ from nvprof_kit._analysis.flops.rows import Row, times_of
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.layers import LIMITS, Layers
 from nvprof_kit._trace.flops_file import FlopsFile
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.names import NO_LAYER
 
 FLOPS, BYTES, LIMIT, COMPUTE, PRODUCTS = "flops", "bytes", "limit_ns", "compute_ns", "products_ns"
@@ -116,14 +116,14 @@ def row_limits(
 
 
 def work_per_step(
-    counts: FlopsFile, gpus: Collection[str], rows: Collection[Key], fused: Collection[Key] = ()
+    counts: FlopsFile, info: CaptureInfo, rows: Collection[Key], fused: Collection[Key] = ()
 ) -> dict[Key, Work]:
     """The amounts of `least_work` in a counted step, by the innermost of `rows` that its operators ran in.
 
     Args:
         counts: The counts of a program.
-        gpus: Names of the GPUs that it ran on.
-        rows: Layers and phases of its capture. Work outside them all goes with its own layer and phase.
+        info: Of a capture of the program.
+        rows: Layers and phases of that capture. Work outside them all goes with its own layer and phase.
         fused: As in `least_work`.
 
     Returns:
@@ -131,7 +131,8 @@ def work_per_step(
     """
     program = read_counted(counts)
     sums: dict[Key, Work] = {}
-    for chain, work in least_work(program, peaks_of(gpus), fused).items() if program.steps else ():
+    peaks = peaks_of(info.gpus, capture=info.path)
+    for chain, work in least_work(program, peaks, fused).items() if program.steps else ():
         key = next((key for key in chain if key in rows), chain[0])
         add(sums.setdefault(key, {}), work, 1 / program.steps)
     return sums
@@ -152,7 +153,8 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
         for layer, phase, calls, busy_ns in result.rows[list(columns)].itertuples(index=False)
     ]
     times = {row.key: times_of(row, program, result.steps.count) for row in rows}
-    limits = row_limits(operations, program, rows, times, peaks_of(info.gpus if info.on_gpu else ()))
+    peaks = peaks_of(info.gpus if info.on_gpu else (), capture=info.path)
+    limits = row_limits(operations, program, rows, times, peaks)
     with_held = program.with_holders(row.key for row in rows if row.held)
     a_call = with_held.nested()
     inside = with_held.nested(times=times) if any(row.held for row in rows) else {}
@@ -162,4 +164,4 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
     ]
     amounts = {"flop": flop, **{name: [limits[row.key][name] for row in rows] for name in LIMITS if name != "flop"}}
     table = result.rows.assign(**amounts)
-    return replace(result, rows=table.drop(columns=[name for name in LIMITS if table[name].isna().all()]))
+    return replace(result, rows=table.drop(columns=[name for name in LIMITS if table[name].isna().all()]), peaks=peaks)

@@ -37,6 +37,8 @@ from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.hardware import Peaks
+
 
 LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
@@ -168,6 +170,7 @@ class Layers(Result):
         steps: The shown steps, which `rows` and `tree` cover.
         splits: The columns of `rows` and `tree` that split the time, by ``class`` or ``phase``.
         depth: How many levels of the model to print and draw; None for all.
+        peaks: The GPU's peaks that `LIMITS` are by; None without them.
     """
 
     rows: pd.DataFrame
@@ -179,6 +182,7 @@ class Layers(Result):
     memory: LayerMemory | None = None
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     depth: int | None = None
+    peaks: Peaks | None = None
 
     columns: ClassVar = {"layers": {**COLUMNS, **LIMITS, **MEMORY, **SPLIT_COLUMNS}}
 

@@ -306,7 +306,7 @@ def _above_limit(
     its other operators that of its other kernels; in a layer that torch.compile fused, only the former is known.
     """
     fused = fused_rows(trace, attribution)
-    work = work_per_step(counts, trace.info.gpus, kernels.owners, fused)
+    work = work_per_step(counts, trace.info, kernels.owners, fused)
     steps = len(attribution.ranges.steps)
     is_product = np.array(
         [family_of(signature.name).kernel_class in ("gemm", "attention") for signature in kernels.signatures]

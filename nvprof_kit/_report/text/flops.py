@@ -122,6 +122,11 @@ def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
                 "bold",
             ),
             Text(f"Peak of {result.peaks.name}, dense, in TFLOP/s: {peaks}"),
+            *(
+                [Text(f"Peaks measured on this machine: {', '.join(result.peaks.measured)}")]
+                if result.peaks.measured
+                else []
+            ),
         ]
     return list(lines)
 

@@ -336,6 +336,7 @@ def _notes(result: Layers, columns: Collection[str]) -> list[Text]:
         notes.append(
             "of limit: the least time that this GPU needs for these operators, over the time they took; "
             "`nvprof-kit flops` has it by phase."
+            + (" By the peaks measured on this machine." if result.peaks and result.peaks.measured else "")
         )
     notes += [note.plain for note in fold_notes(columns, "their sums", "of one of them, without communication")]
     if result.memory is not None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nvprof_kit._cli import group
-from nvprof_kit.errors import CaptureError
+from nvprof_kit.errors import CaptureError, NvprofKitError
 
 DATA = Path(__file__).parents[2] / "data"
 NSYS = "an SQLite file, as nsys exports: `nvprof-kit layers` and similar commands read it"
@@ -126,3 +126,23 @@ def test_doctor_does_not_take_a_script_for_a_capture(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     done = CliRunner().invoke(group, ["doctor", "--", "python", str(tmp_path / "train.py")])
     assert not isinstance(done.exception, CaptureError)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["--measure"], 3, "needs a GPU that PyTorch can use"),
+        (["--measure", "gone"], 2, "gone: no such folder"),
+        (["run.sqlite", "--measure", "."], 2, "measures this machine, not a capture"),
+    ],
+)
+def test_doctor_has_nothing_to_measure(
+    words: list[str], code: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sqlite").write_bytes(b"SQLite format 3\x00")
+    with pytest.raises(NvprofKitError, match=line) as caught:
+        CliRunner().invoke(group, ["doctor", *words], catch_exceptions=False, standalone_mode=False)
+    assert caught.value.exit_code == code
+    assert not (tmp_path / "gpu_peaks.json").exists()

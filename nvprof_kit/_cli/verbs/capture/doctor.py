@@ -30,8 +30,15 @@ class _Doctor(click.Command):
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @writing(plot=False)
+@click.option(
+    "--measure",
+    is_flag=False,
+    flag_value=".",
+    metavar="[FOLDER]",
+    help="Measure this GPU's peaks, for 10 s, and leave them in FOLDER [default: .] for the captures there.",
+)
 @click.argument("words", metavar="[CAPTURE]... | [-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
-def doctor(output: Output, words: tuple[str, ...]) -> None:
+def doctor(output: Output, words: tuple[str, ...], measure: str | None) -> None:
     """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
 
     Without a CAPTURE, doctor checks this machine: GPU, driver, nsys, ncu, permissions, container, other profilers,
@@ -50,7 +57,7 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     of_captures = bool(words) and is_capture(words[0])
     if of_captures:
         output.spare(words)
-    checks = examine(*words) if of_captures else examine(command=words)
+    checks = examine(*words, measure=measure) if of_captures else examine(command=words, measure=measure)
     output.write_results([checks])
     if not checks.ok:
         sys.stdout.flush()

@@ -558,6 +558,29 @@ def test_peaks_that_the_user_gives() -> None:
             parse_peak(wrong)
 
 
+def test_peaks_measured_beside_a_capture_go_before_the_table(tmp_path: Path) -> None:
+    for name in ("decode.sqlite.xz", "decode.flops.json"):
+        (tmp_path / name).symlink_to(TESTS / "data" / "limits" / name)
+    capture, peaks = tmp_path / "decode.sqlite.xz", tmp_path / "gpu_peaks.json"
+    measured = {"gpu": "NVIDIA H200", "flops": {"bf16": 989.4e12 / 2}, "bandwidth": 4.8e12 / 2}
+    before = nvprof_kit.open(capture).flops()
+    peaks.write_text(json.dumps(measured))
+    after = nvprof_kit.open(capture)
+    assert after.flops().rows["limit_ns"].tolist() == pytest.approx((2 * before.rows["limit_ns"]).tolist(), nan_ok=True)
+    assert "of_limit" in after.layers().rows and "peaks measured on this machine" in str(after.layers())
+    assert "Peaks measured on this machine: bf16, memory" in str(after.flops())
+    with pytest.raises(UsageError, match=r"gpu_peaks\.json"):
+        after.layers().save(tmp_path / "gpu_peaks.json")
+    assert after.flops(peak={"bf16": 1e15}).peaks.flops["bf16"] == 1e15, "the user's word goes before all"
+    peaks.write_text(json.dumps({**measured, "gpu": "NVIDIA L4"}))
+    assert nvprof_kit.open(capture).flops().peaks == before.peaks, "that is another GPU"
+    for damaged in ("", "[]", json.dumps({**measured, "bandwidth": -1}), json.dumps({"gpu": "NVIDIA H200"})):
+        peaks.write_text(damaged)
+        with pytest.raises(CaptureError, match=r"gpu_peaks\.json.*measure again"):
+            nvprof_kit.open(capture).flops()
+        assert any("gpu_peaks.json" in str(warning) for warning in nvprof_kit.open(capture).layers().warnings)
+
+
 def test_the_file_beside_a_capture(tmp_path: Path) -> None:
     (tmp_path / "run.flops.json").touch()
     (tmp_path / "train.rank3.flops.json").touch()

@@ -1,0 +1,143 @@
+"""Two ceilings of this machine's GPU: a large matrix product of each data type, and a large copy.
+
+The fastest of many runs counts, because the ceiling is what the GPU can do, not what it does on average.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._findings import Finding, checked
+from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.names import PEAKS_FILE
+
+if TYPE_CHECKING:
+    import torch
+
+WIDTH = 8192
+"""Rows and columns of the matrices."""
+
+COPY_BYTES = 1 << 30
+SECONDS = 1.0
+"""Time for each measurement."""
+
+_RUNS = 8
+"""Runs between two readings of the clock."""
+
+
+def measure_peaks(folder: str | Path) -> Finding:
+    """Measure the GPU, and leave its peaks in a folder, where captures beside them are compared with these.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        ToolError: PyTorch or a GPU is missing, or the measurement failed.
+        UsageError: The folder does not exist or cannot be written to.
+    """
+    path = Path(folder) / PEAKS_FILE
+    if not path.parent.is_dir():
+        raise UsageError(f"--measure {folder}: no such folder; needed is that of the captures")
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolError(f"--measure needs PyTorch, which cannot be imported here: {error}") from None
+    if not torch.cuda.is_available():
+        raise ToolError(f"--measure needs a GPU that PyTorch can use; torch {torch.__version__} finds none here")
+    try:
+        flops, bandwidth = measure("cuda", torch.cuda.get_device_capability())
+    except RuntimeError as error:
+        raise ToolError(f"--measure failed: {str(error).splitlines()[0]}") from None
+    figures = {"gpu": torch.cuda.get_device_name(), "flops": flops, "bandwidth": bandwidth, "torch": torch.__version__}
+    partial = path.with_name(f".{path.name}.tmp")
+    try:
+        partial.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot write it: {error.strerror}") from None
+    rates = ", ".join(f"{dtype} {rate / 1e12:,.4g}" for dtype, rate in flops.items())
+    text = (
+        f"{figures['gpu']}: {rates} TFLOP/s, memory {bandwidth / 1e12:,.3g} TB/s; for captures in the folder of {path}"
+    )
+    return checked("ok", "peaks", text)
+
+
+def measure(
+    device: str, capability: tuple[int, int], width: int = WIDTH, copy_bytes: int = COPY_BYTES, seconds: float = SECONDS
+) -> tuple[Mapping[str, float], float]:
+    """Operations per second by data type, and bytes per second.
+
+    Args:
+        device: PyTorch's device.
+        capability: Its compute capability, which decides about the data types.
+        width: Rows and columns of the matrices.
+        copy_bytes: Size of the copied array.
+        seconds: Time for each measurement.
+    """
+    import torch
+
+    left, right = (torch.randn(width, width, device=device) for _ in range(2))
+    flops = {}
+    for dtype, multiply in _products(left, right, capability):
+        flops[dtype] = 2 * width**3 / _fastest(multiply, device, seconds)
+    del left, right
+    source, addend, target = (torch.ones(copy_bytes // 4, device=device) for _ in range(3))
+    copied = 2 * copy_bytes / _fastest(lambda: target.copy_(source), device, seconds)
+    added = 3 * copy_bytes / _fastest(lambda: torch.add(source, addend, out=target), device, seconds)
+    return flops, max(copied, added)
+
+
+def _products(
+    left: torch.Tensor, right: torch.Tensor, capability: tuple[int, int]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The product in each data type that the GPU multiplies by itself."""
+    import torch
+
+    with _fp32_precision("highest"):
+        yield "fp32", lambda: left @ right
+    if capability >= (8, 0):
+        with _fp32_precision("high"):
+            yield "tf32", lambda: left @ right
+    for name, dtype, since in (("bf16", torch.bfloat16, (8, 0)), ("fp16", torch.float16, (7, 0))):
+        if capability >= since:
+            halves = left.to(dtype), right.to(dtype)
+            yield name, lambda: halves[0] @ halves[1]  # noqa: B023 - called before the next
+    if capability >= (8, 9):
+        eighths = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
+        scale = torch.ones((), device=left.device)
+        options = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+        yield "fp8", lambda: torch._scaled_mm(*eighths, **options)
+
+
+@contextmanager
+def _fp32_precision(precision: str) -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _fastest(run: Callable[[], Any], device: str, seconds: float) -> float:
+    """Seconds of the fastest run, of those that fit into a time."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    run()
+    synchronize()
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or fastest == float("inf"):
+        began = time.perf_counter()
+        for _ in range(_RUNS):
+            run()
+        synchronize()
+        fastest = min(fastest, (time.perf_counter() - began) / _RUNS)
+    return fastest
