@@ -102,7 +102,11 @@ COLUMNS: Columns = {
         fold="mean",
     ),
     "mfu": Column("model FLOPs utilization: the same for `model_flops`", "share", kind="float", fold="mean"),
-    **{name: LIMITS[name] for name in ("bytes", "limit_ns", "of_limit")},
+    "bytes": LIMITS["bytes"],
+    "dram_bytes": Column(
+        "the part of `bytes` that the L2 cannot hold from one operator to the next", "bytes", kind="float"
+    ),
+    **{name: LIMITS[name] for name in ("limit_ns", "of_limit")},
     "bound": Column("what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", fold="first"),
     "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
     "note": Column("why a figure is missing, too low or above the peak", kind="str"),

@@ -26,9 +26,11 @@ from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.names import NO_LAYER
 
-FLOPS, BYTES, LIMIT, COMPUTE, PRODUCTS = "flops", "bytes", "limit_ns", "compute_ns", "products_ns"
-"""Amounts of `least_work`: floating point operations; bytes of inputs and outputs; the least time; the parts of it in
-operators that are limited by their operations, not by their traffic, and in products, convolutions and attention."""
+FLOPS, BYTES, DRAM, LIMIT = "flops", "bytes", "dram_bytes", "limit_ns"
+COMPUTE, PRODUCTS = "compute_ns", "products_ns"
+"""Amounts of `least_work`: floating point operations; bytes of inputs and outputs, and those that the L2 cannot hold;
+the least time; the parts of it in operators that are limited by their operations, not by their traffic, and in
+products, convolutions and attention."""
 
 _FUSED = re.compile(r"^triton_(poi|red|per|for|tem|mm|unk)_")
 """Names of kernels that torch.compile generates."""
@@ -70,6 +72,7 @@ def least_work(program: Counted, peaks: Peaks | None, fused: Collection[Key]) ->
                 {
                     FLOPS: operator.flops,
                     BYTES: operator.bytes,
+                    DRAM: operator.dram_bytes,
                     LIMIT: limit_ns,
                     COMPUTE: limit_ns if compute_ns > memory_ns else 0.0,
                     PRODUCTS: limit_ns if operator.flops else 0.0,
@@ -87,7 +90,7 @@ def _at_peak(dtype: str, flops: float, peaks: Peaks | None) -> float:
 def row_limits(
     operations: Operations, program: Counted, rows: Sequence[Row], times: Mapping[Key, float], peaks: Peaks | None
 ) -> dict[Key, dict[str, Any]]:
-    """``bytes``, ``limit_ns``, ``of_limit`` and ``bound`` of each row; missing if traffic was not counted.
+    """Bytes, limit and what it is bound by, of each row, as in `flops`; missing if traffic was not counted.
 
     Args:
         operations: The operations of the capture.
@@ -97,7 +100,8 @@ def row_limits(
         peaks: The GPU's peaks.
     """
     if program.traffic is None:
-        return {row.key: {"bytes": math.nan, LIMIT: math.nan, "of_limit": math.nan, "bound": ""} for row in rows}
+        unknown = dict.fromkeys((BYTES, DRAM, LIMIT, "of_limit"), math.nan)
+        return {row.key: {**unknown, "bound": ""} for row in rows}
     program = program.with_holders(row.key for row in rows if row.held)
     amounts = least_work(program, peaks, fused_rows(operations.trace, operations.attribution))
     a_call = program.nested(amounts)
@@ -105,9 +109,10 @@ def row_limits(
     limits = {}
     for row in rows:
         work, often = (inside.get(row.key, {}), 1.0) if row.held else (a_call.get(row.key, {}), times[row.key])
-        bytes_, limit, compute = (work.get(amount, 0.0) * often for amount in (BYTES, LIMIT, COMPUTE))
+        bytes_, dram_bytes, limit, compute = (work.get(amount, 0.0) * often for amount in (BYTES, DRAM, LIMIT, COMPUTE))
         limits[row.key] = {
-            "bytes": bytes_,
+            BYTES: bytes_,
+            DRAM: dram_bytes,
             LIMIT: limit,
             "of_limit": limit / row.busy_ns if row.busy_ns else math.nan,
             "bound": "" if not limit or math.isnan(limit) else "compute" if 2 * compute > limit else "memory",
