@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "nvprof_kit flops"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 
 RANGES: Mapping[str, str] = MappingProxyType(
     {
@@ -27,6 +27,7 @@ RANGES: Mapping[str, str] = MappingProxyType(
         "phase": "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other` (str)",
         "inside": "row of the layer's range around it, -1 at the top (int64)",
         "calls": "how often it was opened there (int64)",
+        "fused_bytes": "least memory traffic of these calls, each fused into one; NaN before version 3 (float64)",
     }
 )
 """Columns of `FlopsFile.ranges`; a parent range comes before its children."""
@@ -68,7 +69,7 @@ class FlopsFile:
         steps: Number of counted steps; 0 if the program marks no steps.
         gpu: Name of the GPU that ran the operators; '' without a GPU.
         torch: The PyTorch version that supplied the FLOP formulas.
-        has_bytes: Whether memory traffic was counted too: the format's version is 2.
+        has_bytes: Whether memory traffic was counted too: the format's version is 2 or later.
         ranges, operators, unknown: Tables with the columns of `RANGES`, `OPERATORS`, `UNKNOWN`.
     """
 
@@ -164,8 +165,13 @@ def _json(path: Path) -> Any:
 def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
     import pandas as pd
 
+    version = content["version"]
+
+    def amount(row: dict[str, Any], name: str, since: int) -> float:
+        return float(_whole(row, name)) if version >= since else math.nan
+
     rows = [
-        (_text(row, "layer"), _text(row, "phase"), _around(row), _whole(row, "calls"))
+        (_text(row, "layer"), _text(row, "phase"), _around(row), _whole(row, "calls"), amount(row, "fused_bytes", 3))
         for row in _rows(content, "ranges")
     ]
     depth: list[int] = []
@@ -175,12 +181,10 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
         depth.append(depth[row[2]] + 1 if row[2] >= 0 else 0)
         if depth[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
-    amounts = ("least_flops", "bytes", "dram_bytes")
-    has_bytes = content["version"] > 1
     operators = [
         (
             *(_place(row, rows), _text(row, "name"), _text(row, "dtype"), _whole(row, "runs")),
-            *(float(_whole(row, "flops")), *(float(_whole(row, name)) if has_bytes else math.nan for name in amounts)),
+            *(amount(row, "flops", 1), *(amount(row, name, 2) for name in ("least_flops", "bytes", "dram_bytes"))),
         )
         for row in _rows(content, "operators")
     ]
@@ -190,7 +194,7 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
         steps=_whole(content, "steps"),
         gpu=_text(content, "gpu"),
         torch=_text(content, "torch"),
-        has_bytes=has_bytes,
+        has_bytes=version > 1,
         ranges=pd.DataFrame(rows, columns=list(RANGES)),
         operators=pd.DataFrame(operators, columns=list(OPERATORS)),
         unknown=pd.DataFrame(unknown, columns=list(UNKNOWN)),

@@ -24,10 +24,11 @@ from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
-    from nvprof_kit._instrument.flops.counter import FlopCounter, Region
+    from nvprof_kit._instrument.flops.counter import FlopCounter
+    from nvprof_kit._instrument.flops.regions import Region
 
 FORMAT = "nvprof_kit flops"
-VERSION = 2
+VERSION = 3
 AMOUNTS = ("flops", "least_flops", "bytes", "dram_bytes")
 """What is counted of an operator."""
 
@@ -234,6 +235,7 @@ def document(counter: FlopCounter) -> dict[str, Any]:
                 "phase": region.phase,
                 "inside": None if region.outer is None else number[region.outer],
                 "calls": region.calls,
+                "fused_bytes": region.fused_bytes,
             }
             for region in regions
         ],

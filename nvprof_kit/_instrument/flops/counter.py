@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, work_of
-from nvprof_kit._instrument.flops.traffic import Cache, Run, add_traffic, causal_share, l2_bytes, named_arguments
+from nvprof_kit._instrument.flops.regions import Call, Fused, Region
+from nvprof_kit._instrument.flops.traffic import Cache, Run, accesses_of, causal_share, l2_bytes, named_arguments
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
@@ -26,36 +27,15 @@ OUT_OF_REACH = "(out of the counter's reach)"
 started, or inside an operator."""
 
 
-class Region:
-    """A layer or phase in the tree of ranges, with the operators that ran directly in it.
-
-    Attributes:
-        layer: Path of the layer, or `NO_LAYER`.
-        phase: Phase of the layer; outside layers, the text of the phase range or `NO_PHASE`.
-        outer: The enclosing region; None at the top.
-        calls: Number of times its range was opened.
-        work: The runs of operators of known work, and their memory traffic.
-        unknown: Runs of operators without a known FLOP count.
-        inside: The nested regions by layer and phase.
-    """
-
-    __slots__ = ("calls", "inside", "layer", "outer", "phase", "unknown", "work")
-
-    def __init__(self, layer: str, phase: str, outer: Region | None = None) -> None:
-        self.layer = layer
-        self.phase = phase
-        self.outer = outer
-        self.calls = 0
-        self.work: list[Run] = []
-        self.unknown: dict[str, int] = {}
-        self.inside: dict[tuple[str, str], Region] = {}
+_MAKES_STATES = frozenset({"aten::zeros", "aten::zeros_like", "aten::full", "aten::full_like", "aten::new_zeros"})
+"""Operators by which an optimizer's first step makes its states, which later steps only change."""
 
 
 class _Open(NamedTuple):
-    """An open range: the thread's innermost layer, and the innermost phase outside layers."""
+    """An open range: the thread's innermost call of a layer, and the innermost of a phase outside layers."""
 
-    layer: Region | None
-    phase: Region | None
+    layer: Call | None
+    phase: Call | None
 
 
 _NOWHERE = _Open(None, None)
@@ -73,6 +53,8 @@ class FlopCounter:
         self.steps = 0
         self.l2_bytes = l2_bytes()
         self._cache = Cache(2 * self.l2_bytes)
+        self._fused = Fused()
+        self._outside = Call(Region(NO_LAYER, NO_PHASE))
         self._top: dict[tuple[str, str], Region] = {}
         self._threads: dict[int, list[_Open]] = {}
         self._lock = threading.RLock()
@@ -99,7 +81,7 @@ class FlopCounter:
     def add_unknown(self, operator: str) -> None:
         """Note an operator of unknown work that ran on the calling thread."""
         with self._lock:
-            region = self._here()
+            region = self._here().region
             region.unknown[operator] = region.unknown.get(operator, 0) + 1
 
     def add(self, operator: Any, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -112,18 +94,23 @@ class FlopCounter:
         is_overload = isinstance(operator, torch._ops.OpOverload)
         arguments = named_arguments(operator, args, kwargs) if is_overload else {}
         with self._lock:
+            call = self._here()
             if is_overload:
                 run.operator = operator._schema.name
                 run.least_flops = int(flops * causal_share(run.operator, arguments))
-                add_traffic(run, self._cache, operator._schema, arguments, out)
+                accesses = accesses_of(operator._schema, arguments, out)
+                if run.operator not in _MAKES_STATES or call.region.phase != Category.OPTIMIZER.value:
+                    self._cache.add(run, accesses)
+                    self._fused.add(call, accesses)
             if run.flops or run.bytes:
-                self._here().work.append(run)
+                call.region.work.append(run)
 
     def regions(self) -> list[Region]:
         """All regions, parents before children; no operator may be counted any more."""
         with self._lock:
             self._cache.end()
-            regions = list(self._top.values())
+            outside = self._outside.region
+            regions = [*self._top.values(), *([outside] if outside.work or outside.unknown else ())]
             for region in regions:  # the list grows during the loop
                 regions += region.inside.values()
             return regions
@@ -131,19 +118,16 @@ class FlopCounter:
     def _into(self, at: _Open, range_: Range) -> _Open:
         if range_.category in LAYER_CATEGORIES:
             path = parse_range(range_.text, range_.category.value).text
-            inside = self._top if at.layer is None else at.layer.inside
-            region = _region(inside, path, range_.category.value, at.layer)
-            region.calls += 1
+            outer = None if at.layer is None else at.layer.region
+            region = _region(self._top if outer is None else outer.inside, path, range_.category.value, outer)
             if not torch._C._len_torch_dispatch_stack():
                 region.unknown[OUT_OF_REACH] = region.unknown.get(OUT_OF_REACH, 0) + 1
-            return _Open(region, at.phase)
+            return _Open(Call(region, at.layer), at.phase)
         if range_.category in PHASE_CATEGORIES:
-            region = _region(self._top, NO_LAYER, range_.text)
-            region.calls += 1
-            return _Open(at.layer, region)
+            return _Open(at.layer, Call(_region(self._top, NO_LAYER, range_.text)))
         return at
 
-    def _here(self) -> Region:
+    def _here(self) -> Call:
         """The thread's innermost layer, else its phase, else the phase of the only other thread that has one."""
         stack = self._threads.get(threading.get_ident())
         at = stack[-1] if stack else _NOWHERE
@@ -152,13 +136,13 @@ class FlopCounter:
         if at.phase is not None:
             return at.phase
         elsewhere = [open_[-1].phase for open_ in self._threads.values() if open_ and open_[-1].phase is not None]
-        return elsewhere[0] if len(elsewhere) == 1 else _region(self._top, NO_LAYER, NO_PHASE)
+        return elsewhere[0] if len(elsewhere) == 1 else self._outside
 
 
 def _region(regions: dict[tuple[str, str], Region], layer: str, phase: str, outer: Region | None = None) -> Region:
-    region = regions.get((layer, phase))
-    if region is None:
-        region = regions[layer, phase] = Region(layer, phase, outer)
+    """The region, called once more."""
+    region = regions.setdefault((layer, phase), Region(layer, phase, outer))
+    region.calls += 1
     return region
 
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -61,6 +61,12 @@ _UNREAD = {"nll_loss_backward": "self", "nll_loss2d_backward": "self"}
 Sizes = list[tuple[torch.Tensor, int]]
 """Tensors, and the bytes of each that an operator reads or writes."""
 
+Storage = tuple[int, int]
+"""Where it begins, and its length in bytes."""
+
+Views = dict[tuple[int, int], int]
+"""Bytes of the views of a storage, by where they begin and their size: views of the same place count once."""
+
 
 @dataclass(eq=False)
 class Run:
@@ -107,6 +113,14 @@ class Cache:
     _resident: int = 0
     _was_full: bool = False
     _runs: list[Run] = field(default_factory=list)
+
+    def add(self, run: Run, accesses: Accesses) -> None:
+        """Add what an operator reads and writes to its run."""
+        for access, storages in ((self.read, accesses.reads), (self.write, accesses.writes)):
+            for (start, length), views in storages.items():
+                size = min(sum(views.values()), length)  # views may overlap
+                run.bytes += size
+                access(run, start, length, size)
 
     def read(self, run: Run, start: int, length: int, size: int) -> None:
         """An operator reads `size` bytes of a storage."""
@@ -175,25 +189,34 @@ def named_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)} | kwargs
 
 
-def add_traffic(run: Run, cache: Cache, schema: Any, arguments: dict[str, Any], out: Any) -> None:
-    """Add what an operator reads and writes to its run, and send it through the L2.
+class Accesses(NamedTuple):
+    """What an operator does to memory.
+
+    Attributes:
+        reads, writes: The views of each storage, and the bytes of each that are read or written.
+        created: The storages that it allocated.
+    """
+
+    reads: dict[Storage, Views]
+    writes: dict[Storage, Views]
+    created: set[Storage]
+
+
+def accesses_of(schema: Any, arguments: dict[str, Any], out: Any) -> Accesses:
+    """What an operator reads, writes and allocates.
 
     Args:
-        run: The run.
-        cache: The L2.
         schema: The operator's schema.
         arguments: Its arguments by name.
         out: Its result.
     """
     name = schema.name.partition("::")[2]
-    if name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
-        return
     reads: Sizes = []
     writes: Sizes = []
-    storages: set[int] = set()
+    storages: set[Storage] = set()
     for argument in schema.arguments:
         tensors = list(_dense(arguments.get(argument.name)))
-        storages.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
+        storages.update(map(_storage, tensors))
         if _UNREAD.get(name) == argument.name or (argument.name == "self" and name.endswith(_READS_SHAPE_ONLY)):
             continue
         is_written = argument.alias_info is not None and argument.alias_info.is_write
@@ -204,15 +227,14 @@ def add_traffic(run: Run, cache: Cache, schema: Any, arguments: dict[str, Any], 
             writes += sizes
         if not is_written or not (argument.is_out or name in _WRITES_ONLY):
             reads += sizes
-    results = [(tensor, _size(tensor)) for tensor in _dense(out)]
-    if not writes and all(tensor.untyped_storage().data_ptr() in storages for tensor, _ in results):
-        return  # a view, or a number read back
-    writes += [(tensor, size) for tensor, size in results if tensor.untyped_storage().data_ptr() not in storages]
-    reads, writes = _touched(name, arguments, reads, writes)
-    for access, sizes in ((cache.read, reads), (cache.write, writes)):
-        for (start, length), size in _by_storage(sizes).items():
-            run.bytes += size
-            access(run, start, length, size)
+    results = [(tensor, _size(tensor)) for tensor in _dense(out) if _storage(tensor) not in storages]
+    created = {_storage(tensor) for tensor, _ in results}
+    if name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
+        return Accesses({}, {}, created)
+    if not writes and not results:
+        return Accesses({}, {}, created)  # a view, or a number read back
+    reads, writes = _touched(name, arguments, reads, writes + results)
+    return Accesses(_by_storage(reads), _by_storage(writes), created)
 
 
 def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) -> tuple[Sizes, Sizes]:
@@ -270,16 +292,16 @@ def _size(tensor: torch.Tensor) -> int:
     return int(elements * tensor.element_size())
 
 
-def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[tuple[int, int], int]:
-    """Bytes by storage (start and length): views of equal place count once, a storage never more than its length."""
-    views = {
-        (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes(), tensor.data_ptr(), size): size
-        for tensor, size in sizes
-        if size
-    }
-    storages: dict[tuple[int, int], int] = {}
-    for (start, length, _, _), size in views.items():
-        storages[start, length] = min(storages.get((start, length), 0) + size, length)
+def _storage(tensor: torch.Tensor) -> Storage:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[Storage, Views]:
+    storages: dict[Storage, Views] = {}
+    for tensor, size in sizes:
+        if size:
+            storages.setdefault(_storage(tensor), {})[tensor.data_ptr(), size] = size
     return storages
 
 

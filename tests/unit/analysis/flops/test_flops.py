@@ -654,7 +654,7 @@ RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
         ("[]", "not a file of nvprof_kit.count_flops"),
         (json.dumps(GOOD)[:-1] + ', "steps": 2}', "the key 'steps' appears twice"),
         ('{"format": "other"}', "not a file of nvprof_kit.count_flops"),
-        (json.dumps(GOOD | {"version": 3}), "version 3"),
+        (json.dumps(GOOD | {"version": 4}), "version 4"),
         (json.dumps({**GOOD, "operators": None}), "damaged"),
         (json.dumps({key: value for key, value in GOOD.items() if key != "ranges"}), "damaged"),
         (json.dumps(GOOD | {"ranges": [RANGE | {"inside": 0}]}), "does not come before it"),

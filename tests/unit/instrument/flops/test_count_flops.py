@@ -500,3 +500,55 @@ def test_grouped_queries_are_counted_by_any_release(backward: bool, monkeypatch:
     expected = 2 * 2 * 8 * 16 * 32 * (5 * 4 if backward else 2 * 4)
     monkeypatch.setitem(flop_registry, operator, refuses)
     assert work_of(operator.default, args, {}, query).flops == expected
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def test_fused_traffic_is_parameters_inputs_and_outputs_once(tmp_path: Path) -> None:
+    """What a layer makes and uses itself, also in its backward, is none of it."""
+    block = nn.Sequential(Norm(), nn.Linear(16, 16, bias=False), nn.ReLU(), nn.Linear(16, 8, bias=False))
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), block)
+    nvprof_kit.annotate_model(model, depth="leaf")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nvprof_kit.annotate_optimizer(optimizer)
+    x = torch.ones(32, 16)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    said = counted(tmp_path, step)
+    fused = {(row["layer"], row["phase"]): row["fused_bytes"] for row in said["ranges"]}
+    wide, narrow = 4 * 32 * 16, 4 * 32 * 8  # bytes of activations
+    square, last = 4 * 16 * 16, 4 * 16 * 8  # of weights
+    assert fused["1.0", "forward"] == wide + 64 + wide  # of five operators
+    assert fused["1.1", "forward"] == wide + square + wide
+    assert fused["1", "forward"] == wide + 64 + square + last + narrow
+    # the gradient of the output (one number, expanded), input, weights; gradients of the input and of the weights
+    assert fused["1", "backward"] == 4 + wide + 64 + square + last + wide + 64 + square + last
+    assert fused["(none)", "optimizer"] == 3 * (2 * square + 64 + last)
+    assert sum(row["bytes"] for row in said["operators"]) > sum(fused[layer, phase] for layer, phase in fused if layer)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_the_first_step_of_an_optimizer_counts_as_every_other(options: dict[str, bool], tmp_path: Path) -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    nvprof_kit.annotate_optimizer(optimizer)
+
+    def step() -> None:
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+
+    first, second = (
+        [row for row in said["operators"] if said["ranges"][row["range"]]["phase"] == "optimizer"]
+        for said in (counted(tmp_path, step), counted(tmp_path, step))
+    )
+    assert first == second and first
