@@ -44,7 +44,8 @@ class Checks(Result):
         """Whether no finding is an error."""
         return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
+    @property
+    def rows(self) -> pd.DataFrame:
         """One row per finding."""
         import pandas as pd
 

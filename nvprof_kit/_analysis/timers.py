@@ -292,7 +292,7 @@ class Timers(Result):
 
     def table(self, view: str | None = None) -> pd.DataFrame:
         """One row per stage, per stage and rank, or per call, as requested."""
-        return self.calls if self.by_call else self.rows
+        return self.calls if self.by_call and view is None else super().table(view)
 
 
 def timers(

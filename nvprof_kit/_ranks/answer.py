@@ -11,7 +11,7 @@ from nvprof_kit._ranks import clocks, groups, replay, stages, waits
 from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import Columns
-from nvprof_kit._result.result import Result
+from nvprof_kit._result.result import Result, table_named
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.issues import Issue, in_order, listing, plural
 
@@ -63,15 +63,11 @@ class RankTable(Result):
         """Name of the JSON schema."""
         return f"ranks-{self.name}"
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """The table."""
-        return self.rows
-
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; where equal blocks are folded, ``charges`` with ``folded_into`` and ``unlike``."""
         if not self.select.fold or self.name != "charges":
-            return super().to_frame()
-        return self.select.of(mark_ranked(self.rows, waits.CHARGE_COLUMNS, "wait_ns"))
+            return super().to_frame(view)
+        return self.select.of(mark_ranked(self.table(view), waits.CHARGE_COLUMNS, "wait_ns"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -127,8 +123,8 @@ class Ranks(Result):
         """One table: ``waits`` (by default), ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
         ``micro-batches``, ``critical-path`` or ``what-if``.
         """
-        table: pd.DataFrame = getattr(self, (view or "waits").replace("-", "_"))
-        return table
+        views = [schema.removeprefix("ranks-") for schema in self.columns]
+        return table_named({name: getattr(self, name.replace("-", "_")) for name in views}, view or "waits")
 
     def only(self, view: str) -> RankTable:
         """One of the tables of `to_frame` as a separate result."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
@@ -46,7 +45,7 @@ def renderers() -> Any:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Result(ABC):
+class Result:
     """The answer to a question.
 
     ``print(result)`` prints the same table as the command line, and a notebook displays it in color. `to_frame` returns
@@ -71,13 +70,19 @@ class Result(ABC):
         def warnings(self) -> Sequence[Issue]:
             """What may be missing or distorted; each sentence says what to do about it."""
 
-    @abstractmethod
+        @property
+        def rows(self) -> pd.DataFrame:
+            """All rows of the answer's only table."""
+
     def table(self, view: str | None = None) -> pd.DataFrame:
         """All rows of a table; None for the one that is printed, or the first of those.
 
         Raises:
             UsageError: The answer has no such table.
         """
+        if view is not None:
+            raise UsageError(f"{view}: this answer has a single table; leave its name out")
+        return self.rows
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The figures as a DataFrame: the rows that were asked for, sorted; a limit to what is printed does not apply.
@@ -314,6 +319,17 @@ class Several(Result):
         return [renderable for result in self.results for renderable in result.parts()]
 
 
+def table_named(tables: Mapping[str, pd.DataFrame], view: str) -> pd.DataFrame:
+    """One of the tables of an answer by its name.
+
+    Raises:
+        UsageError: The answer has no such table.
+    """
+    if view not in tables:
+        raise UsageError(f"{view}: no such view here; available: {', '.join(tables)}")
+    return tables[view]
+
+
 def no_plot(subject: str) -> UsageError:
     """The error that something has no plot."""
     return UsageError(f"{subject} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt")
@@ -338,10 +354,6 @@ class Plot(Result):
     drawn: Figure
     rows: pd.DataFrame
     warnings: tuple[Issue, ...] = ()
-
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """The plotted data."""
-        return self.rows
 
     def parts(self) -> list[RenderableType]:
         """A line that says how to save the plot, which a terminal cannot show."""

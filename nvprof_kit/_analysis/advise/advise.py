@@ -121,10 +121,6 @@ class Advice(Result):
     columns: ClassVar = {"advise": COLUMNS}
     bars: ClassVar = {"advise": (("saves_ns",), ("title",))}
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """One row per finding, the largest saving first."""
-        return self.rows
-
     @property
     def rows(self) -> pd.DataFrame:
         """The findings as a table with `COLUMNS`."""

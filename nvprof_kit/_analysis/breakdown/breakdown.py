@@ -30,9 +30,8 @@ from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS,
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._result.result import Result
+from nvprof_kit._result.result import Result, table_named
 from nvprof_kit._trace.schema import CaptureInfo, Trace
-from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
@@ -175,10 +174,8 @@ class Breakdown(Result):
             UsageError: There is no such table.
         """
         views = [schema.removeprefix("breakdown-") for schema in self.columns]
-        if view is not None and view not in views:
-            raise UsageError(f"{view}: no such view of a breakdown; available: {', '.join(views)}")
-        table: pd.DataFrame = getattr(self, (view or self.view or "steps").replace("-", "_"))
-        return table
+        tables = {name: getattr(self, name.replace("-", "_")) for name in views}
+        return table_named(tables, view or self.view or "steps")
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""

@@ -27,9 +27,9 @@ from nvprof_kit._analysis.flops.limits import BYTES, FLOPS, LIMIT
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._result.result import Result, renderers
+from nvprof_kit._result.result import Result, renderers, table_named
 from nvprof_kit._trace.schema import CaptureInfo, Trace
-from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ class Diff(Result):
         Raises:
             UsageError: There is no such table.
         """
-        if view not in (None, "rows", "kernels"):
-            raise UsageError(f"{view}: no such view of a comparison; available: rows, kernels")
-        return self.kernels if (view or self.view) == "kernels" else self.rows
+        return table_named({"rows": self.rows, "kernels": self.kernels}, view or self.view)
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""

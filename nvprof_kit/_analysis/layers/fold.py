@@ -490,13 +490,10 @@ class ByLayer(Result):
 
     time: ClassVar[str]
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """One row per layer and phase, in model order, ``(none)`` last."""
-        return self.rows
-
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
-        return self.select.of(self._folding(self.rows).marked(self.rows) if self.select.fold else self.rows)
+        rows = self.table(view)
+        return self.select.of(self._folding(rows).marked(rows) if self.select.fold else rows)
 
     def printed(self) -> pd.DataFrame:
         """The selected rows as they are printed: down to `depth`, and where equal blocks are folded, one row for all,

@@ -186,13 +186,9 @@ class Layers(Result):
 
     columns: ClassVar = {"layers": {**COLUMNS, **LIMITS, **MEMORY, **SPLIT_COLUMNS}}
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """The rows in model order, ``(none)`` last."""
-        return self.rows
-
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
-        rows = self.rows
+        rows = self.table(view)
         if self.select.fold:
             from nvprof_kit._analysis.layers.fold import fold
 

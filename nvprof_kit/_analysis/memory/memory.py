@@ -20,7 +20,7 @@ from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_table, step_table, traffic_table
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._result.result import Result
+from nvprof_kit._result.result import Result, table_named
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
@@ -166,7 +166,7 @@ class Memory(Result):
             "segment": self.segments,
             "leak": self.leaks,
         }
-        return tables[view or self.by or "layer"]
+        return table_named(tables, view or self.by or "layer")
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""

@@ -185,10 +185,6 @@ class NcuKernels(Result):
 
     columns: ClassVar = {"ncu-kernels": KERNEL_COLUMNS}
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """One row per measured kernel, one column per metric, named as in ncu."""
-        return self.rows
-
 
 @dataclass(frozen=True)
 class Work:

@@ -168,10 +168,6 @@ class NcuPlan(Result):
         """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """One row per kernel and launch configuration to measure, the costliest first."""
-        return self.rows
-
     def script(self, report: str = "plan") -> str:
         """A shell script that measures only these kernels; run it with ``bash FILE -- python train.py``.
 

@@ -32,7 +32,7 @@ from nvprof_kit._analysis.summary.views import (
     sorted_operators,
     user_view,
 )
-from nvprof_kit._result.result import Result
+from nvprof_kit._result.result import Result, table_named
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
@@ -103,12 +103,9 @@ class Summary(Result):
         Raises:
             UsageError: There are several views and none is named, or the view is not included.
         """
-        names = ", ".join(self.views)
         if view is None and len(self.views) > 1:
-            raise UsageError(f"a table holds one view; name it, one of {names}")
-        if view is not None and view not in self.views:
-            raise UsageError(f"{view}: no such view here; available: {names}")
-        return self.views[view or next(iter(self.views))]
+            raise UsageError(f"a table holds one view; name it, one of {', '.join(self.views)}")
+        return table_named(self.views, view or next(iter(self.views)))
 
 
 def summary(

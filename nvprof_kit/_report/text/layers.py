@@ -84,6 +84,16 @@ _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns
 """Sort columns of the data that have a different name in the tree."""
 
 
+_EVIDENCE = {
+    "launch": "the range around its launch",
+    "graph node": "the range in which its CUDA graph was captured",
+    "other thread": "the range open on another thread",
+    "structure": "the order of kernels",
+    "none": "nothing",
+}
+"""What tells the layer of an operation, by `nvprof_kit._analysis.attribution.attribution.HOW`."""
+
+
 def layers_report(result: Layers) -> list[RenderableType]:
     """The capture, the tree with its times, or with a column per step if the rows are by step, and all warnings."""
     parts = steps_table(result) if "step" in result.rows else tree_table(result)
@@ -281,11 +291,9 @@ def header(result: Layers) -> list[RenderableType]:
         "backward"
     )
     lines += left_out_lines(result)
-    if not info.on_gpu:
-        lines.append("Operations are CPU operators: this capture has no GPU")
-    if set(summary.by_how) - {"launch"}:
-        shares = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
-        lines.append(f"Attributed by: {', '.join(shares)}")
+    if set(summary.by_how) - {"launch", "none"}:
+        shares = (f"{_EVIDENCE[how]} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
+        lines.append(f"An operation's layer is known from: {', '.join(shares)}")
     return [capture_line(info, summary.all_steps, summary.steps), *map(Text, lines)]
 
 

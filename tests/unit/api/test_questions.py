@@ -75,9 +75,15 @@ def test_steps_that_are_no_range(folder: Path, steps: Any) -> None:
         nvprof_kit.open(folder / "run.sqlite").layers(steps=steps)
 
 
-@pytest.mark.parametrize("question", ["breakdown", "diff", "summary"])
-def test_a_table_that_is_not_there_is_named_with_those_that_are(folder: Path, question: str) -> None:
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        *((question, r"no such view here; available: .*kernel|steps") for question in ("breakdown", "diff", "summary")),
+        *((question, "this answer has a single table; leave its name out") for question in ("layers", "advise")),
+    ],
+)
+def test_a_table_that_is_not_there_is_named_with_those_that_are(folder: Path, question: str, sentence: str) -> None:
     capture = nvprof_kit.open(folder / "run.sqlite")
     result = capture.diff(capture) if question == "diff" else getattr(capture, question)()
-    with pytest.raises(nvprof_kit.UsageError, match=r"nosuch: no such view .*; available: .*kernel|steps"):
+    with pytest.raises(nvprof_kit.UsageError, match=f"nosuch: {sentence}"):
         result.to_frame("nosuch")
