@@ -30,7 +30,6 @@ from ._api.sources import open_timers as open_timers
 from ._api.tables import Tables as Tables
 from ._capture.recipes import recipes_folder as recipes_folder
 from ._capture.recorder.record import record as record
-from ._capture.recorder.scheduled import scheduled as scheduled
 from ._findings import Finding as Finding
 from ._instrument.flops.count import count_flops as count_flops
 from ._instrument.loop.annotate import annotate_model as annotate_model

@@ -6,6 +6,14 @@ with the exception's ``exit_code``.
 
 from __future__ import annotations
 
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATH = (str, os.PathLike)
+"""The kinds of a path, for `require`."""
+
 
 class NvprofKitError(Exception):
     """Base class of the exceptions that the package raises on purpose.
@@ -29,3 +37,21 @@ class ToolError(NvprofKitError):
     """A required tool or library (nsys, ncu, PyTorch, …) is missing, too old, or failed."""
 
     exit_code = 3
+
+
+def require(value: T, kinds: type | tuple[type, ...], argument: str, needed: str) -> T:
+    """The value of an argument, if it is of one of these kinds.
+
+    Args:
+        value: The value.
+        kinds: Its allowed types.
+        argument: The argument's name, with that of its function: ``LayerProfiler: folder``.
+        needed: What it takes, for the message: ``a path``.
+
+    Raises:
+        UsageError: It is of another kind.
+    """
+    if isinstance(value, kinds):
+        return value
+    found = repr(value) if isinstance(value, (str, int, float, tuple, list)) else f"a {type(value).__name__}"
+    raise UsageError(f"{argument} is {found}; needed {needed}")

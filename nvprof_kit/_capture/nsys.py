@@ -149,7 +149,7 @@ def range_window(text: str) -> Window:
 
 
 def schedule_window(schedule: str) -> Window:
-    """The windows of ``nvprof_kit.scheduled()`` with a schedule given here."""
+    """The windows of ``nvprof_kit.record(schedule=...)`` with a schedule given here."""
     text = "".join(schedule.split())
     if not _SCHEDULE.fullmatch(text):
         raise UsageError(
@@ -159,15 +159,15 @@ def schedule_window(schedule: str) -> Window:
     repeats = re.findall(r"repeat=(\d+)", text)
     windows = int(repeats[-1]) if repeats else {"stable": 2, "periodic": 5}.get(text, 1)
     absent = (
-        f"no window of the schedule {text} began; is nvprof_kit.scheduled() around the program's loop, and are there "
-        "so many steps?"
+        f"no window of the schedule {text} began; is nvprof_kit.record(schedule=None) around the program's loop, "
+        "and are there so many steps?"
     )
     return Window(_range("window@nvprof_kit", _end(windows)), {"NVPROF_KIT_SCHEDULE": text}, absent)
 
 
 def own_windows(windows: int) -> Window:
-    """Windows of the program's own ``nvprof_kit.scheduled()``; 0 for all."""
-    return Window(_range("window@nvprof_kit", _end(windows)), {}, "no window of nvprof_kit.scheduled() began")
+    """Windows of the program's own ``nvprof_kit.record(schedule=...)``; 0 for all."""
+    return Window(_range("window@nvprof_kit", _end(windows)), {}, "no window of nvprof_kit.record(schedule=...) began")
 
 
 CUDA_PROFILER = Window(

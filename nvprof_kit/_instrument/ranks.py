@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.torch_compat import uncompiled
-from nvprof_kit.errors import UsageError
 from nvprof_kit.names import RANK_MARK, Category, GroupName, RankName, groups_text, rank_text
 
 _UNDESCRIBED = ("", "undefined")
@@ -157,17 +155,6 @@ def rank_folder(mesh: Any = None) -> str:
         if name not in ("tp", "pp"):
             data = data * size + coordinate
     return f"rank{number}_dp{data}_tp{places.get('tp', (0, 1))[0]}_pp{places.get('pp', (0, 1))[0]}"
-
-
-def folder_of(folder: Any, taker: str) -> Path:
-    """The path of an output folder.
-
-    Raises:
-        UsageError: It is no path.
-    """
-    if isinstance(folder, (str, os.PathLike)):
-        return Path(folder)
-    raise UsageError(f"{taker}: folder={folder!r} is no path; needed a text or a pathlib.Path")
 
 
 def mesh_of(model: Any) -> Any:

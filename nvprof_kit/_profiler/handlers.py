@@ -1,6 +1,6 @@
 """Trace handlers: print a table, keep the trace, or write it for TensorBoard.
 
-Each function returns a handler to pass to `nvprof_kit.scheduled` or `nvprof_kit.LayerProfiler` as ``on_trace_ready``.
+Each function returns a handler to pass to `nvprof_kit.record` or `nvprof_kit.LayerProfiler` as ``on_trace_ready``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nvprof_kit._instrument.rank_claim import claim
 from nvprof_kit._instrument.ranks import rank, rank_folder
 
 if TYPE_CHECKING:
-    from nvprof_kit._capture.recorder.scheduled import OnTraceReady
+    from nvprof_kit._capture.recorder.record import OnTraceReady
 
 
 def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:

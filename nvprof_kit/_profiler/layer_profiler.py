@@ -19,14 +19,14 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import Action, Schedule, Switch, Windows
 from nvprof_kit._instrument.loop.step_clock import StepClock
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranks import folder_of
 from nvprof_kit._profiler.options import LayerOptions
+from nvprof_kit.errors import PATH, require
 from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from nvprof_kit._capture.recorder.scheduled import OnTraceReady
+    from nvprof_kit._capture.recorder.record import OnTraceReady
     from nvprof_kit._instrument.meters.throughput import Throughput
     from nvprof_kit._profiler.window import Recorded
 
@@ -48,7 +48,7 @@ class LayerProfiler:
     ```
 
     Use one profiler per loop. Without a schedule (neither the argument nor ``NVPROF_KIT_SCHEDULE``), and with
-    ``NVPROF_KIT=off``, it does nothing. Under nsys or ncu it starts and stops the tool at each window, as `scheduled`
+    ``NVPROF_KIT=off``, it does nothing. Under nsys or ncu it starts and stops the tool at each window, as `record`
     does, and leaves the recording to the tool. Inside the loop, errors of the profiler become warnings. Times are from
     PyTorch's profiler (Kineto), memory from the CUDA caching allocator.
 
@@ -102,7 +102,7 @@ class LayerProfiler:
     ) -> None:
         plan = Schedule.of(schedule)
         detail = RecordOptions(stacks, shapes, allocations)
-        output_folder = folder_of(folder, "LayerProfiler")
+        output_folder = Path(require(folder, PATH, "LayerProfiler: folder", "a path"))
         options = LayerOptions(
             output_folder, name, mesh, kinds, detail, memory, steps, plots, utilisation, throughput, echo
         )
@@ -112,8 +112,12 @@ class LayerProfiler:
         self._process = 0
         self._step: Range | None = None
         if plan is not None and self.enabled:
+            from torch import nn
+
             from nvprof_kit._profiler.window import WindowRecorder
 
+            require(model, nn.Module, "LayerProfiler: model", "a torch.nn.Module")
+            require(kinds, (Mapping, type(None)), "LayerProfiler: kinds", "a dict of kinds by pattern")
             self._clock = StepClock()
             several = plan.repeat != 1
             self._recorder = WindowRecorder(weakref.ref(model), options, self._clock, several, on_trace_ready)

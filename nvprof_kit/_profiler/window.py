@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from nvprof_kit._capture.recorder.record import record, tool_attached
-from nvprof_kit._capture.recorder.scheduled import Nothing, OnTraceReady, Tool
+from nvprof_kit._capture.recorder.record import Nothing, OnTraceReady, Tool, record, tool_attached
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.loop.step_clock import StepClock

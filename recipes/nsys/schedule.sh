@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Profile windows of a program's loop inside nvprof_kit.scheduled():
+# Profile windows of a program's loop inside nvprof_kit.record(schedule=None):
 #   SCHEDULE=50:60 schedule.sh python train.py
 #   SCHEDULE=stable WINDOWS=2 schedule.sh python train.py
 # Each of several windows has its report: run.1, run.2, ... PRESET, OUTPUT and NSYS are those of profile.sh.

@@ -194,7 +194,6 @@ ELSEWHERE = {
     # the program that records itself decides these
     "record": {
         **dict.fromkeys(("force", "limit", "max-memory", "annotate"), ""),
-        "schedule": "scheduled:schedule",
         "count": "count_flops:path",
     },
 }

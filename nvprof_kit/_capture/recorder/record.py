@@ -12,19 +12,27 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from nvprof_kit._capture.recorder.signals import waiting_signals
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.flops.count import watch_again
-from nvprof_kit._instrument.ranges.backends import Backend, Kineto
+from nvprof_kit._instrument.loop.schedule import Schedule, Switch, Window, Windows
+from nvprof_kit._instrument.ranges.backends import Backend, Kineto, Range
+from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.errors import PATH, ToolError, UsageError, require
+from nvprof_kit.names import WINDOW, Category
+
+OnTraceReady = Callable[[Path, Window], object]
+"""Called with each window's trace after it is written."""
+
+_DEFAULT = Path("run.json.gz")
 
 _running: record | None = None
 
@@ -39,37 +47,83 @@ class RecordOptions:
 
 
 class record(ContextDecorator):
-    """Record part of the program into a Kineto trace; a context manager and a decorator.
+    """Record the program's work in a block, or some steps of its loop; a context manager and a decorator.
 
-    The trace is written when the block ends, also after an exception, and appears only when it is complete. If it
-    cannot be written (a full disk), a warning says so and `written` stays False. SIGINT, SIGTERM and SIGHUP are delayed
-    while it is written. A decorated function rewrites the trace at each call.
+    ```python
+    with nvprof_kit.record("run.json.gz"):              # everything in the block
+        train(batch)
+
+    with nvprof_kit.record(schedule="stable") as recording:
+        for batch in loader:
+            train(batch)
+            recording.step()
+    ```
+
+    Without a schedule, PyTorch's profiler records the block into a Kineto trace. It is written when the block ends,
+    also after an exception, and appears only when it is complete. If it cannot be written (a full disk), a warning says
+    so and `written` stays False. SIGINT, SIGTERM and SIGHUP are delayed while it is written. A decorated function
+    rewrites the trace at each call.
+
+    With a schedule, consecutive recorded steps are a window. Under nsys or ncu, each window calls cudaProfilerStart and
+    cudaProfilerStop, and is an NVTX range ``window`` in the domain ``nvprof_kit``; the tool can capture either (nsys:
+    ``--capture-range``), as ``nvprof-kit profile --windows`` does. Without a tool, each window is a trace. If a
+    recording is already running, as under ``nvprof-kit record``, a warning says that the windows get no traces.
 
     Args:
-        path: File to write, ``.json`` or ``.json.gz``; an existing file is replaced.
+        path: File to write, ``.json`` or ``.json.gz``; an existing file is replaced. By default ``run.json.gz``, or
+            ``run.rank3.json.gz`` in a multi-rank program. With several windows, ``run.1.json.gz``, ….
+        schedule: Which steps of the loop, in any form of `nvprof_kit.Schedule.of`; None reads ``NVPROF_KIT_SCHEDULE``,
+            and records nothing if it is not set. ``all`` records the block.
         stacks: Also the Python call stack of each operator (``with_stack`` of `torch.profiler.profile`). Each of the
             three makes the trace larger and the program slower.
         shapes: Also the input shapes of each operator (``record_shapes``).
         memory: Also each allocation and release (``profile_memory``).
+        on_trace_ready: Called with each window's trace and its window. If it fails, a warning says so and the loop
+            continues.
 
     Attributes:
-        written: Whether the trace has been written.
+        written: Whether the trace of the block has been written.
         empty: Whether the written trace has no event: nothing of PyTorch ran.
 
     Raises:
-        UsageError: On entry: the path cannot be written, or a recording is already running.
-        ToolError: On entry: PyTorch is not installed.
+        UsageError: The schedule or the path is invalid. On entry, or when a window begins: the path cannot be written,
+            or a recording is already running.
+        ToolError: On entry, or when a window begins: PyTorch is not installed.
     """
 
-    def __init__(self, path: str | Path, *, stacks: bool = False, shapes: bool = False, memory: bool = False) -> None:
-        self.path = Path(path).absolute()
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        schedule: Switch | Literal["all"] = "all",
+        stacks: bool = False,
+        shapes: bool = False,
+        memory: bool = False,
+        on_trace_ready: OnTraceReady | None = None,
+    ) -> None:
+        asked = None if path is None else Path(require(path, PATH, "record: path", "a path"))
+        self.path = (asked or _DEFAULT).absolute()
         self.options = RecordOptions(stacks, shapes, memory)
         self.written = False
         self.empty = False
+        self._names_rank = path is None
         self._profiler: Any = None
         self._started = False
         self._process = os.getpid()
         self._listener: Backend | None = None
+        self._windows: Windows | None = None
+        if schedule != "all":
+            plan = Schedule.of(schedule)
+            sink: Nothing = Nothing()
+            if plan is not None:
+                several = plan.repeat != 1
+                sink = Tool() if tool_attached() else Traces(asked, several, self.options, on_trace_ready)
+            self._windows = Windows(plan or Schedule(), sink)
+
+    def step(self) -> None:
+        """End the current step of the loop and begin the next."""
+        if self._windows is not None:
+            self._windows.step()
 
     def warm_up(self) -> None:
         """Set up the profiler some steps before the recording, so that the setup does not slow down the first recorded
@@ -80,6 +134,8 @@ class record(ContextDecorator):
             ToolError: PyTorch is not installed.
         """
         global _running
+        if self._names_rank:
+            self.path, self._names_rank = of_rank(self.path), False
         check_path(self.path)
         if _running is not None:
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
@@ -116,7 +172,13 @@ class record(ContextDecorator):
         watch_again()
 
     def __enter__(self) -> record:
-        """Start recording. If nsys or ncu is attached, warn and record nothing."""
+        """Start recording, or begin the loop with step 0.
+
+        If nsys or ncu is attached, a recording without a schedule warns and records nothing.
+        """
+        if self._windows is not None:
+            self._windows.__enter__()
+            return self
         if tool_attached():
             warnings.warn(
                 f"nsys or ncu is attached and CUDA serves one profiler at a time: {self.path.name} is not recorded; "
@@ -138,6 +200,9 @@ class record(ContextDecorator):
     ) -> None:
         """Stop and write the trace; a forked process leaves that to its parent."""
         global _running
+        if self._windows is not None:
+            self._windows.__exit__(kind, error, traceback)
+            return
         if self._profiler is None:
             return
         self._fall_silent()
@@ -160,6 +225,115 @@ class record(ContextDecorator):
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
             self.written = True
+
+
+class Nothing:
+    """Records nothing."""
+
+    def warm_up(self, _window: Window) -> None:
+        """Nothing."""
+
+    def start(self, _window: Window) -> None:
+        """Nothing."""
+
+    def stop(self, _window: Window) -> None:
+        """Nothing."""
+
+    def cancel(self) -> None:
+        """Nothing."""
+
+
+class Tool(Nothing):
+    """Starts and stops the capture of nsys and ncu at each window."""
+
+    def __init__(self) -> None:
+        self._range = Range(WINDOW, Category.USER)
+        self._started: Any = None
+
+    def start(self, _window: Window) -> None:
+        """Begin a window after the GPU has completed the work of earlier steps."""
+        cuda = _cuda()
+        if cuda is not None:
+            cuda.synchronize()
+            cuda.cudart().cudaProfilerStart()
+        if session.backend is not None:
+            self._started = session.backend.start(self._range)
+            mark_rank(repeat=True)
+
+    def stop(self, _window: Window) -> None:
+        """End a window after the GPU has completed its work."""
+        cuda = _cuda()
+        if cuda is not None:
+            cuda.synchronize()
+        if session.backend is not None and self._started is not None:
+            session.backend.end(self._started)
+        if cuda is not None:
+            cuda.cudart().cudaProfilerStop()
+        self._started = None
+
+    def cancel(self) -> None:
+        """End a window in which no step ran."""
+        if self._started is not None:
+            self.stop(Window(0, 0))
+
+
+class Traces(Nothing):
+    """The embedded recorder, with one trace per window."""
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        several: bool,
+        options: RecordOptions,
+        on_trace_ready: OnTraceReady | None,
+    ) -> None:
+        self._path = path
+        self._several = several
+        self._options = options
+        self._on_trace_ready = on_trace_ready
+        self._recorder: record | None = None
+
+    def warm_up(self, window: Window) -> None:
+        """Set up the profiler."""
+        outer = running()
+        if outer is not None:
+            warnings.warn(
+                f"{outer.path.name} is being recorded already: step {window.first_step} and on are in it, and get no "
+                "trace of their own",
+                stacklevel=4,
+            )
+            return
+        self._recorder = record(self._path_of(window), **vars(self._options))
+        self._recorder.warm_up()
+
+    def start(self, window: Window) -> None:
+        """Start recording."""
+        if self._recorder is None:
+            self.warm_up(window)
+        if self._recorder is not None:
+            self._recorder.__enter__()
+
+    def stop(self, window: Window) -> None:
+        """Write the trace and call the handler."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.__exit__(None, None, None)
+            if recorder.written and self._on_trace_ready is not None:
+                try:
+                    self._on_trace_ready(recorder.path, window)
+                except Exception as error:  # a failing handler must not end the program
+                    warnings.warn(f"on_trace_ready failed: {type(error).__name__}: {error}", stacklevel=4)
+
+    def cancel(self) -> None:
+        """Discard the warm-up, or a window in which no step ran."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.cancel()
+
+    def _path_of(self, window: Window) -> Path:
+        """``run.json.gz``, or numbered from 1 like the reports of nsys."""
+        path = Path(self._path or of_rank(_DEFAULT))
+        return part_of(path, str(window.number + 1)) if self._several else path
 
 
 @contextmanager
@@ -203,6 +377,11 @@ def part_of(path: Path, part: str) -> Path:
     """The trace path of a rank or a window: ``run.rank3.json.gz`` of ``run.json.gz``."""
     name, dot, suffix = path.name.partition(".json")
     return path.with_name(f"{name}.{part}{dot}{suffix}")
+
+
+def of_rank(path: Path) -> Path:
+    """The trace of this process: ``run.rank3.json.gz`` in a multi-rank program, else the path itself."""
+    return part_of(path, f"rank{rank()}") if world_size() > 1 else path
 
 
 def check_path(path: Path) -> None:
@@ -298,3 +477,9 @@ def _compress(trace: Path, packed: Path) -> None:
     """Compress a trace at the fastest level: a third larger than with the default level, in a tenth of the time."""
     with trace.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
         shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _cuda() -> Any:
+    """``torch.cuda`` if the program uses it, else None."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._capture.recorder.record import RecordOptions, record
-from nvprof_kit._capture.recorder.scheduled import Traces
+from nvprof_kit._capture.recorder.record import RecordOptions, Traces, record
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
 from nvprof_kit._instrument.torch_compat import skip_compiling

@@ -24,9 +24,8 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 from zipfile import is_zipfile
 
-from nvprof_kit._capture.recorder.record import RecordOptions
+from nvprof_kit._capture.recorder.record import RecordOptions, of_rank
 from nvprof_kit._capture.recorder.recording import NOTHING_COUNTED, Limits, Recording, say
-from nvprof_kit._capture.recorder.scheduled import of_rank
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.torch_compat import AfterImport
 from nvprof_kit.errors import NvprofKitError

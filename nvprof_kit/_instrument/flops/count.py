@@ -20,7 +20,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranks import rank, world_size
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.errors import PATH, ToolError, UsageError, require
 from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class count_flops(ContextDecorator):
     """
 
     def __init__(self, path: str | Path = "run.flops.json", *, at_step: int | None = None) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(require(path, PATH, "count_flops: path", "a path")).absolute()
+        require(at_step, (int, type(None)), "count_flops: at_step", "the number of a step")
         self.written: Path | None = None
         self._at_step = at_step
         self._steps_before: int | None = None

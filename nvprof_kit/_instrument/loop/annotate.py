@@ -14,7 +14,7 @@ from nvprof_kit._instrument.loop.loop import annotate_dataloader, annotate_optim
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation, Pipeline, Select, range_model
 from nvprof_kit._instrument.modules.methods import instrument_method
 from nvprof_kit._instrument.ranges.backends import Read
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import UsageError, require
 
 
 def annotate_model(
@@ -68,6 +68,8 @@ def annotate_model(
             matches ``select``, or the options contradict each other. In a notebook, the annotation of the same model is
             replaced instead, so that a cell can be rerun.
     """
+    require(methods, Iterable, "annotate_model: methods", "a name or several")
+    require(dataloader, (Iterable, type(None)), "annotate_model: dataloader", "an iterable of batches")
     handle = range_model(
         model,
         select=select,

@@ -14,6 +14,7 @@ from nvprof_kit._instrument.loop.loop import phase, step
 from nvprof_kit._instrument.patches import Hook
 from nvprof_kit._instrument.ranges.layer_range import Scope
 from nvprof_kit._instrument.torch_compat import skip_compiling
+from nvprof_kit.errors import require
 
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 """Names of the arguments with a call's tokens, as in transformers."""
@@ -42,7 +43,7 @@ class generation:
     """
 
     def __init__(self, model: nn.Module, *, first: int = 0, phase_of: PhaseOf | None = None) -> None:
-        self._model = model
+        self._model = require(model, nn.Module, "generation: model", "a torch.nn.Module")
         self._number = first
         self._phase_of = phase_of or prefill_or_decode
         self._open: list[Scope] = []

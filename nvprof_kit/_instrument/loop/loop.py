@@ -15,7 +15,7 @@ from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep
 from nvprof_kit._instrument.ranges.wrapping import wrap
 from nvprof_kit._instrument.ranks import mark_rank
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import Category
 
 Undo = Callable[[], None]
@@ -115,6 +115,7 @@ class step(Scope):
     _counter = itertools.count()
 
     def __init__(self, number: int | None = None) -> None:
+        require(number, (int, type(None)), "step: number", "a number")
         super().__init__(_step_range(-1 if number is None else number))
         self._number = number
 
@@ -147,7 +148,7 @@ def _step_range(number: int) -> Range:
 
 @lru_cache(maxsize=1024)
 def _range(text: str, category: Category) -> Range:
-    return Range(text, category)
+    return Range(require(text, str, f"the text of a {category.value} range", "a text"), category)
 
 
 def phase(name: str) -> Scope:

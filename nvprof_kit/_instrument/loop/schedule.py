@@ -95,7 +95,7 @@ class Schedule:
         Raises:
             UsageError: The range is empty or negative.
         """
-        if not 0 <= first < end:
+        if not (isinstance(first, int) and isinstance(end, int) and 0 <= first < end):
             raise UsageError(f"schedule: no step lies from {first} up to {end}; needed 0 <= first < end")
         warmup = min(first, 1)
         return cls(skip_first=first - warmup, warmup=warmup, active=end - first)

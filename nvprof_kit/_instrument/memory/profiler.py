@@ -34,9 +34,9 @@ from nvprof_kit._instrument.memory.tensors import (
 )
 from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.patches import Hook
-from nvprof_kit._instrument.ranks import folder_of, mesh_of, rank_folder
+from nvprof_kit._instrument.ranks import mesh_of, rank_folder
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import PATH, UsageError, require
 from nvprof_kit.names import encodable
 
 
@@ -89,10 +89,11 @@ class MemoryProfiler:
         parquet: bool = False,
         pages: bool = True,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"MemoryProfiler: model is a {type(model).__name__}; needed a torch.nn.Module")
+        require(model, nn.Module, "MemoryProfiler: model", "a torch.nn.Module")
         self.points: list[TimePoint] = []
-        self.folder = folder_of(folder, "MemoryProfiler") / rank_folder(mesh or mesh_of(model))
+        self.folder = Path(require(folder, PATH, "MemoryProfiler: folder", "a path")) / rank_folder(
+            mesh or mesh_of(model)
+        )
         self._layouts, self._parquet, self._pages = layouts, parquet, pages
         self._model = weakref.ref(model)
         self._optimizers = (

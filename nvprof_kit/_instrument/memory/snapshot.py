@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.errors import PATH, ToolError, UsageError, require
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
 
 _LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
@@ -118,7 +118,9 @@ class memory_snapshot(ContextDecorator):
         max_entries: int = 1_000_000,
         stacks: Literal["python", "all"] = "python",
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(require(path, PATH, "memory_snapshot: path", "a path")).absolute()
+        require(at_step, (int, type(None)), "memory_snapshot: at_step", "the number of a step")
+        require(max_entries, int, "memory_snapshot: max_entries", "a number of events")
         if stacks not in ("python", "all"):
             raise UsageError(f"memory_snapshot: stacks={stacks!r} is neither 'python' nor 'all'")
         self._at_step, self._on_oom, self._max_entries, self._stacks = at_step, on_oom, max_entries, stacks

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import annotate_dataloader
+from nvprof_kit.errors import require
 
 Batch = TypeVar("Batch")
 
@@ -127,6 +128,8 @@ class Throughput(Generic[Batch]):
 
     def __init__(self, samples: int = 0, tokens: int = 0, warm_up: int = 1) -> None:
         self.enabled = session.mode != "off"
+        for name, number in (("samples", samples), ("tokens", tokens), ("warm_up", warm_up)):
+            require(number, (int, float), f"Throughput: {name}", "a number")
         self._samples, self._tokens = samples, tokens
         self._left = warm_up
         self._steps: deque[tuple[int, int, int, int]] = deque(maxlen=KEPT)

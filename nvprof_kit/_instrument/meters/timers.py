@@ -21,6 +21,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.rank_claim import claim_file
 from nvprof_kit._instrument.ranks import rank
+from nvprof_kit.errors import require
 from nvprof_kit.names import Category
 
 
@@ -94,6 +95,7 @@ class GlobalTimer:
             return
         range_ = self._ranges.get(name)
         if range_ is None:
+            require(name, str, "global_timer: the name of a stage", "a text")
             range_ = self._ranges[name] = Range(name.replace("\n", " "), Category.PHASE)
         call = _Call(range_)
         self._open.calls.setdefault(name, []).append(call)

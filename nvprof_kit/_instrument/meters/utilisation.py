@@ -23,7 +23,7 @@ from typing import Any
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.rank_claim import claim
 from nvprof_kit._instrument.ranks import rank_folder
-from nvprof_kit.errors import ToolError
+from nvprof_kit.errors import PATH, ToolError, require
 
 COLUMNS = {
     "seconds": "seconds since sampling began",
@@ -73,6 +73,8 @@ class Utilisation:
     """
 
     def __init__(self, interval_s: float = 0.1, folder: str | Path | None = None, mesh: Any = None) -> None:
+        require(interval_s, (int, float), "Utilisation: interval_s", "a number of seconds")
+        require(folder, (*PATH, type(None)), "Utilisation: folder", "a path")
         self._psutil: Any = None
         self._nvml: Any = None
         if session.mode != "off":

@@ -28,7 +28,7 @@ from nvprof_kit._instrument.ranges.backends import Read, read_cuda
 from nvprof_kit._instrument.ranges.checkpointing import range_recomputes
 from nvprof_kit._instrument.ranges.layer import Family, Layer
 from nvprof_kit._instrument.ranks import mark_rank
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import layer_index, strip_wrappers
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -221,7 +221,9 @@ def range_model(
     """Range the layers of a model, or of the modules of a pipeline; see `loop.annotate.annotate_model`."""
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
+    require(root, (str, type(None)), "annotate_model: root", "a name")
     if memory:
+        require(memory, (bool, Callable), "annotate_model: memory", "True, or a function that reads the memory")  # type: ignore[arg-type]
         session.add_memory_marks(read_cuda if memory is True else memory)
     components = None if isinstance(model, nn.Module) else _components(model)
     top = cast(nn.Module, model)
@@ -295,7 +297,9 @@ def _predicate(select: Select) -> Callable[[str, nn.Module], bool]:
         classes = tuple(_listed(select))
         return lambda _path, module: isinstance(module, classes)
     if isinstance(select, str) or not callable(select):
-        patterns = _listed(select)
+        patterns = _listed(require(select, Iterable, "annotate_model: select", "classes, patterns or a predicate"))
+        for pattern in patterns:
+            require(pattern, str, "annotate_model: select: a pattern", "a text")
         return lambda path, _module: any(fnmatchcase(path, pattern) for pattern in patterns)
     return select
 

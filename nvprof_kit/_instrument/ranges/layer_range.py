@@ -16,7 +16,7 @@ from nvprof_kit._instrument.ranges.layer import Layer, is_ranged, layer_of
 from nvprof_kit._instrument.ranges.ranges import Block, Range, ranged
 from nvprof_kit._instrument.ranges.wrapping import Always, ScopeOf, wrap
 from nvprof_kit._instrument.torch_compat import uncompiled_itself
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import Category
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -190,6 +190,7 @@ layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[
 @lru_cache(maxsize=MOST_KEPT)
 def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
     session.when_torch(_range_checkpoints)
+    require(name, str, "layer_range: name", "a text")
     try:
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
@@ -219,6 +220,7 @@ def _function_name(function: Any) -> str:
 
 
 def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
+    require(target, (Callable, staticmethod, classmethod), "layer_range: target", "a function, a class or a name")  # type: ignore[arg-type]
     if scope_of is not None and not inspect.isclass(target):
         return wrap(target, scope_of)
     session.when_torch(_range_checkpoints)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit._capture.recorder.scheduled import scheduled
+from nvprof_kit._capture.recorder.record import record
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.guard import never_fails, warn
@@ -26,7 +26,7 @@ class HostLoop(InferredLoop):
     Args:
         schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`. None reads the environment
             variable ``NVPROF_KIT_SCHEDULE``. If it is not set, an attached tool records all steps.
-        path: Trace file of the embedded recorder, as in `nvprof_kit.scheduled`.
+        path: Trace file of the embedded recorder, as of `nvprof_kit.record`.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`; None if the program annotates the model.
         own_steps: The framework does not report steps, so they are inferred.
 
@@ -51,7 +51,7 @@ class HostLoop(InferredLoop):
         self._path = path
         self._annotation = annotation
         self.handles: list[ModelAnnotation] = []
-        self._windows: scheduled | None = None
+        self._windows: record | None = None
         self._names: list[str] = []
 
     @never_fails
@@ -85,7 +85,7 @@ class HostLoop(InferredLoop):
             self.handles += annotate_models(named, self._annotation)
         self.start(named.values(), entered, watch=watch)
         if not self.broken:
-            self._windows = scheduled(self._schedule() or False, self._path)
+            self._windows = record(self._path, schedule=self._schedule() or False)
             self._windows.__enter__()
 
     @never_fails

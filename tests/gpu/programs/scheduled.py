@@ -1,4 +1,4 @@
-"""Train a small Llama in a loop under `nvprof_kit.scheduled`, alone or on several ranks.
+"""Train a small Llama in a loop under `nvprof_kit.record`, alone or on several ranks.
 
     python scheduled.py [--steps 12] [--pause 0.5] [--schedule 3:5]
 
@@ -36,7 +36,7 @@ def main() -> None:
     nvprof_kit.annotate_model(model)
     nvprof_kit.annotate_optimizer(optimizer)
     tokens = torch.randint(0, 8000, (4, 512), device="cuda")
-    with nvprof_kit.scheduled(options.schedule) as profiling:
+    with nvprof_kit.record(schedule=options.schedule) as profiling:
         for number in range(options.steps):
             with nvprof_kit.step(number):
                 model(input_ids=tokens, labels=tokens).loss.backward()

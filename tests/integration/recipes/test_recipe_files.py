@@ -14,7 +14,7 @@ SCRIPTS = sorted(RECIPES.parent.glob("*/*.sh"))
 PROGRAM = """
 import pathlib, sys, time
 import nvprof_kit
-with nvprof_kit.scheduled() as profiling:
+with nvprof_kit.record(schedule=None) as profiling:
     for number in range(4):
         with nvprof_kit.step(number), nvprof_kit.layer_range(f"layers.{number}"):
             time.sleep(0.01)

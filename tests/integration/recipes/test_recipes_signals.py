@@ -108,7 +108,7 @@ def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys: str
 def test_windows_of_a_schedule(nsys: str, tmp_path: Path) -> None:
     loop = """
 import time, nvprof_kit
-with nvprof_kit.scheduled() as profiling:
+with nvprof_kit.record(schedule=None) as profiling:
     for number in range(7):
         with nvprof_kit.step(number):
             time.sleep(0.01)

@@ -133,7 +133,7 @@ def test_each_recording_has_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit._capture.recorder.scheduled import Tool
+    from nvprof_kit._capture.recorder.record import Tool
     from nvprof_kit._instrument.loop.schedule import Window
 
     launched(monkeypatch, RANK="1", WORLD_SIZE="2")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvprof_kit import Schedule, annotate_model, handlers, scheduled, step
+from nvprof_kit import Schedule, annotate_model, handlers, record, step
 from nvprof_kit._instrument import rank_claim
 from nvprof_kit._instrument.loop.schedule import Window
 
@@ -28,7 +28,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loop(path: Path, handler: object, schedule: Schedule) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    with annotate_model(model), scheduled(schedule, path, on_trace_ready=handler) as profiling:
+    with annotate_model(model), record(path, schedule=schedule, on_trace_ready=handler) as profiling:
         for number in range(6):
             with step(number):
                 model(torch.ones(2, 4)).sum().backward()

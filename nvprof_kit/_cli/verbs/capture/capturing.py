@@ -130,15 +130,15 @@ _profile_options = _options(
     click.option(
         "--schedule",
         metavar="S",
-        help="Capture the windows of nvprof_kit.scheduled() in the program with this schedule: early, stable, "
-        "periodic, 50:60, or skip_first=50,active=10,repeat=2. Each of several windows has its report: "
+        help="Capture the windows of nvprof_kit.record(schedule=None) in the program with this schedule: early, "
+        "stable, periodic, 50:60, or skip_first=50,active=10,repeat=2. Each of several windows has its report: "
         "NAME.1, NAME.2, ...",
     ),
     click.option(
         "--windows",
         metavar="N",
         type=COUNT,
-        help="Capture N windows of the program's own nvprof_kit.scheduled(); 0: all.",
+        help="Capture N windows of the program's own nvprof_kit.record(schedule=...); 0: all.",
     ),
     click.option("--cuda-profiler", is_flag=True, help="Capture from cudaProfilerStart to cudaProfilerStop."),
     click.option("--delay", metavar="S", type=Number(0), help="Begin S seconds after the program's start."),

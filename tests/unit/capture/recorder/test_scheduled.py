@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit._capture.recorder import record as record_module
-from nvprof_kit._capture.recorder.scheduled import Tool, scheduled
-from nvprof_kit._instrument.loop.loop import step
-from nvprof_kit._instrument.loop.schedule import Schedule, Window
+from nvprof_kit import Schedule, UsageError, record, step
+from nvprof_kit._capture.recorder.record import Tool, running
+from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.ranges.backends import Backend, Range
-from nvprof_kit.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
@@ -26,7 +24,7 @@ torch = pytest.importorskip("torch")
 def nobody_listens_before_and_after() -> None:
     assert session.backend is None
     yield
-    assert session.backend is None and record_module._running is None
+    assert session.backend is None and running() is None
 
 
 def steps_in(path: Path) -> list[str]:
@@ -35,7 +33,7 @@ def steps_in(path: Path) -> list[str]:
     return [name.rpartition(":")[2] for name in names if name.startswith("nvprof_kit:step:")]
 
 
-def loop(profiling: scheduled, steps: int) -> None:
+def loop(profiling: record, steps: int) -> None:
     with profiling:
         for number in range(steps):
             with step(number):
@@ -44,36 +42,37 @@ def loop(profiling: scheduled, steps: int) -> None:
 
 
 def test_one_window(tmp_path: Path) -> None:
-    loop(scheduled((2, 4), tmp_path / "run.json.gz"), 6)
+    loop(record(tmp_path / "run.json.gz", schedule=(2, 4)), 6)
     assert steps_in(tmp_path / "run.json.gz") == ["step 2", "step 3"]
 
 
 def test_several_windows_and_their_handler(tmp_path: Path) -> None:
     ready: list[tuple[str, Window]] = []
     schedule = Schedule(wait=1, warmup=1, active=2, repeat=2)
-    loop(scheduled(schedule, tmp_path / "run.json.gz", on_trace_ready=lambda path, w: ready.append((path.name, w))), 9)
+    handler = lambda path, window: ready.append((path.name, window))  # noqa: E731
+    loop(record(tmp_path / "run.json.gz", schedule=schedule, on_trace_ready=handler), 9)
     assert ready == [("run.1.json.gz", Window(0, 2, 3)), ("run.2.json.gz", Window(1, 6, 7))]
     assert steps_in(tmp_path / "run.2.json.gz") == ["step 6", "step 7"]
 
 
 def test_a_loop_that_ends_early(tmp_path: Path) -> None:
-    loop(scheduled("0:100", tmp_path / "cut.json.gz"), 2)
+    loop(record(tmp_path / "cut.json.gz", schedule="0:100"), 2)
     assert steps_in(tmp_path / "cut.json.gz") == ["step 0", "step 1"]
-    loop(scheduled(Schedule(warmup=5), tmp_path / "warm.json.gz"), 2)
+    loop(record(tmp_path / "warm.json.gz", schedule=Schedule(warmup=5)), 2)
     assert not (tmp_path / "warm.json.gz").exists()
 
 
 def test_a_loop_that_ends_where_a_window_begins_leaves_no_trace(tmp_path: Path) -> None:
-    loop(scheduled("2:4", tmp_path / "run.json.gz"), 2)
+    loop(record(tmp_path / "run.json.gz", schedule="2:4"), 2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_inside_another_recording_it_warns_and_goes_on(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match=r"outer\.json\.gz is being recorded already: step 1 and on"),
-        record_module.record(tmp_path / "outer.json.gz"),
+        record(tmp_path / "outer.json.gz"),
     ):
-        loop(scheduled("1:2", tmp_path / "run.json.gz"), 3)
+        loop(record(tmp_path / "run.json.gz", schedule="1:2"), 3)
     assert [path.name for path in tmp_path.iterdir()] == ["outer.json.gz"]
     assert steps_in(tmp_path / "outer.json.gz") == ["step 0", "step 1", "step 2"]
 
@@ -83,42 +82,42 @@ def test_a_handler_that_fails_is_a_warning(tmp_path: Path) -> None:
         raise OSError("no bucket")
 
     with pytest.warns(UserWarning, match="on_trace_ready failed: OSError: no bucket"):
-        loop(scheduled("1:2", tmp_path / "run.json.gz", on_trace_ready=handler), 3)
+        loop(record(tmp_path / "run.json.gz", schedule="1:2", on_trace_ready=handler), 3)
     assert (tmp_path / "run.json.gz").exists()
 
 
 def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    loop(scheduled("0:1"), 1)
+    loop(record(schedule="0:1"), 1)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    loop(scheduled("0:1"), 1)
-    loop(scheduled(Schedule(repeat=2)), 2)
+    loop(record(schedule="0:1"), 1)
+    loop(record(schedule=Schedule(repeat=2)), 2)
     names = ["run.json.gz", "run.rank3.1.json.gz", "run.rank3.2.json.gz", "run.rank3.json.gz"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_an_exception_still_writes_the_window(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="boom"), scheduled("0:9", tmp_path / "run.json.gz"), step(0):
+    with pytest.raises(RuntimeError, match="boom"), record(tmp_path / "run.json.gz", schedule="0:9"), step(0):
         raise RuntimeError("boom")
     assert steps_in(tmp_path / "run.json.gz") == ["step 0"]
 
 
 def test_the_environment_says_which_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
-    loop(scheduled(path=tmp_path / "run.json.gz"), 3)
+    loop(record(tmp_path / "run.json.gz", schedule=None), 3)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "1:2")
-    loop(scheduled(path=tmp_path / "run.json.gz"), 3)
+    loop(record(tmp_path / "run.json.gz", schedule=None), 3)
     assert steps_in(tmp_path / "run.json.gz") == ["step 1"]
     monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
     with pytest.raises(UsageError, match="sometimes"):
-        scheduled()
+        record(schedule=None)
 
 
 def test_a_path_that_cannot_be_written_is_refused_when_the_window_comes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a recording is a Kineto trace"):
-        loop(scheduled("0:1", tmp_path / "run.txt"), 1)
+        loop(record(tmp_path / "run.txt", schedule="0:1"), 1)
 
 
 class Listening(Backend):
@@ -151,5 +150,5 @@ def test_a_tool_is_told_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_schedule_needs_no_torch_until_it_records() -> None:
-    code = "import sys, nvprof_kit\nwith nvprof_kit.scheduled() as p: p.step()\nassert 'torch' not in sys.modules"
+    code = "import sys, nvprof_kit as n\nwith n.record(schedule=None) as p: p.step()\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+import nvprof_kit
 from nvprof_kit import LayerProfiler, MemoryProfiler, Schedule, memory_snapshot
 from nvprof_kit.errors import UsageError
 
@@ -65,10 +66,24 @@ def test_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_argument_is_named_in_one_line(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     cases = {
-        "LayerProfiler: folder=3 is no path": lambda: LayerProfiler(model, "0:1", 3),  # type: ignore[arg-type]
+        "LayerProfiler: folder is 3; needed a path": lambda: LayerProfiler(model, "0:1", 3),  # type: ignore[arg-type]
         "schedule=object is no schedule": lambda: LayerProfiler(model, object),  # type: ignore[arg-type]
-        "MemoryProfiler: folder=3 is no path": lambda: MemoryProfiler(model, None, 3),  # type: ignore[arg-type]
-        "MemoryProfiler: model is a str": lambda: MemoryProfiler("model"),  # type: ignore[arg-type]
+        "MemoryProfiler: folder is 3; needed a path": lambda: MemoryProfiler(model, None, 3),  # type: ignore[arg-type]
+        "MemoryProfiler: model is 'model'": lambda: MemoryProfiler("model"),  # type: ignore[arg-type]
+        "record: path is 5; needed a path": lambda: nvprof_kit.record(5),  # type: ignore[arg-type]
+        "schedule=3 is no schedule": lambda: nvprof_kit.record(schedule=3),  # type: ignore[arg-type]
+        "no step lies from 1 up to a": lambda: nvprof_kit.record(schedule=(1, "a")),  # type: ignore[arg-type]
+        "LayerProfiler: model is 'm'": lambda: LayerProfiler("m", "0:1"),  # type: ignore[arg-type]
+        "memory_snapshot: at_step is 'x'": lambda: memory_snapshot("a", at_step="x"),  # type: ignore[arg-type]
+        "annotate_model: select is 5": lambda: nvprof_kit.annotate_model(model, select=5),  # type: ignore[arg-type]
+        "annotate_model: methods is 5": lambda: nvprof_kit.annotate_model(model, methods=5),  # type: ignore[arg-type]
+        "annotate_model: memory is 5": lambda: nvprof_kit.annotate_model(model, memory=5),  # type: ignore[arg-type]
+        "step: number is 'x'": lambda: nvprof_kit.step("x"),  # type: ignore[arg-type]
+        "needed a function, a class or a name": lambda: nvprof_kit.layer_range(5),  # type: ignore[arg-type]
+        "generation: model is 5": lambda: nvprof_kit.generation(5),  # type: ignore[arg-type]
+        "count_flops: path is 5": lambda: nvprof_kit.count_flops(5),  # type: ignore[arg-type]
+        "Throughput: samples is 'x'": lambda: nvprof_kit.Throughput(samples="x"),  # type: ignore[arg-type]
+        "Utilisation: interval_s is 'x'": lambda: nvprof_kit.Utilisation("x"),  # type: ignore[arg-type]
         "str is not an optimizer": lambda: MemoryProfiler(model, "folder"),
         "stacks='cpp' is neither": lambda: memory_snapshot(tmp_path / "run.pickle", stacks="cpp"),  # type: ignore[arg-type]
     }
