@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.attribution import attribution
-from nvprof_kit._api.tables import answer
-from nvprof_kit._trace.nsys import read
 
 
 @pytest.fixture
@@ -31,80 +25,6 @@ def run(tmp_path: Path) -> Path:
             zero + 400, zero + 410, launched=(zero + 220, zero + 225), name="ncclDevKernel_AllReduce_Sum_f32_RING"
         )
     return file.write()
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
-    """The calls of a function of a module, from now on."""
-    calls: list[Any] = []
-    real: Callable[..., Any] = getattr(module, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(module, name, call)
-    return calls
-
-
-def test_many_questions_attribute_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit._analysis.attribution import attribution
-
-    calls = counted(monkeypatch, attribution, "_Owners")
-    capture = nvprof_kit.open(run)
-    assert calls == []
-    capture.layers(by="step")
-    capture.breakdown()
-    capture.summary()
-    capture.advise()
-    capture.plot("timeline")
-    capture.report(run.with_name("page.html"))
-    capture.export(run.with_name("trace.json"))
-    assert capture.sql("SELECT count(*) AS n FROM operations")["n"].item() == 4
-    assert len(calls) == 1
-
-
-def test_the_verb_report_attributes_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit._analysis.attribution import attribution
-    from nvprof_kit._cli import main
-
-    calls = counted(monkeypatch, attribution, "_Owners")
-    with pytest.raises(SystemExit) as end:
-        main(["report", str(run), "-o", str(run.with_name("page.html"))])
-    assert end.value.code == 0 and len(calls) == 1
-
-
-def test_a_pytorch_trace_is_parsed_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit._trace.kineto import read as kineto
-
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args": {}}
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
-    calls = counted(monkeypatch, kineto, "read_kineto")
-    capture = nvprof_kit.open(path)
-    capture.layers()
-    capture.breakdown()
-    capture.summary()
-    assert len(capture.tables["operations"]) == 1 and len(calls) == 2
-
-
-def test_classes_are_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, attribution, "classify")
-    capture = nvprof_kit.open(run)
-    capture.report(run.with_name("page.html"))
-    capture.breakdown()
-    assert len(calls) == 1
-
-
-def test_a_table_is_read_once_and_only_when_it_is_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, core = counted(monkeypatch, read, "read_calls"), counted(monkeypatch, read, "read_nsys")
-    launches = counted(monkeypatch, read.tables, "read_and_count_launches")
-    capture = nvprof_kit.open(run)
-    capture.layers()
-    assert not calls
-    capture.breakdown()
-    capture.summary("kernel")
-    assert len(calls) == 1
-    assert len(core) == 1 and len(launches) == 1
 
 
 def test_what_is_read_later_is_what_is_read_at_once(run: Path) -> None:
@@ -160,11 +80,6 @@ def test_sql_sees_the_attributed_operations(run: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["operations", "OPERATIONS", '"operations"', "main.operations"])
-def test_sql_finds_a_table_as_sql_names_it(run: Path, name: str) -> None:
-    assert nvprof_kit.open(run).sql(f"SELECT count(*) AS n FROM {name}")["n"].item() == 4
-
-
 @pytest.mark.parametrize(
     "query",
     [
@@ -187,9 +102,6 @@ def test_sql_reaches_nothing_but_the_tables(run: Path, tmp_path: Path, query: st
     assert not (tmp_path / "out").exists()
 
 
-FRAME = pd.DataFrame({"layer": ["a", "b", "a"], "ns": [1, 2, 3]})
-
-
 @pytest.mark.parametrize(
     ("query", "kind"),
     [
@@ -207,9 +119,9 @@ FRAME = pd.DataFrame({"layer": ["a", "b", "a"], "ns": [1, 2, 3]})
         ("ATTACH 'x' AS other", "ATTACH"),
     ],
 )
-def test_sql_only_reads(query: str, kind: str) -> None:
+def test_sql_only_reads(run: Path, query: str, kind: str) -> None:
     with pytest.raises(nvprof_kit.UsageError, match=f"which only reads .* and has {kind}"):
-        answer(query, {"operations": FRAME})
+        nvprof_kit.open(run).sql(query)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +134,9 @@ def test_sql_only_reads(query: str, kind: str) -> None:
         ("PIVOT operations ON layer", "(MULTI|CREATE)"),
     ],
 )
-def test_sql_takes_one_statement(query: str, found: str) -> None:
+def test_sql_takes_one_statement(run: Path, query: str, found: str) -> None:
     with pytest.raises(nvprof_kit.UsageError, match=f"needs exactly one statement, .* and has {found}"):
-        answer(query, {"operations": FRAME})
+        nvprof_kit.open(run).sql(query)
 
 
 @pytest.mark.parametrize(
@@ -234,15 +146,15 @@ def test_sql_takes_one_statement(query: str, found: str) -> None:
         "SELECT layer FROM operations; -- and nothing else",
         "WITH t AS (FROM operations), u AS MATERIALIZED (FROM t) FROM u",
         "VALUES (1), (2)",
-        "PIVOT operations ON layer IN ('a', 'b') USING sum(ns)",
+        "PIVOT operations ON layer IN ('layers.0') USING sum(end_ns)",
         "DESCRIBE operations",
         "SUMMARIZE SELECT * FROM operations",
         "EXPLAIN FROM operations",
         "EXPLAIN ANALYZE FROM operations",
     ],
 )
-def test_sql_takes_every_statement_that_reads(query: str) -> None:
-    assert len(answer(query, {"operations": FRAME}))
+def test_sql_takes_every_statement_that_reads(run: Path, query: str) -> None:
+    assert len(nvprof_kit.open(run).sql(query))
 
 
 def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
@@ -268,14 +180,6 @@ def test_every_question_per_step_takes_the_steps_to_look_at(run: Path) -> None:
         capture.layers(steps=nvprof_kit.StepOptions(skip=2))
 
 
-def test_layers_tell_computing_from_communication_whatever_was_asked_before(run: Path) -> None:
-    capture = nvprof_kit.open(run)
-    capture.tables["ranges"]
-    rows = capture.layers().rows.set_index("layer")
-    assert rows.loc["layers.0", ["compute_ns", "comm_ns"]].tolist() == [60, 0]
-    assert rows.loc["(none)", ["compute_ns", "comm_ns"]].tolist() == [0, 20]
-
-
 def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for number in range(2):  # in the first a library is loaded for half of it
@@ -292,9 +196,10 @@ def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None
 ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
 
 
-def test_a_result_of_any_length() -> None:
-    assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
-    assert answer("SELECT 1 AS one WHERE false", {}).columns.tolist() == ["one"]
+def test_a_result_of_any_length(run: Path) -> None:
+    capture = nvprof_kit.open(run)
+    assert len(capture.sql("SELECT * FROM range(300000)")) == 300_000
+    assert capture.sql("SELECT 1 AS one WHERE false").columns.tolist() == ["one"]
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])
@@ -312,16 +217,17 @@ def test_a_number_that_is_not_finite_or_too_small_is_refused(number: float, tmp_
             question()
 
 
-def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
+def test_ctrl_c_during_a_query_is_ctrl_c(run: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    answer("SELECT 1", {})  # imports the libraries, which must not be interrupted
+    capture = nvprof_kit.open(run)
+    capture.sql("SELECT 1")  # imports the libraries, which must not be interrupted
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)  # again, if the first one came before the query ran
     try:
         with pytest.raises(KeyboardInterrupt):
-            answer(ENDLESS, {})
+            capture.sql(ENDLESS)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

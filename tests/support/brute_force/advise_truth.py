@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
 from support.captures.advise_programs import FAULTS, LOOKALIKES, Program
 
 DATA = Path(__file__).parents[2] / "data"
@@ -45,6 +44,10 @@ REAL: Mapping[str, tuple[str, str]] = {
     "memory/uncached-2024.2": ("allocation launch", f"recompute loading fp32-gemms outlier-layer {_ALONE}"),
     "fsdp.rank0-2024.2": ("launch exposed-collectives", "recompute loading allocation fp32-gemms outlier-layer"),
     "pipeline.rank0-2024.2": ("rank-wait", "recompute loading allocation fp32-gemms exposed-collectives"),
+    "hooks-ddp-2024.2": ("exposed-collectives", "recompute unstable-step"),
+    "ddp.rank0-2024.2": ("launch", "recompute dataloader exposed-collectives unstable-step"),
+    "graph-whole-2024.2": ("", "launch sync small-kernels unfused-chains"),
+    "metrics/llama-2023.4": ("gpu-metrics launch", "recompute fp32-gemms"),
     "ranks/ddp-layer.rank0-2024.2": ("", f"outlier-layer dataloader loading {_RANKS}"),
     "ranks/ddp-layer.rank1-2024.2": ("outlier-layer", f"dataloader loading {_RANKS}"),
     "ranks/ddp-host.rank1-2024.2": ("launch", f"outlier-layer dataloader {_RANKS}"),
@@ -92,7 +95,7 @@ def made_up(folder: Path, seeds: range) -> Iterator[Judged]:
 
 def rules_of(path: Path) -> frozenset[str]:
     """The rules with a finding."""
-    return frozenset(one.rule for one in advise(open_capture(path, optional=OPTIONAL)).findings)
+    return frozenset(one.rule for one in nvprof_kit.open(path).advise().findings)
 
 
 def by_rule(judged: list[Judged]) -> dict[str, tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.captures.nsys_memory import Allocations, carry
+from support.captures.nsys_memory import carry
 
 import nvprof_kit
 from nvprof_kit._cli import main
@@ -77,32 +77,11 @@ def test_by_step_has_the_step_in_front(capture: str, capsys: pytest.CaptureFixtu
     assert rows == [["step", "instance", *CONTRACT[:-1]], *(["7", "0", *row[:-1]] for row in ROWS)]
 
 
-def test_json_rows_have_numbers(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    first, _ = json.loads(answer(capsys, capture, "--format", "json"))["rows"]
-    assert first == dict(
-        zip(CONTRACT, ["layers.0", "forward", 1, 1, 30, 30, 0, 0, 30, 30, 100, 0.75, 0.75, 1], strict=True)
-    )
-
-
-def test_the_table_is_the_default(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = answer(capsys, capture)
-    assert out.startswith(f"{capture} · nsys 2023.4")
-    assert "layers.0" in out
-
-
-def test_by_step_has_a_column_for_each_step(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "step 7" in answer(capsys, capture, "--by", "step")
-
-
 @pytest.mark.parametrize("form", ["csv", "json", "md"])
 def test_several_captures_in_one_table(form: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = answer(capsys, capture, capture, "--format", form)
     # two rows of each; the warning, which is the same of both, and in json what it was made of
     assert out.count(capture) == {"csv": 4, "md": 5, "json": 7}[form]
-
-
-def test_several_captures_table_after_table(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(capsys, capture, capture).count(f"{capture} · ") == 2
 
 
 @pytest.mark.parametrize("suffix", ["csv", "json", "md", "txt"])
@@ -121,12 +100,6 @@ def test_the_file_holds_what_stdout_would(
 def test_parquet(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, capture, "-o", tmp_path / "out.parquet")
     assert pd.read_parquet(tmp_path / "out.parquet")["gpu_self_ns"].tolist() == [30, 10]
-
-
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_plots(suffix: str, start: bytes, capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(capsys, capture, "-o", tmp_path / f"out.{suffix}")
-    assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
 
 
 def test_what_has_no_place_for_warnings_leaves_them_on_stderr(
@@ -180,10 +153,6 @@ def test_an_unknown_suffix(capture: str, tmp_path: Path, capsys: pytest.CaptureF
 def test_a_file_that_cannot_be_written(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot write it: No such file or directory" in refusal(capsys, capture, "-o", tmp_path / "no" / "a.csv")
     assert "cannot write it: Is a directory" in refusal(capsys, capture, "-o", tmp_path, "--format", "table")
-
-
-def test_one_bad_capture_among_good_ones_prints_nothing(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no such file" in refusal(capsys, capture, "nothere.sqlite", "--format", "csv")
 
 
 @pytest.mark.parametrize(
@@ -278,20 +247,6 @@ def test_memory_is_appended_and_only_when_asked(tmp_path: Path, capsys: pytest.C
     assert re.search("kept MiB +peak MiB", text)
     assert "CUDA MiB" not in text, "nsys traced none"
     assert [line.split()[-2:] for line in text.splitlines() if line.startswith("layers.0")] == [["2.0", "8.0"]]
-
-
-def test_the_total_holds_what_cuda_handed_out_where_nothing_ran(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 100, 200, category="forward")
-    file.kernel(300, 330, launched=(110, 115))
-    events = Allocations()
-    events.add(105, 3 << 20, file.call("cudaMalloc_v3020", 103, 106))
-    events.add(250, 4 << 20, file.call("cudaMalloc_v3020", 248, 251))
-    text = answer(capsys, str(events.into(file.write())), "--memory")
-    cells = {line.split()[0]: line.split()[-1] for line in text.splitlines() if line.startswith(("layers.0", "total"))}
-    assert cells == {"layers.0": "3.0", "total": "7.0"}
 
 
 def test_a_capture_without_memory_is_one_line(capture: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import pytest
 
-import nvprof_kit
 from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"
@@ -34,37 +31,6 @@ def test_layers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "they stand for 80.8 % of its 28.06 ms of GPU time" in out
     assert "model.layers.11" in out
     assert "model.layers.11.mlp" not in out
-
-
-def test_layers_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = list(csv.reader(io.StringIO(answer(capsys, "layers", PLAN, "--format", "csv"))))
-    assert rows[0] == list(nvprof_kit.NcuLayers.columns["ncu-layers"])
-    assert len(rows) > 10
-
-
-def test_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "kernels.csv"
-    answer(capsys, "kernels", PLAN, "-o", path)
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    assert len(rows) == 71
-    assert {row["phase"] for row in rows} == {"forward", "backward", "data", "optimizer"}
-    assert float(rows[0]["gpu__time_duration.sum"]) > 0
-
-
-def test_a_capture_without_launches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    trace = tmp_path / "run.json"
-    trace.write_text(
-        """[{"ph": "X", "cat": "user_annotation", "name": "nvprof_kit:forward:m.0", "ts": 0, "dur": 9, "pid": 1,
-         "tid": 1},
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 1, "pid": 1, "tid": 1,
-         "args": {"correlation": 5}},
-        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 3, "dur": 4, "pid": 0, "tid": 7,
-         "args": {"correlation": 5, "device": 0, "stream": 7}}]"""
-    )
-    assert run("plan", trace) == 2
-    assert (
-        "a PyTorch trace: `nvprof-kit layers` and similar commands read it; needed an nsys" in capsys.readouterr().err
-    )
 
 
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

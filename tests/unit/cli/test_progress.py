@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pty
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._cli import group
 from nvprof_kit._cli.progress import progress
 
 
@@ -20,16 +18,6 @@ def test_silence_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None
     with progress() as say:
         say("reading [bold]run.sqlite")
     assert capfd.readouterr() == ("", "")
-
-
-QUICK = {"doctor", "recipes", "record", "skill", "profile", "session"}
-"""Verbs that read no capture; what they start speaks for itself."""
-
-
-@pytest.mark.parametrize("verb", sorted(set(group.commands) - QUICK))
-def test_every_verb_that_reads_shows_it(verb: str) -> None:
-    page = inspect.getsource(sys.modules[group.commands[verb].callback.__module__])
-    assert "from nvprof_kit._cli.progress import" in page and ("each(" in page or "progress()" in page)
 
 
 def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: Path) -> None:

@@ -113,13 +113,6 @@ def test_kernel_classes_are_columns(capture: str) -> None:
     assert lines[head + 2].split()[:6] == ["layers.0", "1", "100", "ns", "50", "ns"]
 
 
-def test_prefill_and_decode_are_columns(capture: str) -> None:
-    parts = rows("layers", capture, "--columns", "phase")
-    assert [(row["during_prefill_ns"], row["during_decode_ns"]) for row in parts[:2]] == [("100", "200"), ("50", "100")]
-    for row in parts:
-        assert int(row["during_prefill_ns"]) + int(row["during_decode_ns"]) == int(row["gpu_self_ns"])
-
-
 def test_an_engines_steps_are_phases(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "engine.sqlite")
     steps = {"execute_context_2(9)_generation_0(0)": "prefill", "step[DECODE bs=2]": "decode"}
@@ -144,10 +137,6 @@ def test_one_process_of_several(tmp_path: Path) -> None:
     assert "only the process of rank 1 is in the figures, one of 2" in table("layers", path, "--process", "1")
     with pytest.raises(UsageError, match="no process of rank 2; it has 0, 1"):
         raise CliRunner().invoke(group, ["layers", path, "--process", "2"]).exception or AssertionError
-
-
-def test_by_step_folds_too(capture: str) -> None:
-    assert labels(table("layers", capture, "--by", "step")) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
 
 
 FOLDING = {
@@ -227,11 +216,6 @@ def test_ranked_tables_fold_too(
     plain, marked = rows(*words), rows(*words, "--fold")
     assert len(plain) == len(marked) and "folded_into" not in plain[0]
     assert into <= {row["folded_into"] for row in marked}
-
-
-def test_the_report_of_a_job_folds() -> None:
-    text = table("ranks", "--fold", *RANKED["ranks"][5:])
-    assert "model.layers.0-3.self_attn x4" in text and "model.layers.2.mlp " in text  # the late one by its name
 
 
 def test_folded_figures_are_those_of_all_the_blocks() -> None:

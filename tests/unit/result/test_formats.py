@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -28,13 +27,6 @@ def test_csv() -> None:
     assert ANSWER.encode("csv").decode() == (
         'step,layer,gpu_self_ns,share\n3,"a|b, ""c""",9007199254740993,0.3333333333333333\n,(none),1,0.0\n'
     )
-
-
-def test_rows_as_json_and_as_dictionaries() -> None:
-    assert list(ANSWER) == json.loads(ANSWER.encode("json"))["rows"] == RECORDS
-    infinite = layers_result(rows=pd.DataFrame({"share": [float("inf"), 1.0]}))
-    answer = json.loads(infinite.encode("json"))
-    assert answer["rows"] == [{"share": None}, {"share": 1.0}] and list(answer["unknown"]) == ["share"]
 
 
 def test_markdown() -> None:

@@ -16,7 +16,6 @@ from nvprof_kit._result.writer import WriteError, write_file, writing
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[4]
-DATA = ROOT / "tests" / "data"
 
 
 @pytest.fixture
@@ -36,12 +35,6 @@ def umask() -> Iterator[None]:
 
 def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_file_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
-    assert write_file(tmp_path / "a.txt", "one") == tmp_path / "a.txt"
-    assert write_file(tmp_path / "a.txt", b"two").read_bytes() == b"two"
-    assert left(tmp_path) == ["a.txt"]
 
 
 @pytest.mark.usefixtures("umask")

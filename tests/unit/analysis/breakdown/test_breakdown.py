@@ -38,17 +38,6 @@ def idle_of(result: Breakdown) -> dict[str, int]:
     return {str(name)[5:-3]: int(ns) for name, ns in sums.items() if ns}
 
 
-def test_compute_hides_communication_and_both_hide_copies(file: NsysFile) -> None:
-    file.range_("step 1", 0, 300, category="step", payload=1)
-    file.kernel(100, 160, launched=(10, 12))  # computes 100-160
-    file.kernel(140, 200, launched=(14, 16), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=9)
-    file.kernel(190, 230, launched=(18, 20), table="MEMCPY", stream=11)
-    step = analysed(file).steps.iloc[0]
-    # wall: the range, 0-300. compute 60; communication alone 160-200; copy alone 200-230; idle 0-100 and 230-300
-    assert step[["wall_ns", *PARTS]].tolist() == [300, 60, 40, 30, 170]
-    assert step[["comm_ns", "copy_ns"]].tolist() == [60, 40]
-
-
 def test_a_step_lasts_to_the_end_of_its_last_operation_and_the_next_begins_there(file: NsysFile) -> None:
     file.range_("step 1", 0, 100, category="step", payload=1)
     file.range_("step 2", 120, 200, category="step", payload=2)
@@ -62,23 +51,6 @@ def test_a_step_lasts_to_the_end_of_its_last_operation_and_the_next_begins_there
     assert steps["start_ns"].tolist() == [0, 250, 400, 600]
     assert steps["wall_ns"].tolist() == [250, 150, 200, 100]
     assert steps["compute_ns"].tolist() == [200, 100, 0, 40]
-
-
-def test_without_steps_the_whole_capture_is_one_stretch(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 50)
-    file.kernel(100, 150, launched=(10, 12))
-    file.kernel(180, 200, launched=(14, 16))
-    result = analysed(file)
-    assert result.steps[["wall_ns", *PARTS]].to_numpy().tolist() == [[100, 70, 0, 0, 30]]
-    assert any("no steps" in warning for warning in result.warnings)
-
-
-def test_every_gpu_has_its_own_time(file: NsysFile) -> None:
-    file.range_("step 1", 0, 100, category="step", payload=1)
-    file.kernel(20, 40, launched=(10, 12), device=0)
-    file.kernel(30, 90, launched=(14, 16), device=1)
-    steps = analysed(file).steps
-    assert steps[["device", "wall_ns", "compute_ns"]].to_numpy().tolist() == [[0, 100, 20], [1, 100, 60]]
 
 
 def gap(file: NsysFile, call: tuple[int, int], start: int = 300) -> NsysFile:
@@ -112,10 +84,6 @@ def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFil
     assert idle_of(analysed(file)) == {"launch": 10 + 15, "unknown": 10 + 380, "queued": 5}
 
 
-def test_idle_before_an_operation_launched_long_ago_is_the_devices(file: NsysFile) -> None:
-    assert idle_of(analysed(gap(file, (10, 12)))) == {"queued": 100}
-
-
 def test_idle_that_begins_while_the_host_waits_is_the_synchronisations(file: NsysFile) -> None:
     gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 50, 210)
     result = analysed(file)
@@ -128,16 +96,6 @@ def test_a_short_wait_makes_the_host_late_by_no_more_than_it_took(file: NsysFile
     gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 190, 210)
     # 200-210 it waits; without the wait of 20 it had launched 20 earlier; the other 50 it had needed all the same
     assert idle_of(analysed(file)) == {"sync": 10, "after_sync": 20, "launch": 10, "unknown": 50, "queued": 10}
-
-
-def test_idle_is_split_between_what_the_host_was_in(file: NsysFile) -> None:
-    gap(file, (280, 290))
-    file.range_("data", 195, 240, category="data")
-    file.call("cudaMalloc_v3020", 250, 260)
-    file.overhead("CUPTI: Buffer flush", 262, 270)
-    # of 200-300: data 40, allocation 10, profiler 8, the launch 10 and the way to the device 10; nothing tells of 22
-    expected = {"launch": 10, "unknown": 22, "dataloader": 40, "allocation": 10, "profiler": 8, "queued": 10}
-    assert idle_of(analysed(file)) == expected
 
 
 def test_overlapping_causes_are_counted_once(file: NsysFile) -> None:
@@ -159,16 +117,6 @@ def test_idle_between_two_graph_replays(file: NsysFile) -> None:
     # 0-50 before the first (its launch ends at 5, then it is the device's), 80-90 and 270-280 inside replays, 120-240
     # between them, 310-400 behind the last operation
     assert idle_of(analysed(file)) == {"launch": 5, "queued": 45 + 20, "graph": 120, "other": 90}
-
-
-def test_the_queue_of_launched_operations(file: NsysFile) -> None:
-    file.range_("step 1", 0, 100, category="step", payload=1)
-    file.kernel(30, 50, launched=(8, 10))  # waits 10-30
-    file.kernel(60, 100, launched=(18, 20))  # waits 20-60
-    step = analysed(file).steps.iloc[0]
-    assert step["queue_max"] == 2
-    assert step["queue_mean"] == pytest.approx((20 + 40) / 100)
-    assert step["queue_empty"] == pytest.approx((10 + 40) / 100)
 
 
 def test_the_queue_through_the_median_step(file: NsysFile) -> None:
@@ -325,18 +273,6 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
     loader = steps["idle_dataloader_ns"][result.instances < 0].sum()
     assert result.idle["idle_ns"].sum() == counted["idle_ns"].sum() + loader
     assert result.critical_path["share"].sum() == pytest.approx(1)
-
-
-def test_an_evaluation_that_nobody_waits_for_is_no_part_of_the_next_step(file: NsysFile) -> None:
-    """The host launches all at once; the device runs step 1 to 400, the evaluation to 700, step 2 to 1000."""
-    file.range_("step 1", 0, 20, category="step", payload=1)
-    file.kernel(100, 400, launched=(5, 10))
-    file.kernel(400, 700, launched=(22, 24), name="evaluation")
-    file.range_("step 2", 30, 50, category="step", payload=2)
-    file.kernel(700, 1000, launched=(35, 40))
-    steps = analysed(file).steps
-    assert steps[["start_ns", "wall_ns"]].values.tolist() == [[0, 400], [400, 300], [700, 300]]
-    assert steps["step"].isna().tolist() == [False, True, False]
 
 
 def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -14,15 +12,8 @@ from support.brute_force import idle as brute
 from support.captures.nsys_file import NsysFile, thread
 from support.lane import examples
 
-from nvprof_kit._analysis.attribution.attribution import attribute
-from nvprof_kit._analysis.attribution.windows import step_windows
-from nvprof_kit._analysis.breakdown import idle as idle_module
-from nvprof_kit._analysis.breakdown.activity import activity
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, Breakdown, breakdown
-from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack, Timeline
-from nvprof_kit._analysis.kernels.classes import classify
-from nvprof_kit._trace.open import open_capture
+import nvprof_kit
+from nvprof_kit import Breakdown
 
 DATA = Path(__file__).parents[3] / "data"
 MS = 1_000_000
@@ -40,7 +31,7 @@ def file(tmp_path: Path) -> NsysFile:
 
 
 def analysed(file: NsysFile) -> Breakdown:
-    return breakdown(open_capture(file.write(), optional=OPTIONAL))
+    return nvprof_kit.open(file.write()).breakdown()
 
 
 def by_cause(result: Breakdown) -> dict[str, float]:
@@ -131,26 +122,10 @@ def test_loading_does_not_reach_out_of_the_layer_that_it_is_in(file: NsysFile) -
     assert set(found.idle[found.idle["cause"] == "loading"]["layer"]) == {"layers.0.attention"}
 
 
-def test_a_long_gap_without_loading_is_no_loading(file: NsysFile) -> None:
-    file.call("cuKernelGetName", 9 * MS, 9 * MS + 200)
-    assert by_cause(analysed(file)) == {"launch": 10}
-
-
 def test_garbage_collection_by_a_range(file: NsysFile) -> None:
     file.range_("gc.collect", 4 * MS, 7 * MS, category="user")
     file.range_("gcn_layer", 8 * MS, 9 * MS, category="user")  # no garbage
     assert by_cause(analysed(file)) == {"gc": 3, "launch": 7}
-
-
-def test_what_nothing_tells_of_is_unknown(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 250, 390)
-    file.kernel(0, 200, launched=(0, 1))
-    file.kernel(300, 400, launched=(280, 300))
-    result = analysed(file)
-    # 200-250 in no call, layer or phase
-    assert by_cause(result) == {"unknown": 50 / MS, "launch": 50 / MS}
 
 
 def test_work_that_goes_on_another_thread_is_told_there(tmp_path: Path) -> None:
@@ -194,7 +169,7 @@ def kineto(path: Path, *more: dict[str, object]) -> Breakdown:
         events += [kernel, call | {"args": {"correlation": number}}]
     told = [{"ph": "X", "tid": 1, "pid": 5, **event} for event in (*events, *more)]
     path.write_text(json.dumps({"traceEvents": told}))
-    return breakdown(open_capture(path, optional=OPTIONAL))
+    return nvprof_kit.open(path).breakdown()
 
 
 def operator(name: str, start: int, length: int) -> dict[str, object]:
@@ -314,107 +289,11 @@ def nesting(calls: list[tuple[int, int, str]]) -> list[brute.Open]:
     return kept
 
 
-INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 20)), max_size=20)
-
-
-@given(INTERVALS)
-@settings(max_examples=examples(60), phases=(Phase.generate,))
-def test_stretches_hold_what_some_interval_holds(intervals: list[tuple[int, int, int]]) -> None:
-    lane, start, length = np.array(intervals, dtype=np.int64).reshape(-1, 3).T
-    held = IntervalUnion(lane, start, start + length)
-    for one in range(-1, 4):
-        moments = np.arange(-3, 75)
-        expected = [any(a == one and b <= moment < b + c for a, b, c in intervals) for moment in moments.tolist()]
-        assert held.covers(np.full(len(moments), one), moments).tolist() == expected
-
-
-def test_intervals_that_cross_end_with_what_is_around_them() -> None:
-    """Times of a PyTorch trace are rounded: an operator may outlast the one that called it by a nanosecond."""
-    one = np.zeros(2, dtype=np.int64)
-    stack, parent, depth = Stack.of(one, np.array([0, 5]), np.array([10, 11]))
-    assert stack.innermost(np.zeros(4, dtype=np.int64), np.array([0, 5, 9, 10])).tolist() == [0, 1, 1, -1]
-    assert (parent.tolist(), depth.tolist()) == ([-1, 0], [0, 1])
-
-
-def idle_of_file(name: str) -> pd.DataFrame:
-    return breakdown(open_capture(DATA / name, optional=OPTIONAL)).idle
-
-
 def test_generation_that_plans_attention_for_each_length_says_so() -> None:
     """Each of eight tokens waits some 27 to 34 ms, or less, for cuDNN's plan of a new length."""
-    result = breakdown(open_capture(DATA / "generate-2024.2.sqlite.xz", optional=OPTIONAL))
+    result = nvprof_kit.open(DATA / "generate-2024.2.sqlite.xz").breakdown()
     loading = result.idle[result.idle["cause"] == "loading"]
     top = loading.iloc[0]
     assert (top["layer"], top["phase"]) == ("model.layers.0.self_attn", "forward")
     assert loading["idle_ns"].sum() > 0.75 * result.idle["idle_ns"].sum()
     assert result.idle["cause"].iloc[0] == "loading"
-
-
-def test_the_critical_path_and_the_idle_time_blame_the_same() -> None:
-    result = breakdown(open_capture(DATA / "generate-2024.2.sqlite.xz", optional=OPTIONAL))
-    by_layer = result.idle.groupby("layer")["idle_ns"].sum()
-    assert by_layer.idxmax() == "model.layers.0.self_attn"
-    slow = result.steps["wall_ns"].nlargest(1).index[0]
-    assert result.steps.loc[slow, "idle_loading_ns"] > 0.8 * result.steps.loc[slow, "wall_ns"]
-
-
-def test_blocks_that_threads_share_give_the_same_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a gap has several parts: those of one cause and place are one, from the first of them."""
-    trace = open_capture(DATA / "hooks-train-2023.4.sqlite.xz", optional=OPTIONAL)
-    attribution = attribute(trace)
-    windows = step_windows(trace, attribution)
-    active = activity(trace, classify(trace.ops), windows)
-
-    def found() -> idle_module.Idle:
-        return idle_module.idle(trace, attribution, windows, active, HostCalls(trace))
-
-    whole = found()
-    monkeypatch.setattr(idle_module, "_BLOCK", 7)
-    parts = found()
-    for name in ("gaps", "parts", "waits"):
-        pd.testing.assert_frame_equal(getattr(parts, name), getattr(whole, name))
-
-
-def test_the_largest_parts_are_those_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = open_capture(DATA / "tensor.rank0-2024.2.sqlite.xz", optional=OPTIONAL)
-    attribution = attribute(trace)
-    windows = step_windows(trace, attribution)
-    active = activity(trace, classify(trace.ops), windows)
-    monkeypatch.setattr(idle_module, "_BLOCK", 500)
-    every, largest = (
-        of(trace, attribution, windows, found, HostCalls(trace))
-        for of, found in ((idle_module.idle, active), (idle_module.largest_parts, active.gaps))
-    )
-    assert len(largest) > 2_000
-    assert every.gaps[list(largest)].equals(largest)
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_timeline_says_what_each_of_its_lookups_says(nested: bool) -> None:
-    random = np.random.default_rng(1)
-    # on threads 7 and 9, intervals of 5 ns every 10 ns, and others from another zero; in each the next may lie
-    start = np.tile(np.arange(0, 200, 10), 2)
-    lane = np.repeat([7, 9], 20)
-    inner = (start + 2, start + 4) if nested else (start[:0], start[:0])
-    stack, _, _ = Stack.of(
-        np.concatenate((lane, lane[: len(inner[0])])),
-        np.concatenate((start, inner[0])),
-        np.concatenate((start + 5, inner[1])),
-    )
-    other, _, _ = Stack.of(np.array([9, 9, 11]), np.array([-50, 33, 40]), np.array([30, 71, 90]))
-    cuts = IntervalUnion(np.array([7]), np.array([101]), np.array([103]))
-    nothing = Changes(np.zeros(0, dtype=np.int64), cuts.changes.line, np.zeros(0, dtype=np.int64))
-    timeline = Timeline.of([(stack.changes, stack.owner), (other.changes, other.owner)], [cuts.changes, nothing])
-    begin = random.integers(-80, 220, 300)
-    end, asked = begin + random.integers(1, 60, 300), random.choice([5, 7, 9, 11], 300)
-    row, moment, state = timeline.pieces(asked, begin, end, timeline.changes.before(asked, begin))
-    assert row.tolist() == sorted(row.tolist())
-    for at, found in zip((stack, other), timeline.states, strict=True):
-        assert np.array_equal(found[state], at.innermost(asked[row], moment))
-    for one in range(300):
-        mine, thread_ = moment[row == one], np.full(end[one] - begin[one], asked[one])
-        every = np.arange(begin[one], end[one])
-        seen = [at.innermost(thread_, every) for at in (stack, other)] + [cuts.covers(thread_, every)]
-        changed = np.any([each[1:] != each[:-1] for each in seen], axis=0)
-        assert mine[0] == begin[one]
-        assert {*every[1:][changed].tolist()} <= {*mine.tolist()}, "a change is a cut"
