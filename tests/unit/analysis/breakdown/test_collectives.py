@@ -37,25 +37,6 @@ def nccl(kind: str) -> str:
     return f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 
 
-@pytest.mark.parametrize(
-    ("collective", "schema", "ranks", "factor"),
-    [  # doc/PERFORMANCE.md of nccl-tests
-        ("AllReduce", "reduce", 8, 2 * 7 / 8),
-        ("AllGather", "move", 8, 7 / 8),
-        ("ReduceScatter", "reduce", 2, 1 / 2),
-        ("AllReduce", "reduce", 1, 0),
-    ],
-)
-def test_what_the_bus_moves_for_each_byte(
-    file: NsysFile, collective: str, schema: str, ranks: int, factor: float
-) -> None:
-    file.nccl("ncclCommInitRank", 1, 2, "init", 77, ranks, 0, 0)
-    file.nccl(f"nccl{collective}", 200, 230, schema, 77, 16_000, *([0] if schema == "reduce" else []))
-    file.kernel(1_500, 3_500, launched=(210, 220), name=nccl(collective), stream=9)
-    *_, algorithm, bus = moved(analysed(file.write()))[collective]
-    assert bus == pytest.approx(factor * algorithm)
-
-
 def test_sizes_of_nccl_calls(file: NsysFile) -> None:
     file.nccl("ncclCommInitRank", 1, 2, "init", 77, 8, 0, 0)
     file.kernel(1_000, 2_000, launched=(100, 110))

@@ -38,16 +38,6 @@ def test_the_path_goes_through_the_host_and_the_device(file: NsysFile) -> None:
     assert path["share"].sum() == pytest.approx(1)
 
 
-def test_the_path_stays_on_a_busy_device(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 0, 100)
-    file.kernel(50, 200, launched=(10, 15))
-    file.kernel(210, 400, launched=(20, 25))
-    row = path_of(file).iloc[0]
-    # 190 and 150 on the device, 10 between, 15-50 launch to start, 0-15 on the host
-    assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [340, 45, 15]
-
-
 def test_the_path_passes_an_operation_that_took_no_time(file: NsysFile) -> None:
     file.range_("step 1", 0, 400, category="step", payload=1)
     file.range_("layers.0", 0, 100)

@@ -19,7 +19,6 @@ from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit._analysis.flops.counted import read_counted
-from nvprof_kit._analysis.flops.flops import why_above
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
 from nvprof_kit._cli import group
 from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
@@ -161,18 +160,6 @@ def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path: Path) 
     assert rows["m.a", "forward"]["bytes"] == 2 * 2 * 5 * 4800
 
 
-def test_of_compiled_layers_only_products_have_a_least_time(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    for number, kernel in enumerate(("triton_poi_fused_add_0", "gemm")):
-        file.range_("m.a" if number == 0 else "m", 1000 * number, 1000 * number + 100, category="forward")
-        file.kernel(1000 * number + 50, 1000 * number + 250, launched=(1000 * number + 10,) * 2, name=kernel)
-    capture = named(file.write(), "NVIDIA H200")
-    operators = [(1, "bf16", 989_400 * 80, 4800), (1, "", 0, 4800 * 40), (0, "", 0, 4800 * 15)]
-    rows = table(nvprof_kit.open(capture).flops(with_bytes(tmp_path, operators)))
-    assert rows["m.a", "forward"]["limit_ns"] == pytest.approx(80)
-    assert rows["m", "forward"]["limit_ns"] == pytest.approx(80 + 15)
-
-
 MODELS = sorted(path.name.partition(".")[0] for path in (TESTS / "data" / "limits").glob("*.sqlite.xz"))
 
 
@@ -288,11 +275,6 @@ def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path:
     assert mlp.above_limit_ns == pytest.approx(mlp.gpu_ns - limit_ns, rel=1e-6)
 
 
-def test_counts_without_bytes_have_no_limit(tmp_path: Path) -> None:
-    rows = joined(tmp_path, [(1, "bf16", 50)]).rows
-    assert rows[["bytes", "limit_ns", "of_limit"]].isna().all(axis=None) and not rows["bound"].any()
-
-
 def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None:
     ranges = [
         ("m", "forward", None, 1),
@@ -351,15 +333,6 @@ def test_the_recompute_of_a_block_without_a_counted_operation(tmp_path: Path) ->
     assert [key for key, row in rows.items() if "lib::op" in row["unknown"]] == [("block", "recompute")]
 
 
-def test_a_step_altogether(tmp_path: Path) -> None:
-    whole = joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 100)]).whole
-    # a step: 200 operations, 50 of them again; it lasts 1000 ns, in 100 + 20 + 100 + 200 + 50 of which the GPU works
-    assert (whole.steps, whole.devices, whole.step_ns, whole.busy_ns) == (2, 1, 1000, 470)
-    assert (whole.flops, whole.model_flops) == (200, 150)
-    assert (whole.hfu, whole.mfu) == (0.2, 0.15)
-    assert (whole.busy_hfu, whole.busy_mfu) == (200 / 470, 150 / 470)
-
-
 def test_above_the_peak_never_without_saying_why(tmp_path: Path) -> None:
     rows = table(joined(tmp_path, [(1, "bf16", 150)]))
     assert rows["m.a", "forward"]["mfu"] == 1.5 and ABOVE in rows["m.a", "forward"]["note"]
@@ -370,19 +343,6 @@ def test_above_the_peak_never_without_saying_why(tmp_path: Path) -> None:
     assert not any(ABOVE in warning for warning in joined(tmp_path, [(1, "bf16", 150)]).warnings)
     for count in (600, 1200):
         assert ABOVE in joined(tmp_path, [(1, "bf16", count)]).warnings[0]
-
-
-def test_only_what_can_be_the_reason_is_given() -> None:
-    def reasons(hfu: float, *, attention: bool = False, fp32: bool = False, own_peak: bool = False) -> set[str]:
-        said = why_above(hfu, attention=attention, fp32=fp32, own_peak=own_peak)
-        words = {"clock", "causal", "TF32", "another input", "sparsity", "peak given"}
-        return {word for word in words if word in said}
-
-    assert reasons(1.05) == {"clock", "another input", "sparsity"}
-    assert reasons(1.5) == {"another input", "sparsity"}  # no clock is half as fast again
-    assert reasons(1.5, attention=True) == {"causal", "another input", "sparsity"}
-    assert reasons(4.0, attention=True, fp32=True) == {"TF32", "another input"}
-    assert reasons(4.0, own_peak=True) == {"peak given", "another input"}
 
 
 def test_unknown_work_makes_a_lower_bound_of_every_row_around_it(tmp_path: Path) -> None:
@@ -419,14 +379,6 @@ def test_a_step_of_which_not_all_is_counted_says_at_least(
     assert (["(a " in warning for warning in uncounted] == [True]) == least
 
 
-def test_a_row_that_was_not_counted_has_no_figures(tmp_path: Path) -> None:
-    capture = training(tmp_path / "run.sqlite")
-    file = counts(tmp_path / "run.flops.json", TRAINING[:2], [(1, "bf16", 50)])
-    rows = table(nvprof_kit.open(capture).flops(file, peak=ONE))
-    assert math.isnan(rows["m", "backward"]["flops"]) and rows["m", "backward"]["note"] == "not in the count"
-    assert rows["m", "forward"]["mfu"] == 100 / 240
-
-
 def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Path) -> None:
     capture = training(tmp_path / "run.sqlite")
     inside: list[Range] = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
@@ -459,18 +411,6 @@ def test_without_steps_it_is_the_whole_capture(tmp_path: Path) -> None:
     assert table(result)["m", "forward"]["mfu"] == 0.5
     # 2 x 50 operations from 110 to 1210
     assert (result.whole.steps, result.whole.flops, result.whole.step_ns) == (0, 100, 1100)
-
-
-def test_outside_the_steps_nothing_counts(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("m", 0, 100)
-    file.kernel(0, 900, launched=(20, 30))  # the warm-up, which is longer
-    file.range_("step 1", 1000, 2000, category="step", payload=1)
-    file.range_("m", 1000, 1100)
-    file.kernel(1100, 1200, launched=(1020, 1030))
-    counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)])
-    row = table(nvprof_kit.open(file.write()).flops(counted, peak=ONE))["m", "forward"]
-    assert (row["calls"], row["gpu_busy_ns"], row["flops"], row["mfu"]) == (1, 100, 50, 0.5)
 
 
 def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers, tidy
 from nvprof_kit._analysis.ncu.owners import own_layers
 from nvprof_kit._analysis.ncu.roofline import roofline
 from nvprof_kit._analysis.ncu.sums import BUSY
-from nvprof_kit._trace.ncu.open import open_ncu, together
+from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
@@ -69,12 +69,6 @@ def test_times_are_those_of_layers(capture: str, csv: str) -> None:
     known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
     made = ncu_layers(open_ncu(DATA / f"{csv}.csv.xz"), trace).rows
     assert {(row.layer, row.phase): row.gpu_ns for row in made.itertuples()} == known
-
-
-def test_the_outermost_module_holds_all(tmp_path: Path) -> None:
-    stack = ("step 1", "Llama", "model", "model.0")
-    made = ncu_layers(report({"stack": stack, "ns": 30}, {"stack": stack[:2], "ns": 10}))
-    assert rows(made, "gpu_ns") == [["Llama", "forward", 40], ["model", "forward", 30], ["model.0", "forward", 30]]
 
 
 def test_a_layer_holds_what_is_nested_in_it() -> None:
@@ -155,13 +149,6 @@ def test_without_ranges_there_is_a_warning() -> None:
 def test_bound(metrics: dict[str, float], bound: str, reason: str) -> None:
     row = ncu_layers(report({"ns": 10, **metrics})).rows.iloc[0]
     assert (row["bound"], row["reason"]) == (bound, reason)
-
-
-def test_the_bound_of_a_layer_is_that_of_most_of_its_time() -> None:
-    made = ncu_layers(
-        report({"ns": 60, "compute": 10, "memory": 90}, {"ns": 40, "compute": 95, "memory": 5})
-    )  # fmt: skip
-    assert rows(made, "bound", "reason")[0][2:] == ["memory", "60 % of its time: memory at 90 % of its peak"]
 
 
 def test_dram_bytes_of_a_consumer_blackwell() -> None:
@@ -266,11 +253,6 @@ def test_times_are_the_captures(tmp_path: Path) -> None:
 def test_another_grid_is_another_signature(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no kernel of it is in"):
         spread(tmp_path, {"kernel": "add", "grid": "(3, 1, 1)", "ns": 500, "compute": 30, "memory": 10})
-
-
-def test_several_reports_together() -> None:
-    both = together([report({"ns": 1}), report({"ns": 2}, path="b.csv")])
-    assert (both.path, both.metrics[NAMES["ns"]].tolist()) == ("a.csv, b.csv", [1.0, 2.0])
 
 
 def test_a_report_without_times() -> None:
@@ -396,36 +378,11 @@ def test_the_bytes_of_collectives() -> None:
     assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
 
 
-def test_the_bytes_of_collectives_over_every_link() -> None:
-    """Another machine's ncu counted all 18 links: three steps' gradients as they are, in a layer's backward."""
-    made = ncu_layers(open_ncu(DATA / "communication-layer-2025.3.csv.xz"))
-    assert (made.measured, made.warnings) == (42, ())
-    width, inner = 1024, 1024 * 11 // 4
-    bucket = 2 * (4 * width * width + 4 * width * inner + 2 * width)
-    sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
-    assert sent["model.layers.1.mlp", "backward"] == pytest.approx(3 * bucket, rel=1e-3)
-
-
 def test_a_range_that_was_run_again_as_one() -> None:
     """Application range replay has one row for all that a layer launched, and no links were used."""
     made = ncu_layers(open_ncu(DATA / "range-2025.3.csv.xz"))
     assert rows(made, "launches", "gpu_ns", "nvlink_sent_bytes")[-1] == ["model.layers.0", "forward", 1, 560954272, 0]
     assert made.warnings == ()
-
-
-def test_first_launches_alone_cover_what_their_role_does() -> None:
-    """Of each launch only the first was measured: those of the MLP's products that are launched like the attention's
-    stay open, which is a tenth of the GPU time.
-    """
-    report_ = open_ncu(DATA / "plan-2025.3.csv.xz")
-    trace = open_capture(DATA / "run-2023.4.sqlite.xz", optional=NEEDED)
-    made = ncu_layers(report_, trace)
-    assert (made.measured, made.unused, made.warnings) == (71, 0, ())
-    assert made.covered == pytest.approx(0.808, abs=0.001)
-    blocks = made.rows[made.rows["layer"].str.fullmatch(r"model\.layers\.\d+")]
-    assert len(blocks) == 24  # 12 layers, forward and backward
-    assert 0.80 < blocks["covered"].min() < blocks["covered"].max() < 0.95
-    assert made.gpu_ns == (trace.ops["end_ns"] - trace.ops["start_ns"]).sum()
 
 
 def test_a_live_page_of_one_layer() -> None:

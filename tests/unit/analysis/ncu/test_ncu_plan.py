@@ -20,7 +20,7 @@ from support.captures.nsys_file import NsysFile
 from support.lane import examples
 
 from nvprof_kit._analysis.kernels.signatures import NEEDED
-from nvprof_kit._analysis.ncu.plan import _cover, block_of, plan
+from nvprof_kit._analysis.ncu.plan import _cover, plan
 from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
 from nvprof_kit._report.text.ncu import plan_lines
 from nvprof_kit._trace.open import open_capture
@@ -61,10 +61,6 @@ def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(fil
     assert made.rows["covered"].tolist() == pytest.approx([200 / 300, 260 / 300])
     assert made.covered == pytest.approx(260 / 300)
     assert (made.gpu_ns, made.launches) == (300, 7)
-
-
-def test_more_share_takes_the_next_name(file: NsysFile) -> None:
-    assert planned(file, share=0.9).names == ("_Zgemm", "_Zadd")  # 280 of 300
 
 
 def test_copies_cannot_be_measured(file: NsysFile) -> None:
@@ -119,21 +115,6 @@ def test_every_layer_reaches_the_share(file: NsysFile) -> None:
     made = planned(file, every_layer=True)
     assert "_Ztiny" in made.names
     assert made.least_covered[1] >= 0.9
-
-
-def test_kernels_without_a_linker_name_are_not_covered(file: NsysFile) -> None:
-    file.kernel(4000, 4200, launched=(4000, 4001), name="driver", mangled="")  # 200 more: 500 in all
-    made = planned(file, share=0.5)
-    assert made.names == ("_Zgemm",)
-    assert made.covered == pytest.approx(260 / 500)
-
-
-@pytest.mark.parametrize(
-    ("layer", "block"),
-    [("model.layers.3.mlp", "model.layers.3"), ("lm_head", "lm_head"), ("a.b", "a.b"), ("0.x.1", "0")],
-)
-def test_block_of(layer: str, block: str) -> None:
-    assert block_of(layer) == block
 
 
 @settings(max_examples=examples(50))
