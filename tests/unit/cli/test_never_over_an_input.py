@@ -12,8 +12,6 @@ from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._cli import main
 
-DATA = Path(__file__).parents[2] / "data"
-
 RULES = '[[rule]]\nmatch = "layers.*"\nlayer = "block"\n'
 KERNELS = '[[rule]]\nname = "mine"\nclass = "gemm"\nmatch = "gemm"\n'
 

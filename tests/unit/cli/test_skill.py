@@ -47,16 +47,12 @@ def idle_cause(cause: str) -> Callable[[Rows], bool]:
     """Whether each step waits most for this, and all its idle time has a cause."""
 
     def check(rows: Rows) -> bool:
-        steps = [
-            ({name: int(row[name]) for name in row if re.fullmatch("idle_.+_ns", name)}, row)
-            for row in rows
-            if row["step"]
-        ]
-        return all(
-            max(causes, key=lambda name: causes[name]) == f"idle_{cause}_ns"
-            and sum(causes.values()) == int(row["idle_ns"])
-            for causes, row in steps
-        )
+        for row in (row for row in rows if row["step"]):
+            causes = {name: int(row[name]) for name in row if re.fullmatch("idle_.+_ns", name)}
+            longest = max(causes, key=lambda name: causes[name])
+            if longest != f"idle_{cause}_ns" or sum(causes.values()) != int(row["idle_ns"]):
+                return False
+        return True
 
     return check
 
@@ -89,7 +85,8 @@ ANSWERS: list[tuple[str, tuple[str, ...], Callable[[Rows], bool]]] = [
     ("Did it become slower?", ("eager-2023.4", "eager-2024.2"),
      lambda rows: next(row for row in rows if row["level"] == "step")["verdict"] == "undecided"),
     ("How much of the GPU's peak is used?", ("flops/llama12-2024.2",), lambda rows: "mfu" in rows[0]),
-    ("Where does the memory go?", ("memory/caching-2024.2",), lambda rows: any(row["memory_peak_bytes"] for row in rows)),
+    ("Where does the memory go?", ("memory/caching-2024.2",),
+     lambda rows: any(row["memory_peak_bytes"] for row in rows)),
     ("Where does the memory go?", ("hooks-train-2023.4",),
      lambda rows: not any(row["memory_peak_bytes"] or row["memory_retained_bytes"] for row in rows)),
 ]  # fmt: skip

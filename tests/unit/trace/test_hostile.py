@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._api.capture import read_rules
 from nvprof_kit._result.formats import csv_cell, plain
 from nvprof_kit._trace.files import packed
@@ -129,10 +128,6 @@ def test_texts_in_another_encoding_are_read(tmp_path: Path) -> None:
     assert open_capture(path).ranges["text"].tolist() == ["l\ufffd\ufffd"]
 
 
-def test_sound_captures_get_no_warning(tmp_path: Path) -> None:
-    assert open_capture(capture(tmp_path / "a.sqlite"), optional=EVERYTHING).info.warnings == ()
-
-
 def test_a_capture_opens_where_memory_is_limited(tmp_path: Path) -> None:
     """A reservation of a whole batch's buffers ended the process with a segmentation fault."""
     path = capture(tmp_path / "a.sqlite")
@@ -142,20 +137,6 @@ def test_a_capture_opens_where_memory_is_limited(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
-
-
-def test_reader_threads_import_nothing(tmp_path: Path) -> None:
-    """An import that Ctrl-C interrupts may keep its lock, and a thread that imports the same waits for ever."""
-    path = capture(tmp_path / "a.sqlite")
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom nvprof_kit._trace.nsys import ops, tables\n"
-        "from nvprof_kit._trace.files.sqlite import SqliteFile\n"
-        f"db = SqliteFile(Path({str(path)!r}))\nbefore = set(sys.modules)\n"
-        "ops.read_ops(db, ('name', 'mangled', 'host_memory', 'bytes', 'grid_x'))\ntables.read_launches(db)\n"
-        "print(sorted(one for one in set(sys.modules) - before if not one.startswith('encodings')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pandas" not in done.stdout
 
 
 # ---------------------------------------------------------------- Kineto
@@ -241,15 +222,6 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
         open_ncu(path)
 
 
-def test_the_search_for_ranks_unpacks_the_beginning_only(tmp_path: Path) -> None:
-    (path := tmp_path / "a.json.gz").write_bytes(gzip.compress(b"{" + b" " * (9 << 20)))
-    assert len(head_of(path)) <= 1 << 20
-    (path := tmp_path / "a.json.xz").write_bytes(lzma.compress(b"{" + b" " * (9 << 20)))
-    assert len(head_of(path)) <= 1 << 20
-    (path := tmp_path / "a.json.gz.xz").write_bytes(lzma.compress(gzip.compress(b"{" + b" " * (9 << 20))))
-    assert len(head_of(path)) <= 1 << 20
-
-
 # ---------------------------------------------------------------- snapshots, timers, ncu
 
 
@@ -291,12 +263,6 @@ def test_a_file_of_another_kind_is_recognised(tmp_path: Path) -> None:
     (path := tmp_path / "a.log").write_text("[RANK 0] forward\n")
     with pytest.raises(CaptureError, match="`nvprof-kit timers` reads it"):
         open_capture(path)
-
-
-def test_half_letters_in_a_snapshot_are_read(tmp_path: Path) -> None:
-    row = {"action": "alloc", "addr": 1, "size": 5, "stream": 0, "user_metadata": "a\ud800"}
-    (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[row]]}))
-    assert read_snapshot(path).events["label"].tolist() == ["a?"]
 
 
 def test_timer_lines_with_a_wrong_digit_are_left_out(tmp_path: Path) -> None:
@@ -350,10 +316,6 @@ def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert len(open_ncu("own.ncu-rep").kernels)
     assert not (tmp_path / "it-ran").exists()
-
-
-def test_a_name_of_a_million_letters_is_classed_at_once() -> None:
-    assert family_of("void " + "a_gemm<" * 150_000).kernel_class == family_of("void a_gemm<").kernel_class
 
 
 def test_no_text_steers_a_terminal_or_is_a_formula() -> None:

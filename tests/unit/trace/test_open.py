@@ -59,12 +59,6 @@ def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) 
     assert trace.info.gpus == ("Test GPU",)
 
 
-def test_optional_columns_only_where_wanted(tmp_path: Path) -> None:
-    trace = open_capture(small(tmp_path / "a.sqlite").write(), optional=("name",))
-    assert trace.ops["name"].tolist() == ["gemm"]
-    assert "stream" not in trace.ops
-
-
 def test_packed_captures(tmp_path: Path) -> None:
     plain = small(tmp_path / "a.sqlite").write()
     packed = tmp_path / "a.sqlite.xz"
@@ -72,12 +66,6 @@ def test_packed_captures(tmp_path: Path) -> None:
     trace = open_capture(packed)
     assert trace.info.path == str(packed)
     assert len(trace.ops) == 1
-
-
-def test_odd_file_names(tmp_path: Path) -> None:
-    folder = tmp_path / "a b%20#?é"
-    folder.mkdir()
-    assert len(open_capture(small(folder / "run 1#2?.sqlite").write()).ops) == 1
 
 
 def test_a_capture_is_never_written_to(tmp_path: Path) -> None:
@@ -223,24 +211,11 @@ def test_tables_that_hold_what_they_should_not(tmp_path: Path, sql: str, found: 
     assert found in refusal(path)
 
 
-def test_a_length_of_the_session_that_is_no_number(tmp_path: Path) -> None:
-    file = small(tmp_path / "a.sqlite")
-    file.rows["ANALYSIS_DETAILS"] = [{"duration": "abc", "stopTime": 500}]
-    assert open_capture(file.write()).info.session_ns == 500
-
-
 def test_the_message_names_the_packed_file(tmp_path: Path) -> None:
     plain = small(tmp_path / "a.sqlite").write()
     packed = tmp_path / "packed.sqlite.xz"
     packed.write_bytes(lzma.compress(plain.read_bytes()[:5000]))
     assert refusal(packed).startswith(str(packed))
-
-
-def test_ranges_without_a_text_among_registered_ones(tmp_path: Path) -> None:
-    file = small(tmp_path / "a.sqlite")
-    file.range_("", 120, 130, category=None)
-    file.rows["NVTX_EVENTS"][-1]["textId"] = None
-    assert open_capture(file.write()).ranges["text"].tolist() == ["layers.0", ""]
 
 
 def test_an_end_of_0_is_a_missing_one(tmp_path: Path) -> None:
@@ -257,13 +232,6 @@ def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:
     ranges = open_capture(file.write()).ranges
     assert ranges["left_open"].tolist() == [False, True]
     assert np.array_equal(ranges["end_ns"], [200, 310])
-
-
-def test_a_call_that_waits_to_the_end_is_part_of_the_capture(tmp_path: Path) -> None:
-    file = small(tmp_path / "a.sqlite")
-    file.range_("layers.1", 150, None)
-    file.call("cudaDeviceSynchronize", 160, 900)
-    assert np.array_equal(open_capture(file.write()).ranges["end_ns"], [200, 900])
 
 
 @pytest.mark.parametrize("verb", ["layers", "doctor", "advise", "ranks", "export"])

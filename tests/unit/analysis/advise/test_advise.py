@@ -233,24 +233,6 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
 }
 
 
-def scene(write: Callable[[NsysFile, bool], None]) -> Callable[[Path, bool], Path]:
-    def example(folder: Path, bad: bool) -> Path:
-        file = NsysFile(folder / "run.sqlite")
-        write(file, bad)
-        return file.write()
-
-    return example
-
-
-def program(fault: str, *lookalikes: str) -> Callable[[Path, bool], Path]:
-    """A random program with the fault; or with the same calls where they cost nothing."""
-    return lambda folder, bad: Program(folder / "run.sqlite", 5, (fault,) if bad else lookalikes).write()
-
-
-def real(bad_name: str, good_name: str) -> Callable[[Path, bool], Path]:
-    return lambda _, bad: DATA / f"{bad_name if bad else good_name}-2024.2.sqlite.xz"
-
-
 def traced(function: str) -> Callable[[Path, bool], Path]:
     """A PyTorch trace with stacks, in which a function runs between two kernels 10 ms apart, or beside the first."""
 

@@ -7,12 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import nvprof_kit
 from nvprof_kit._trace.kineto import stream
-from nvprof_kit._trace.kineto.read import _crossing_stretches, _nested_stretches, _own_stretches
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -125,14 +123,6 @@ def test_without_a_gpu_the_operations_are_what_cpu_operators_do_themselves(tmp_p
 def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([event("Operator", "aten::mm", 0, 3)]))
     assert sums(tmp_path / "a.json") == {("(none)", "other"): 3000}
-
-
-def test_times_are_whole_nanoseconds_since_the_first_event(tmp_path: Path) -> None:
-    first = event("user_annotation", "load", 4398147386060.0, 2.0)
-    path = write(tmp_path / "a.json", event("cpu_op", "aten::mm", 4398147386063.133, 1936.875), first)
-    ops = open_capture(path).ops
-    assert ops["end_ns"][0] - ops["start_ns"][0] == 1_936_875
-    assert ops["start_ns"][0] == 3_133
 
 
 def test_no_domains(tmp_path: Path) -> None:
@@ -251,42 +241,6 @@ def test_what_the_quick_decoder_refuses_is_read_event_by_event(
     quick = answer()
     monkeypatch.setattr(stream, "_TRIES", 0)
     assert answer() == quick
-
-
-def test_a_nested_object_between_braces_is_no_end_of_an_event(tmp_path: Path) -> None:
-    nested = {"args": {"list": [{"a": 1}, {"b": 2}]}, "more": [{"c": 3}, {"d": [{}, {}]}]}
-    path = write(tmp_path / "a.json", *(event("cpu_op", "aten::mm", 10 * one, 5) | nested for one in range(30)))
-    assert len(open_capture(path).ops) == 30
-
-
-def test_own_stretches_of_operators_that_nest_are_found_at_once() -> None:
-    """All columns at once, with what the walk from operator to operator finds; what crosses is left to the walk."""
-    # linear 0..20 calls addmm 2..12, which calls expand 4..6 and an operator of no length at 8; relu on thread 2
-    start, end, tid = (np.array(one) for one in ((0, 2, 4, 8, 4), (20, 12, 6, 8, 9), (1, 1, 1, 1, 2)))
-    found = _nested_stretches(start, end, tid)
-    assert found is not None
-    assert sorted(zip(*(one.tolist() for one in found), strict=True)) == [
-        (0, 0, 2), (0, 12, 20), (1, 2, 4), (1, 6, 12), (2, 4, 6), (4, 4, 9),
-    ]  # fmt: skip
-    assert _nested_stretches(np.array([0, 5]), np.array([10, 15]), np.array([1, 1])) is None
-    operator, begin, finish = _own_stretches(np.array([0, 5]), np.array([10, 15]), np.array([1, 1]))
-    assert (operator.tolist(), begin.tolist(), finish.tolist()) == ([0, 1], [0, 5], [5, 15])
-    assert [len(one) for one in _own_stretches(*3 * (np.zeros(0, dtype=np.int64),))] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_own_stretches_agree_with_the_walk(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    start = np.sort(chance.integers(0, 60, 12))
-    end = start + chance.integers(0, 30, 12)
-    tid = chance.integers(0, 4, 12)
-    found = _nested_stretches(start, end, tid)
-    if found is not None:
-        own, walked = (
-            np.bincount(operator, finish - begin, minlength=12).tolist()
-            for operator, begin, finish in (found, _crossing_stretches(start, end, tid))
-        )
-        assert own == walked
 
 
 def test_modules_without_names_are_told_of(tmp_path: Path) -> None:

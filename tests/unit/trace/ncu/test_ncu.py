@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvprof_kit._trace.ncu.numbers import NumberStyle, base_unit, number_style, parse_number
+from nvprof_kit._trace.ncu.numbers import NumberStyle, parse_number
 from nvprof_kit._trace.ncu.nvtx import parse_cell
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.ncu.schema import KERNELS, NcuReport
@@ -106,47 +106,6 @@ def test_units_are_brought_to_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "base"),
-    [
-        ("ns", ("ns", 1)),
-        ("nsecond", ("ns", 1)),
-        ("us", ("ns", 1e3)),
-        ("msecond", ("ns", 1e6)),
-        ("s", ("ns", 1e9)),
-        ("hz", ("hz", 1)),
-        ("Ghz", ("hz", 1e9)),
-        ("cycle/usecond", ("hz", 1e6)),
-        ("Kbyte", ("byte", 1e3)),
-        ("byte/second", ("byte/s", 1)),
-        ("Tbyte/s", ("byte/s", 1e12)),
-        ("sector/nsecond", ("sector/s", 1e9)),
-        ("inst/cycle", ("inst/cycle", 1)),
-        ("register/thread", ("register/thread", 1)),
-        ("%", ("%", 1)),
-        ("", ("", 1)),
-    ],
-)
-def test_base_unit(unit: str, base: tuple[str, float]) -> None:
-    assert base_unit(unit) == (base[0], pytest.approx(base[1]))
-
-
-@pytest.mark.parametrize(
-    ("cells", "decimal", "certain"),
-    [
-        (["20,937,506,816", "13.07"], ".", True),  # en_US
-        (["941.929.548,55", "31.872"], ",", True),  # de_DE: 31.872 is 31872
-        (["31.872"], ".", False),
-        (["31.872000", "1,274", "7,5"], ",", True),  # six decimals are ncu's own, whatever the locale
-        (["0.123"], ".", True),
-        (["1234.567"], ".", True),
-        (["12", "no data", "CachePreferNone"], ".", True),
-    ],
-)
-def test_the_style_of_numbers_is_told_by_consistency(cells: list[str], decimal: str, certain: bool) -> None:
-    assert number_style(cells) == NumberStyle(decimal, certain)
-
-
-@pytest.mark.parametrize(
     ("text", "decimal", "value"),
     [
         ("1,274", ".", 1274.0),
@@ -166,13 +125,6 @@ def test_the_style_of_numbers_is_told_by_consistency(cells: list[str], decimal: 
 )
 def test_parse_number(text: str, decimal: str, value: float | None) -> None:
     assert parse_number(text, NumberStyle(decimal)) == value
-
-
-@pytest.mark.parametrize("nothing", ["", "no data", "n/a"])
-def test_nothing_is_not_a_number(nothing: str, tmp_path: Path) -> None:
-    report = read(tmp_path, raw({**TIME, "dram__bytes.sum": ("byte", nothing)}))
-    assert report.metrics["dram__bytes.sum"].isna().all()
-    assert report.texts.shape == (1, 0)
 
 
 def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
@@ -240,18 +192,6 @@ def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     report = read(tmp_path, text)
     assert len(report.kernels) == 1
     assert report.warnings[:1] == ("1 rows cannot be read (lines 4): their fields do not fit the header",)
-
-
-def test_renamed_kernels_get_their_name_back(tmp_path: Path) -> None:
-    report = read(tmp_path, raw(TIME, nvtx=cell("model.layers.0"), kernel="model.layers.0/void a/b<1>(int)"))
-    assert report.kernels["kernel"].tolist() == ["void a/b<1>(int)"]
-
-
-def test_another_domain(tmp_path: Path) -> None:
-    text = raw(TIME, nvtx=cell("foo", domain="<default domain>"))
-    assert read(tmp_path, text).kernels["stack"].tolist() == [()]
-    for default in ("", "default"):
-        assert read(tmp_path, text, domain=default).kernels["stack"].tolist() == [("foo",)]
 
 
 def test_details_page(tmp_path: Path) -> None:

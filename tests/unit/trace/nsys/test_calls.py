@@ -10,8 +10,6 @@ from support.captures.nsys_file import NsysFile, thread
 
 from nvprof_kit._trace.open import open_capture
 
-DATA = Path(__file__).parents[3] / "data"
-
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Path:
@@ -35,25 +33,6 @@ def test_calls_and_overheads_of_an_nsys_file(capture: Path) -> None:
     assert set(calls["tid"]) == {thread()}
     overhead = calls[calls["kind"] == 1]
     assert overhead[["start_ns", "end_ns", "correlation"]].to_numpy().tolist() == [[150, 160, -1]]
-
-
-def test_a_capture_gives_them_only_when_asked(capture: Path) -> None:
-    trace = open_capture(capture)
-    assert trace.calls is None
-    assert "host_memory" not in trace.ops
-
-
-def test_the_hosts_end_of_a_copy(capture: Path) -> None:
-    ops = open_capture(capture, optional=("host_memory",)).ops.sort_values("start_ns")
-    assert ops["host_memory"].tolist() == ["", "pageable", "pinned", ""]
-
-
-def test_real_captures() -> None:
-    calls = open_capture(DATA / "eager-2023.4.sqlite.xz", optional=("calls",)).calls
-    assert calls is not None
-    # counted with sqlite3 in CUPTI_ACTIVITY_KIND_RUNTIME and PROFILER_OVERHEAD
-    assert (calls["name"] == "cudaLaunchKernel").sum() == 1617
-    assert (calls["kind"] == 1).sum() == 3
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,6 @@ def warnings_of(path: Path) -> str:
     return " | ".join(open_capture(path, optional=OPTIONAL).info.warnings)
 
 
-def test_the_capture_itself(capture: Path) -> None:
-    assert warnings_of(capture) == ""
-    assert nvprof_kit.open(capture).layers().warnings == ()
-
-
 @pytest.mark.parametrize(
     ("change_", "named"),
     [
@@ -270,11 +265,6 @@ def test_kinds_of_memory_that_are_no_numbers_are_refused(capture: Path) -> None:
     change(capture, "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET dstKind = 'one'")
     with pytest.raises(CaptureError, match=r"CUPTI_ACTIVITY_KIND_MEMCPY\.dstKind is not a whole number"):
         open_capture(capture, optional=("host_memory",))
-
-
-def test_an_exported_trace_warns_as_the_tables_do(capture: Path) -> None:
-    opened = nvprof_kit.open(change(capture, *DESCRIPTIONS))
-    assert "nsys warns: it broke" in opened.perfetto().warnings
 
 
 def test_overheads_whose_times_are_no_numbers_are_refused(capture: Path) -> None:

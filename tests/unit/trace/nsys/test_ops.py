@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.captures.nsys_file import PID, NsysFile, thread
+from support.captures.nsys_file import NsysFile, thread
 
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
@@ -21,14 +21,6 @@ def _file(folder: Path, more: Callable[[NsysFile], object] = lambda _: None) -> 
     file.kernel(500, 520, launched=(450, 460), table="MEMCPY")
     more(file)
     return file.write()
-
-
-def test_columns_of_one_value_take_no_memory(tmp_path: Path) -> None:
-    ops = open_capture(_file(tmp_path), optional=("name",)).ops
-    expected = {"device": 0, "pid": thread(0, PID), "graph_node": -1}
-    assert {name: set(ops[name].tolist()) for name in expected} == {name: {value} for name, value in expected.items()}
-    assert [ops[name].to_numpy().strides for name in expected] == [(0,)] * 3
-    assert ops["kind"].tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ MANY = 100_000
 FRAME = {"filename": "a.py", "line": 1, "name": "f"}
 EVENT = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "time_us": 2}
 BLOCK = {"address": 1, "size": 1, "requested_size": 1, "state": "inactive"}
-LONG = "\u00e9\ud800" * 100_000  # with half letters, which no table can hold: a copy of it is made
 
 
 def plain(**parts: Any) -> dict[str, Any]:
@@ -107,28 +106,6 @@ def test_what_is_shared_by_many_is_read(tmp_path: Path) -> None:
     assert snapshot.stacks[MANY - 1] == [FRAME] * 2000
     with pytest.raises(KeyError):
         snapshot.stacks[MANY]
-
-
-READ: dict[str, Callable[[], Any]] = {
-    "frames of a long name": lambda: plain(
-        device_traces=[[EVENT | {"frames": [{"filename": LONG, "line": 1, "name": LONG} for _ in range(2000)]}
-                        for _ in range(20)]]
-    ),
-    "labels of a long name": lambda: plain(device_traces=[[EVENT | {"user_metadata": LONG}] * MANY]),
-    "actions of a long name": lambda: plain(device_traces=[[EVENT | {"action": LONG}] * MANY]),
-    "annotations of a long name": lambda: plain(
-        external_annotations=[{"time_us": 1, "device": 0, "stage": "START", "name": LONG}] * MANY
-    ),
-    "stretches of a long name": lambda: plain(nvprof_kit_stretches=[(1, LONG)] * MANY),
-    "segments that are one": lambda: plain(segments=[segment(segment_type=LONG)] * MANY),
-    "blocks that are one": lambda: plain(segments=[segment(blocks=[BLOCK | {"state": LONG}] * MANY)]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("made", READ.values(), ids=READ)
-def test_a_long_text_that_many_share_is_looked_at_once(made: Callable[[], Any], tmp_path: Path) -> None:
-    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made()))
-    assert len(read_snapshot(tmp_path / "run.pickle").events)
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "md"])
