@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
+from support.page import column, data_of
 
 from nvprof_kit import Job, open_job
 from nvprof_kit._cli import main
-from nvprof_kit._report.page.job import apart, collectives_of, work_of
 from nvprof_kit.errors import UsageError
 
 
@@ -27,19 +23,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return open_job(folder)
 
 
-def data_of(page: bytes) -> dict[str, Any]:
-    found = re.search('<script type="application/json" id="data">(.*?)</script>', page.decode(), re.DOTALL)
-    assert found
-    data: dict[str, Any] = json.loads(found[1])[0]
-    return data
-
-
-def column(data: dict[str, Any], place: list[Any]) -> np.ndarray:
-    kind, offset, count, rising = place
-    values = np.frombuffer(gzip.decompress(base64.b64decode(data["block"])), f"<{kind}", count, offset)
-    return np.cumsum(values, dtype=np.float64) if rising else values
-
-
 def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
     """The values of a heat map, NaN where there is none."""
     found = data[name]
@@ -47,45 +30,6 @@ def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
     cells = column(data, packed["cells"]).astype(float).reshape(len(found["rows"]), len(found["columns"]))
     made: np.ndarray = np.where(cells == 65_535, np.nan, cells * column(data, packed["scale"])[:, None])
     return made
-
-
-def test_work_lies_between_the_points_that_ranks_are_compared_at() -> None:
-    # two collectives, ready at 1000 and 3000, ended at 1500 and 3100; the clock moves them by nothing
-    points = pd.DataFrame(
-        {
-            "a": [1000, 3000], "e": [1500, 3100], "queued_ns": [0, 0], "ready_segment": [0, 2], "end_segment": [1, 3],
-            "gates": [True, True], "step": [0, 0],
-        }
-    )  # fmt: skip
-    segments = pd.DataFrame(
-        {
-            "segment": [0, 0, 1, 2, 3], "ns": [400, 100, 500, 1500, 100], "step": 0, "layer": list("abbcc"),
-            "phase": "forward", "doing": ["compute", "launch", "communication", "compute", "communication"],
-        }
-    )  # fmt: skip
-    work = work_of(points, segments)
-    # 400 and 100 before 1000; the collective to 1500; 1500 more to 3000, and 100
-    assert work["start_ns"].tolist() == [500, 900, 1000, 1500, 3000]
-    assert work["end_ns"].tolist() == [900, 1000, 1500, 3000, 3100]
-
-
-def test_a_collective_is_waiting_until_the_last_has_come() -> None:
-    points = pd.DataFrame(
-        {
-            "a": [100, 900], "e": [500, 950], "arrival": [400, 900], "late_rank": [3, 0], "sort": "AllReduce",
-            "step": 0, "layer": "a", "phase": "backward",
-        }
-    )  # fmt: skip
-    found = collectives_of(points)
-    assert found[["start_ns", "end_ns", "doing"]].to_numpy().tolist() == [
-        [100, 400, "waiting"], [400, 500, "transfer"], [900, 950, "transfer"]
-    ]  # fmt: skip
-    assert found["text"][0] == "AllReduce, waits for rank 3"
-
-
-def test_what_overlaps_is_drawn_in_rows_of_its_own() -> None:
-    frame = pd.DataFrame({"start_ns": [0, 5, 10, 12], "end_ns": [10, 8, 15, 14]})
-    assert [one["start_ns"].tolist() for one in apart(frame)] == [[0, 10], [5, 12]]
 
 
 def test_the_heat_maps_hold_the_tables(job: Job) -> None:

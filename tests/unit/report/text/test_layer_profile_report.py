@@ -40,23 +40,10 @@ def printed(parts: list[object]) -> str:
     return file.getvalue()
 
 
-def test_points_of_the_curves(tmp_path: Path) -> None:
-    points = curve_points(profile(tmp_path, {"blocks.0": "spatial", "blocks.1": "temporal"}))
-    assert points.values.tolist() == [
-        ["blocks.0", "spatial", 1e6, 1_000_000, 1_000_000, 0.0],
-        ["blocks.1", "temporal", 3e6, 2_000_000, 4_000_000, 1.5e6],  # 2 and 4 ms, 1 and 2 of them attention
-    ]
-
-
 def test_a_curve_for_each_kind_and_its_attention(tmp_path: Path) -> None:
     (axes,) = time_figure(profile(tmp_path, {"blocks.0": "spatial", "blocks.1": "temporal"})).axes
     assert axes.get_legend_handles_labels()[1] == ["spatial", "temporal", "temporal: attention"]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["blocks.0", "blocks.1"]
-
-
-def test_without_blocks_the_layers_are_the_curve(tmp_path: Path) -> None:
-    points = curve_points(profile(tmp_path, {}))
-    assert points[["layer", "kind"]].values.tolist() == [["blocks.0", "layers"], ["blocks.1", "layers"]]
 
 
 def test_the_table_of_kinds(tmp_path: Path) -> None:
