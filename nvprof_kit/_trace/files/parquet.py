@@ -1,13 +1,14 @@
 """Tables of a folder with a Parquet or Arrow file each, as ``nsys export --type=parquetdir`` and ``arrowdir`` write.
 
 Only the columns that are asked for are read, and of a group of rows in which no row meets the conditions only the
-columns that these need.
+columns that these need. nsys writes groups of 2,048 rows, so many of them are read at a time.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from nvprof_kit.errors import CaptureError
 
 SUFFIXES = (".parquet", ".arrow")
 """Suffixes of the files; a folder has one of them."""
+
+_BATCH_ROWS = 1 << 18
+"""So many rows are read at a time, if the groups of rows in the file are not larger."""
 
 
 class TableFolder(Database):
@@ -42,36 +46,33 @@ class TableFolder(Database):
         super().__init__(path, named)
         files = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and file.is_file()]
         suffix = next((suffix for suffix in SUFFIXES if any(file.suffix == suffix for file in files)), "")
-        self._files = _Files({file.stem: file for file in files if file.suffix == suffix}, self._broken)
-        self.tables = _Columns(self._files)
-
-    def _broken(self, file: str, error: Exception | str) -> CaptureError:
-        message = str(error).partition("\n")[0].rstrip(".")
-        return CaptureError(
-            f"{self.named}: {file} in it is not a whole file ({message}); copy the folder again, or export the "
-            ".nsys-rep again"
-        )
+        self.tables = self._files = _Files({file.stem: file for file in files if file.suffix == suffix}, self.named)
 
     def broken(self, error: Exception | str) -> CaptureError:
         """The error for a damaged folder."""
         return CaptureError(f"{self.named}: a table in it is damaged ({error}); export the .nsys-rep again")
 
-    def _groups(self, table: str, where: Sequence[Where] = ()) -> Iterator[_Group]:
-        """The groups of rows of a table, without the rows that do not meet the conditions."""
-        file = self._files[table]
-        if missing := {condition.column for condition in where} - self.tables[table]:
+    def _read(self, table: str, columns: Iterable[str], where: Sequence[Where] = ()) -> Iterator[Any]:
+        """Columns of a table as Arrow tables, without the rows that do not meet the conditions."""
+        file, conditions = self._files.file(table), [condition.column for condition in where]
+        if missing := {*conditions} - file.types.keys():
             raise self.refuse(f"the table {table} has no column {min(missing)}")
-        for group in range(file.groups):
-            arrays = _Arrays(file, group, self._broken)
-            arrays |= {condition.column: arrays[condition.column] for condition in where}
-            rows = None
-            if where:
-                rows = np.logical_and.reduce([_meets(arrays[condition.column], condition) for condition in where])
-                if not rows.any():
-                    continue
-                if rows.all():
-                    rows = None
-            yield file.rows(group) if rows is None else int(np.count_nonzero(rows)), rows, arrays
+        rest = [column for column in dict.fromkeys(columns) if column not in conditions]
+        for groups in file.batches():
+            if not where:
+                yield file.read(groups, rest)
+                continue
+            part = file.read(groups, dict.fromkeys(conditions))
+            meets = np.logical_and.reduce([_meets(part[condition.column], condition) for condition in where])
+            if not meets.any():
+                continue
+            has_any = np.logical_or.reduceat(meets, np.cumsum(file.sizes[groups]) - file.sizes[groups])
+            part = part.filter(pyarrow.array(meets))
+            if rest:
+                more = file.read(groups[has_any], rest)
+                more = more.filter(pyarrow.array(meets[np.repeat(has_any, file.sizes[groups])]))
+                part = pyarrow.table({name: table[name] for table in (part, more) for name in table.column_names})
+            yield part
 
     def rows(
         self, table: str, columns: Sequence[str], where: Sequence[Where] = (), *, limit: int = -1
@@ -82,15 +83,11 @@ class TableFolder(Database):
             CaptureError: The file is damaged.
         """
         result: list[tuple[Any, ...]] = []
-        for _, rows, arrays in self._groups(table, where):
-            values = []
-            for column in columns:
-                array = arrays[column] if rows is None else arrays[column].filter(pyarrow.array(rows))
-                array = array if limit < 0 else array[: limit - len(result)]
-                values.append([_signed(value) for value in _plain(array)])
-            result += zip(*values, strict=True)
+        for part in self._read(table, columns, where):
+            rows = part if limit < 0 else part[: limit - len(result)]
+            result += zip(*(map(_signed, _plain(rows[column])) for column in columns), strict=True)
             if 0 <= limit <= len(result):
-                return result[:limit]
+                break
         return result
 
     def columns(
@@ -109,101 +106,73 @@ class TableFolder(Database):
         Raises:
             CaptureError: A file is damaged, or a column has values of the wrong type.
         """
-        types = self._files[table].types
+        types = self._files.file(table).types
         sources = {
             name: [column for column in ((item,) if isinstance(item, str) else item) if column in types]
             for name, item in columns.items()
         }
+        checked = {condition.column for condition in where if condition.or_invalid}
         wrong = [
             column
-            for name, present in sources.items()
+            for name, present in (*sources.items(), ("", checked))
             for column in present
             if not (_is_text if name in texts else _is_whole)(types[column])
         ]
-        unread = {condition.column for condition in where if condition.or_invalid}
-        wrong += [column for column in unread if not _is_whole(types[column])]
         if wrong:
             if diagnose is not None:
                 diagnose()
             raise self.broken(f"{table}.{wrong[0]} is {types[wrong[0]]}")
+        read_columns = {column for present in sources.values() for column in present}
         parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
         nulls = 0
-        read_columns = {column for present in sources.values() for column in present}
-        for count, rows, arrays in self._groups(table, where):
-            nulls += sum(arrays[column].null_count for column in unread - read_columns)
+        for part in self._read(table, read_columns | checked, where):
+            nulls += sum(part[column].null_count for column in checked - read_columns)
             for name, present in sources.items():
                 if name in texts:
-                    array = arrays[present[0]] if present else pyarrow.nulls(count, pyarrow.string())
-                    values, null_count = _texts(array)
-                elif present:
-                    values, null_count = _whole_numbers([arrays[column] for column in present], missing)
+                    values, null_count = _texts(part[present[0]] if present else pyarrow.nulls(len(part)))
                 else:
-                    values, null_count = np.full(count, missing, dtype=np.int64), 0
-                if present and rows is not None:
-                    if null_count and name in required:
-                        null_count = int(np.count_nonzero(_nulls(arrays[present[0]])[rows]))
-                    values = values[rows]
-                elif name not in texts:
-                    values = values.copy()  # the file may change under what is mapped
+                    values, null_count = _whole_numbers([part[column] for column in present], missing, len(part))
                 parts[name].append(values)
-                nulls += null_count if name in required else 0
+                nulls += null_count if present and name in required else 0
         pyarrow.default_memory_pool().release_unused()
         if nulls:
             if diagnose is None:
                 raise self.broken(f"{nulls} rows of {table} without a value")
             diagnose()
-        return {
-            name: chunks[0]
-            if len(chunks) == 1
-            else np.concatenate([*chunks, np.empty(0, dtype=object if name in texts else np.int64)])
-            for name, chunks in parts.items()
-        }
+        kinds = {name: object if name in texts else np.int64 for name in columns}
+        return {name: np.concatenate([np.empty(0, dtype=kinds[name]), *parts.pop(name)]) for name in columns}
 
     def count(self, table: str, where: Sequence[Where] = ()) -> int:
         """Number of rows that meet all conditions; 0 without the table."""
         if table not in self.tables:
             return 0
-        if not where:
-            file = self._files[table]
-            return sum(file.rows(group) for group in range(file.groups))
-        return sum(count for count, _, _ in self._groups(table, where))
+        return sum(map(len, self._read(table, (), where))) if where else int(self._files.file(table).sizes.sum())
 
     def constants(self, table: str, columns: Collection[str]) -> dict[str, int | None]:
         """The value of each of these columns; empty if one of them differs between rows or is not an integer."""
-        file, values = self._files[table], {}
-        for column in columns:
-            if not _is_whole(file.types[column]):
+        if not all(_is_whole(self._files.file(table).types[column]) for column in columns):
+            return {}
+        values: dict[str, set[int | None]] = {column: set() for column in columns}
+        for part in self._read(table, columns):
+            for column in columns:
+                edges = {*pyarrow.compute.min_max(part[column]).as_py().values()}
+                values[column].update(map(_signed, edges | {None} if part[column].null_count else edges))
+            if any(len(distinct) > 1 for distinct in values.values()):
                 return {}
-            edges = {edge for group in range(file.groups) for edge in self._edges(table, group, column)}
-            if len(edges) != 1:
-                return {}
-            values[column] = edges.pop()
-        return values
-
-    def _edges(self, table: str, group: int, column: str) -> set[int | None]:
-        """The least and the greatest value of a column in a group of rows, and None if there are NULLs."""
-        file = self._files[table]
-        if not file.rows(group):
-            return set()
-        if (recorded := file.statistics(group, column)) is not None:
-            return {_signed(value) for value in recorded}
-        try:
-            array = file.read(group, [column])[column]
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise self._broken(file.path.name, error) from None
-        edges = pyarrow.compute.min_max(array).as_py()
-        edge_values = {edge for edge in (edges["min"], edges["max"]) if edge is not None}
-        return {_signed(value) for value in (edge_values | {None} if array.null_count else edge_values)}
+        return {column: distinct.pop() for column, distinct in values.items()}
 
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
         """Number of rows, and how many have NULL and how many a value of another type in each column."""
-        file, rows = self._files[table], self.count(table)
-        counts = {}
-        for column, kind in columns.items():
-            nulls = sum(file.null_count(group, column) for group in range(file.groups))
-            fits = not kind or (_is_text if kind == "text" else _is_whole)(file.types[column])
-            counts[column] = nulls, 0 if fits else rows - nulls
-        return rows, counts
+        nulls, rows = dict.fromkeys(columns, 0), self.count(table)
+        for part in self._read(table, columns):
+            for column in columns:
+                nulls[column] += part[column].null_count
+        types = self._files.file(table).types
+        fits = {
+            column: not kind or (_is_text if kind == "text" else _is_whole)(types[column])
+            for column, kind in columns.items()
+        }
+        return rows, {column: (nulls[column], 0 if fits[column] else rows - nulls[column]) for column in columns}
 
     @cached_property
     def _strings(self) -> dict[int, str]:
@@ -231,10 +200,11 @@ class TableFolder(Database):
         """The texts in any table but enumerations that match one of these patterns, in any case."""
         matches = _pattern(patterns).fullmatch
         texts: set[str] = set()
-        for table, file in self._files.items():
-            names = [] if table.startswith("ENUM_") else [name for name, type_ in file.types.items() if _is_text(type_)]
-            for _, _, arrays in self._groups(table):
-                values = {text for name in names for text in _plain(arrays[name].unique()) if text is not None}
+        for table in self.tables:
+            types = {} if table.startswith("ENUM_") else self._files.file(table).types
+            names = [name for name, type_ in types.items() if _is_text(type_)]
+            for part in self._read(table, names) if names else ():
+                values = {text for name in names for text in _plain(part[name].unique()) if text is not None}
                 texts.update(text for text in values if matches(text))
         return texts
 
@@ -243,21 +213,21 @@ class TableFolder(Database):
         self._files.close()
 
 
-class _Files(Mapping[str, "_ParquetFile | _ArrowFile"]):
-    """The files of a folder by table, each opened when it is first asked for."""
+class _Files(Mapping[str, frozenset[str]]):
+    """The columns of each table; a file is opened when its columns are first asked for."""
 
-    def __init__(self, paths: Mapping[str, Path], broken: Callable[[str, Exception], CaptureError]) -> None:
-        self._paths, self._broken = paths, broken
-        self._opened: dict[str, _ParquetFile | _ArrowFile] = {}
+    def __init__(self, paths: Mapping[str, Path], named: Path) -> None:
+        self._paths, self._named = paths, named
+        self._opened: dict[str, _File] = {}
 
-    def __getitem__(self, table: str) -> _ParquetFile | _ArrowFile:
+    def file(self, table: str) -> _File:
+        """The file of a table."""
         if table not in self._opened:
-            path = self._paths[table]
-            try:
-                self._opened[table] = _ParquetFile(path) if path.suffix == ".parquet" else _ArrowFile(path)
-            except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise self._broken(path.name, error) from None
+            self._opened[table] = _File(self._paths[table], self._named)
         return self._opened[table]
+
+    def __getitem__(self, table: str) -> frozenset[str]:
+        return frozenset(self.file(table).types)
 
     def __contains__(self, table: object) -> bool:
         return table in self._paths
@@ -273,126 +243,68 @@ class _Files(Mapping[str, "_ParquetFile | _ArrowFile"]):
             self._opened.popitem()[1].close()
 
 
-class _Columns(Mapping[str, frozenset[str]]):
-    """The columns of each table."""
-
-    def __init__(self, files: _Files) -> None:
-        self._files = files
-
-    def __getitem__(self, table: str) -> frozenset[str]:
-        return frozenset(self._files[table].types)
-
-    def __contains__(self, table: object) -> bool:
-        return table in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-class _Arrays(dict[str, Any]):
-    """The columns of a group of rows; one that is not here is read each time, so that it takes memory only once."""
-
-    def __init__(
-        self, file: _ParquetFile | _ArrowFile, group: int, broken: Callable[[str, Exception], CaptureError]
-    ) -> None:
-        super().__init__()
-        self._file, self._group, self._broken = file, group, broken
-
-    def __missing__(self, column: str) -> Any:
-        try:
-            return self._file.read(self._group, [column])[column]
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise self._broken(self._file.path.name, error) from None
-
-
-_Group = tuple[int, "npt.NDArray[np.bool_] | None", _Arrays]
-"""Number of rows that are taken, which these are (None for all), and the arrays with all rows."""
-
-
-class _ParquetFile:
-    """A Parquet file.
+class _File:
+    """A Parquet file, or a stream or file of Arrow, whose batches are the groups of rows.
 
     Attributes:
         types: The types of its columns.
-        groups: The number of groups of rows.
+        sizes: The number of rows of each group that has any.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = pyarrow.parquet.ParquetFile(path)
-        schema = self._file.schema_arrow
+    def __init__(self, path: Path, named: Path) -> None:
+        self._path, self._named = path, named
+        with self._reading():
+            if path.suffix == ".parquet":
+                self._parquet = pyarrow.parquet.ParquetFile(path)
+                metadata, schema = self._parquet.metadata, self._parquet.schema_arrow
+                sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            else:
+                self._parquet, self._source = None, pyarrow.memory_map(str(path))
+                try:
+                    reader = pyarrow.ipc.open_stream(self._source)
+                    self._batches, schema = list(reader), reader.schema
+                except pyarrow.ArrowInvalid:
+                    self._source.seek(0)
+                    file = pyarrow.ipc.open_file(self._source)
+                    self._batches = [file.get_batch(index) for index in range(file.num_record_batches)]
+                    schema = file.schema
+                sizes = [batch.num_rows for batch in self._batches]
+        self._schema = schema
         self.types = dict(zip(schema.names, schema.types, strict=True))
-        self.groups: int = self._file.metadata.num_row_groups
-        self._index = {name: position for position, name in enumerate(schema.names)}
+        self._groups = np.flatnonzero(sizes)
+        self.sizes = np.array(sizes, dtype=np.int64)[self._groups]
 
-    def rows(self, group: int) -> int:
-        """Number of rows of a group."""
-        return int(self._file.metadata.row_group(group).num_rows)
-
-    def read(self, group: int, columns: Collection[str]) -> dict[str, Any]:
-        """Columns of a group."""
-        if not columns:
-            return {}
-        table = self._file.read_row_group(group, [*dict.fromkeys(columns)])
-        return {name: table[name].combine_chunks() for name in table.column_names}
-
-    def null_count(self, group: int, column: str) -> int:
-        """Number of NULLs of a column."""
-        statistics = self._file.metadata.row_group(group).column(self._index[column]).statistics
-        if statistics is not None and statistics.has_null_count:
-            return int(statistics.null_count)
-        return int(self.read(group, [column])[column].null_count)
-
-    def statistics(self, group: int, column: str) -> set[int | None] | None:
-        """The least and greatest value of a column, and None for NULLs; None if the file does not say them."""
-        recorded = self._file.metadata.row_group(group).column(self._index[column]).statistics
-        if recorded is None or not recorded.has_null_count:
-            return None
-        nulls: set[int | None] = {None} if recorded.null_count else set()
-        if recorded.null_count == self.rows(group):
-            return nulls
-        return nulls | {int(recorded.min), int(recorded.max)} if recorded.has_min_max else None
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _ArrowFile:
-    """An Arrow stream, as a `_ParquetFile`; its batches are the groups of rows."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._source = pyarrow.memory_map(str(path))
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            reader = pyarrow.ipc.open_stream(self._source)
-        except pyarrow.ArrowInvalid:
-            self._source.seek(0)
-            file = pyarrow.ipc.open_file(self._source)
-            self._batches = [file.get_batch(index) for index in range(file.num_record_batches)]
-            schema = file.schema
-        else:
-            self._batches, schema = list(reader), reader.schema
-        self.types = dict(zip(schema.names, schema.types, strict=True))
-        self.groups = len(self._batches)
+            yield
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            message = str(error).partition("\n")[0].rstrip(".")
+            raise CaptureError(
+                f"{self._named}: {self._path.name} in it is not a whole file ({message}); copy the folder again, or "
+                "export the .nsys-rep again"
+            ) from None
 
-    def rows(self, group: int) -> int:
-        return int(self._batches[group].num_rows)
+    def batches(self) -> list[Int64Array]:
+        """The groups to read at a time."""
+        batch_of_group = (np.cumsum(self.sizes) - 1) // _BATCH_ROWS
+        return np.split(np.arange(len(self.sizes)), np.flatnonzero(np.diff(batch_of_group)) + 1)
 
-    def read(self, group: int, columns: Collection[str]) -> dict[str, Any]:
-        return {name: self._batches[group].column(name) for name in columns}
-
-    def null_count(self, group: int, column: str) -> int:
-        return int(self._batches[group].column(column).null_count)
-
-    def statistics(self, group: int, column: str) -> set[int | None] | None:
-        return None
+    def read(self, groups: Int64Array, columns: Iterable[str]) -> Any:
+        """Columns of some groups, as an Arrow table."""
+        numbers, names = self._groups[groups].tolist(), [*columns]
+        with self._reading():
+            if self._parquet is not None:
+                return self._parquet.read_row_groups(numbers, names, use_threads=False)
+            batches = [self._batches[number] for number in numbers]
+            return pyarrow.Table.from_batches(batches, self._schema).select(names)
 
     def close(self) -> None:
-        self._batches.clear()
-        self._source.close()
+        if self._parquet is not None:
+            self._parquet.close()
+        else:
+            self._batches.clear()
+            self._source.close()
 
 
 def _is_whole(type_: Any) -> bool:
@@ -426,33 +338,40 @@ def _plain(array: Any) -> list[Any]:
     return values
 
 
+def _chunks(array: Any) -> list[Any]:
+    """The parts of a column, none of which is chunked itself."""
+    chunks: list[Any] = array.chunks if isinstance(array, pyarrow.ChunkedArray) else [array]
+    return chunks
+
+
 def _nulls(array: Any) -> npt.NDArray[np.bool_]:
-    is_null: npt.NDArray[np.bool_] = _bits(array.is_null())
-    return is_null
-
-
-def _bits(array: Any) -> npt.NDArray[np.bool_]:
-    """A boolean array without NULLs. `to_numpy` would import pandas, in a thread."""
-    bits = np.unpackbits(np.frombuffer(array.buffers()[1], dtype=np.uint8), bitorder="little")
-    return bits[array.offset : array.offset + len(array)].view(np.bool_)
+    """Which values are NULL. `to_numpy` would import pandas, in a thread."""
+    parts = [np.empty(0, dtype=np.bool_)]
+    for chunk in map(pyarrow.Array.is_null, _chunks(array)):
+        bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], dtype=np.uint8), bitorder="little")
+        parts.append(bits[chunk.offset : chunk.offset + len(chunk)].view(np.bool_))
+    return np.concatenate(parts)
 
 
 def _int64(array: Any, missing: int) -> Int64Array:
     """The integers of an array, 64 bits of them, with NULLs replaced."""
-    if pyarrow.types.is_null(array.type):
-        return np.full(len(array), missing, dtype=np.int64)
-    integers = array.view(pyarrow.int64()) if pyarrow.types.is_uint64(array.type) else array.cast(pyarrow.int64())
-    if integers.null_count:
-        integers = integers.fill_null(missing)
-    return np.frombuffer(integers.buffers()[1], dtype=np.int64)[integers.offset : integers.offset + len(integers)]
+    parts = [np.empty(0, dtype=np.int64)]
+    for chunk in _chunks(array):
+        if chunk.null_count == len(chunk):
+            parts.append(np.full(len(chunk), missing, dtype=np.int64))
+            continue
+        integers = chunk.view(pyarrow.int64()) if pyarrow.types.is_uint64(chunk.type) else chunk.cast(pyarrow.int64())
+        integers = integers.fill_null(missing) if integers.null_count else integers
+        parts.append(np.frombuffer(integers.buffers()[1], np.int64)[integers.offset : integers.offset + len(integers)])
+    return parts[1] if len(parts) == 2 else np.concatenate(parts)
 
 
-def _whole_numbers(arrays: Sequence[Any], missing: int) -> tuple[Int64Array, int]:
+def _whole_numbers(arrays: Sequence[Any], missing: int, count: int) -> tuple[Int64Array, int]:
     """The first value of each row in these arrays, and the number of rows without one."""
     if len(arrays) == 1:
         return _int64(arrays[0], missing), arrays[0].null_count
-    values = np.full(len(arrays[0]), missing, dtype=np.int64)
-    is_open = np.ones(len(values), dtype=bool)
+    values = np.full(count, missing, dtype=np.int64)
+    is_open = np.ones(count, dtype=bool)
     for array in arrays:
         if array.null_count < len(array):
             has_value = is_open & ~_nulls(array)
@@ -465,9 +384,12 @@ def _texts(array: Any) -> tuple[npt.NDArray[Any], int]:
     """The texts of an array, with NULL as '', and the number of NULLs; equal texts are one object."""
     if array.null_count == len(array):
         return np.full(len(array), "", dtype=object), array.null_count
-    encoded = array.dictionary_encode()
-    texts = np.array([*_plain(encoded.dictionary), ""], dtype=object)
-    return texts[_int64(encoded.indices, len(texts) - 1)], array.null_count
+    parts = []
+    for chunk in _chunks(array):
+        encoded = chunk.dictionary_encode()
+        texts = np.array([*_plain(encoded.dictionary), ""], dtype=object)
+        parts.append(texts[_int64(encoded.indices, len(texts) - 1)])
+    return np.concatenate(parts), array.null_count
 
 
 def _meets(array: Any, condition: Where) -> npt.NDArray[np.bool_]:
