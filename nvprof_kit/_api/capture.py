@@ -165,6 +165,7 @@ class Capture:
             if path_or_preset is not None and Path(path_or_preset).is_file()
         )
         self._read: set[str] = set()
+        self._graphs: Path | None = None
         self._attributed_ops: Operations | None = None
         self._operators: pd.DataFrame | None = None
         if not self.path.exists():
@@ -226,6 +227,7 @@ class Capture:
         memory: bool = False,
         columns: Split | Sequence[Split] = (),
         process: int | None = None,
+        with_: str | Path | None = None,
         steps: Steps = None,
         skip_steps: int = 0,
         **rows: Unpack[RowOptions],
@@ -239,15 +241,23 @@ class Capture:
             columns: Add columns that split the time by kernel ``class``, or by ``phase`` of the loop (such as prefill
                 and decode). Cannot be combined with ``by``.
             process: The rank of one process of a capture with several; None adds them up.
+            with_: For a PyTorch trace of CUDA graph replays, the trace recorded while the graphs were captured: its
+                modules and operators name the kernels of the replays.
             steps: Which steps to include: ``3``, ``"3:5"`` or ``range(3, 5)``.
             skip_steps: How many steps to leave out at the start of the capture.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
-            CaptureError: ``memory`` is set and the capture has no memory data.
+            CaptureError: ``memory`` is set and the capture has no memory data; or ``with_`` is no PyTorch trace of a
+                graph's capture, or the capture none of replays.
             UsageError: None of the requested steps is in the capture, no process has the rank, or ``by`` and
                 ``columns`` are both set.
         """
+        if with_ is not None:
+            named = self._like(self.path)
+            named._graphs, named._rule_files = Path(with_), (*self._rule_files, Path(with_))
+            scope: dict[str, Any] = {"by": by, "columns": columns, "process": process}
+            return named.layers(depth=depth, memory=memory, steps=steps, skip_steps=skip_steps, **scope, **rows)
         splits = (columns,) if isinstance(columns, str) else tuple(columns)
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
@@ -794,11 +804,17 @@ class Capture:
         if self._attributed_ops is None:
             from nvprof_kit._trace.open import open_capture
 
+            missing |= {"name"} if self._graphs is not None else set()
             trace = open_capture(self.path, domain=self.domain, optional=missing, cpu_only=True)
             from nvprof_kit._analysis.attribution.attribution import Operations
             from nvprof_kit._analysis.attribution.ranges import translated
 
             self._operators = trace.operators
+            if self._graphs is not None:
+                from nvprof_kit._analysis.foreign.replays import NEEDED as FOR_REPLAYS
+                from nvprof_kit._analysis.foreign.replays import name_replays
+
+                trace = name_replays(trace, open_capture(self._graphs, optional=FOR_REPLAYS, cpu_only=True))
             trace = translated(trace, self._rules)
             if self._model is not None:
                 from nvprof_kit._analysis.structure.model_config import name_blocks

@@ -79,6 +79,30 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
     )
 
 
+def appended(table: str, frame: Any, columns: Mapping[str, Any]) -> Any:
+    """A table of the schema with more rows.
+
+    Args:
+        table: Name of the table in `nvprof_kit._trace.schema.TABLES`.
+        frame: The table.
+        columns: The required columns of the added rows.
+    """
+    import pandas as pd
+
+    added = make_frame(table, columns)
+
+    def joined(name: str) -> Any:
+        if TABLES[table][name].dtype != "category":
+            return pd.concat([frame[name], added[name]], ignore_index=True)
+        old, new = frame[name].cat, added[name].cat
+        names = [*old.categories, *new.categories, ""]
+        codes = old.codes.to_numpy().astype(np.int64)
+        codes = np.where(codes < 0, len(names) - 1, codes)
+        return labels(np.concatenate([codes, new.codes.to_numpy().astype(np.int64) + len(old.categories)]), names)
+
+    return pd.DataFrame({name: joined(name) for name in added}, copy=False)
+
+
 _SPARSE = 8
 """A lookup table is used if the range of ids has at most this many entries per id."""
 

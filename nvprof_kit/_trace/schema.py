@@ -66,6 +66,7 @@ CALLS: Mapping[str, Column] = MappingProxyType(
             "int8", "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection"
         ),
         "name": Column("category", "name of the function, without its version suffix"),
+        "kernel": Column("category", "kernel that the call launches; '' if none, or not recorded", optional=True),
     }
 )
 """CUDA runtime and driver calls, PyTorch operators, and profiler overheads."""
@@ -117,6 +118,11 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "operator_call": Column(
             "int64", "number of the CPU operator call that this interval is part of, from 0", optional=True
         ),
+        "captured_by": Column(
+            "category",
+            "PyTorch operator that launched it when its CUDA graph was captured, '' if unknown",
+            optional=True,
+        ),
     }
 )
 """GPU operations; in a capture without a GPU, the self time intervals of CPU operators. Such a capture always has the
@@ -136,6 +142,11 @@ GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     }
 )
 """Creations of CUDA-graph nodes (node-level tracing only)."""
+
+REPLAYED = -(2**62)
+"""A `tid` below this is no thread but the order of a graph's nodes: its times are positions of nodes, so its ranges are
+no calls and take no CPU time; each replay is a call.
+"""
 
 OPERATORS: Mapping[str, Column] = MappingProxyType(
     {

@@ -217,7 +217,8 @@ def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
         command = command.commands[part]
     options = {option.opts[-1].lstrip("-") for option in command.params if isinstance(option, click.Option)} - OUTPUT
     arguments = inspect.signature(in_python(CALLS[verb])).parameters
-    known = {name.replace("_", "-") for name in (*arguments, *inspect.signature(nvprof_kit.open).parameters)}
+    names = (*arguments, *inspect.signature(nvprof_kit.open).parameters)
+    known = {name.rstrip("_").replace("_", "-") for name in names}  # --with is with_
     known |= {*inspect.signature(nvprof_kit.Result.selected).parameters} if {"rows", "ranks"} & {*arguments} else set()
     elsewhere = ELSEWHERE.get(verb, {})
     assert options - known == {*elsewhere} - OUTPUT
@@ -225,7 +226,7 @@ def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
         assert argument in inspect.signature(in_python(call)).parameters
     if CALLS[verb].startswith("Capture."):  # and every argument is an option
         extra = {"path", "rows", "self", "new", "base", "others", "job"}
-        assert {name.replace("_", "-") for name in arguments} - options <= extra
+        assert {name.rstrip("_").replace("_", "-") for name in arguments} - options <= extra
 
 
 def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,10 @@ from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN, Category, RangeName
 
+BLOCK = re.compile(r"\.\d+(?:\.|$)")
+"""Found in the path of a layer that is one of several alike."""
+
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
-_BLOCK = re.compile(r"\.\d+(\.|$)")
 _OPERATOR_COLUMNS = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
 _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
@@ -54,7 +56,7 @@ def _from_evidence(trace: Trace) -> Trace:
     """Take the layers of a capture without ranges of ours from the first evidence that it has: ranges of a known
     program, module events, the order of kernels, operators, and any ranges.
     """
-    layers = [text for text in trace.ranges["text"].cat.categories if _BLOCK.search(str(text))]
+    layers = [text for text in trace.ranges["text"].cat.categories if BLOCK.search(str(text))]
     if trace.info.domain == DOMAIN and layers:  # module events of PyTorch
         return _by_rules(trace, None) if trace.operators is not None else trace
     rules = recognise(trace) if trace.info.domain != DOMAIN else None

@@ -24,7 +24,7 @@ from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.annotations import engine_phase
-from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit._trace.schema import OP_KINDS, REPLAYED, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 
 if TYPE_CHECKING:
@@ -326,8 +326,9 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: StepColumns) -> tuple[In
     if of_layer.any() and not of_layer.all():  # of a phase of the loop, what no layer's range covers
         covered = Cover(pid[of_layer], start[of_layer], end[of_layer])
         length[~of_layer] -= covered.inside(pid[~of_layer], start[~of_layer], end[~of_layer])
-    length = np.where(keyed.repeats[keyed_ranges], 0, length)
-    is_call = ranges.first[keyed_ranges] & (of_layer | ~keyed.repeats[keyed_ranges])
+    replayed = ranges.tid[keyed_ranges] < REPLAYED
+    length = np.where(keyed.repeats[keyed_ranges] | replayed, 0, length)
+    is_call = ranges.first[keyed_ranges] & (of_layer | ~keyed.repeats[keyed_ranges]) & ~replayed
     return np.bincount(cell[is_call], minlength=cells), exact_sums(cell, length, cells)
 
 

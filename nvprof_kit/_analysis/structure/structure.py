@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +19,10 @@ from nvprof_kit._analysis.structure.align import Aligner
 from nvprof_kit._analysis.structure.blocks import Block, Pass, find_passes, number_blocks
 from nvprof_kit._analysis.structure.parts import parts_of
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Bools, Sequence, sequences
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, appended, labels
+from nvprof_kit._trace.schema import REPLAYED, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _LEAST_BLOCKS = 3
 
@@ -105,17 +103,20 @@ class _Ranges:
         self._rows: list[Int64Array] = []
         self._texts: dict[str, int] = {}
         self._nodes: dict[tuple[int, int], tuple[int, int]] = {}
-        threads = [frame["tid"].to_numpy() for frame in (trace.api, trace.ranges, trace.graph_nodes) if len(frame)]
-        self._free_tid = int(max((values.max() for values in threads), default=0)) + 1
+        self._replay_tid = replay_tid(trace)
         self._call_tid = trace.api["tid"].to_numpy()
         self._node = trace.ops["graph_node"].to_numpy().astype(np.int64).copy()
         self._pid = trace.ops["pid"].to_numpy()
+        self._operators, self._operator = [""], np.zeros(len(trace.ops), dtype=np.int64)
+        if "captured_by" in trace.ops:
+            operator = trace.ops["captured_by"].cat
+            self._operators, self._operator = list(operator.categories), operator.codes.to_numpy()
 
     def add(self, sequence: Sequence, passes: list[Pass], names: list[str]) -> None:
         """Add the ranges of one device's passes."""
         shared = _shared_launch(sequence)
         self._aligner = Aligner(sequence.kind)
-        rows_of_block: dict[tuple[bytes, tuple[int, ...]], Int64Array] = {}
+        rows_of_block: dict[tuple[bytes, bytes, tuple[int, ...]], Int64Array] = {}
         forward: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
         for model_pass in passes:
@@ -133,7 +134,8 @@ class _Ranges:
                     recomputed, _, _ = self._aligner.start(tokens, other)
                 anchors = (position - block.first for anchor in block.anchors for position in anchor[:2])
                 tokens = sequence.token[block.first : block.last + 1]
-                key = tokens.tobytes(), (block.direction, *layer, recomputed, *anchors)
+                operators = self._operator[sequence.row[block.first : block.last + 1]]
+                key = tokens.tobytes(), operators.tobytes(), (block.direction, *layer, recomputed, *anchors)
                 if key not in rows_of_block:
                     rows_of_block[key] = self._rows_of_block(sequence, block, name, recomputed)
                 self._add(block.first, rows_of_block[key])
@@ -141,7 +143,7 @@ class _Ranges:
         for number, (first, last) in enumerate([] if has_steps else _steps(sequence, passes)):
             self._add(first, np.array([(0, last - first, *self._labels(Category.STEP, f"step {number}"), 0)]))
         self._place(sequence)
-        self._free_tid += 1
+        self._replay_tid += 1
 
     def _rows_of_block(self, sequence: Sequence, block: Block, name: str, recomputed: int) -> Int64Array:
         """Rows of `_add` for a block: the forward pass that a backward block begins with, the block, and its parts."""
@@ -154,6 +156,13 @@ class _Ranges:
         for section in parts_of(sequence, block, block.first + recomputed):
             numbers = self._labels(category, f"{name}.{section.name}")
             rows.append((section.first - block.first, section.last - block.first, *numbers, 0))
+            position = section.first - block.first
+            for operator, run in itertools.groupby(self._operator[sequence.row[section.first : section.last + 1]]):
+                end = position + len(list(run))
+                if self._operators[operator]:
+                    path = f"{name}.{section.name}.{self._operators[operator].replace('.', '_')}"
+                    rows.append((position, end - 1, *self._labels(category, path), 0))
+                position = end
         return np.array(rows, dtype=np.int64)
 
     def _add_nodes(self, sequence: Sequence, block: Block, name: str, seen: set[int]) -> bool:
@@ -168,7 +177,7 @@ class _Ranges:
         seen.update(new_nodes)
         pid = int(self._pid[rows[0]])
         for node, position in zip(nodes.tolist(), range(block.first, block.last + 1), strict=True):
-            self._nodes.setdefault((pid, node), (self._free_tid, position))
+            self._nodes.setdefault((pid, node), (self._replay_tid, position))
         return True
 
     def _add(self, offset: int, rows: Int64Array) -> None:
@@ -232,55 +241,58 @@ class _Ranges:
         start_ns = np.where(before, np.minimum(start_ns, sequence.time[edge] + 1), start_ns)
         end_ns = np.where(inside & ~before, np.maximum(end_ns, sequence.time[edge]), end_ns)
         start_ns, end_ns = np.where(replayed, start, start_ns), np.where(replayed, end + 1, end_ns)
-        thread = np.where(replayed, self._free_tid, thread)
+        thread = np.where(replayed, self._replay_tid, thread)
         pid = np.full(len(span), self._pid[sequence.row[0]], dtype=np.int64)
         columns = np.stack([start_ns, end_ns, pid, thread, spans[span, 2], spans[span, 3]])
         self._rows.append(columns[:, launched])
 
-    def trace(self, info: object) -> Trace:
+    def trace(self, info: CaptureInfo) -> Trace:
         """The capture with the ranges added."""
-        trace = self._trace
-        old = trace.ranges
+        old = self._trace.ranges
+        names = [str(name) or Category.USER.value for name in old["category"].cat.categories]
+        old = old.assign(category=labels(old["category"].cat.codes.to_numpy(), names))
         start, end, pid, tid, category, text = np.concatenate([np.zeros((6, 0), dtype=np.int64), *self._rows], axis=1)
-        count = len(start)
-        added = {"text": (text, list(self._texts)), "category": (category, [name.value for name in _CATEGORIES])}
-        payload = old["payload"].to_numpy(dtype=np.int64, na_value=MISSING_PAYLOAD)
-        ranges = make_frame(
-            "ranges",
-            {
-                "start_ns": np.concatenate([old["start_ns"].to_numpy(), start]),
-                "end_ns": np.concatenate([old["end_ns"].to_numpy(), end]),
-                "pid": np.concatenate([old["pid"].to_numpy(), pid]),
-                "tid": np.concatenate([old["tid"].to_numpy(), tid]),
-                "nested": np.concatenate([old["nested"].to_numpy(), np.ones(count, dtype=bool)]),
-                "left_open": np.concatenate([old["left_open"].to_numpy(), np.zeros(count, dtype=bool)]),
-                "payload": np.concatenate([payload, np.full(count, MISSING_PAYLOAD)]),
-                **{name: _extended(old[name], *values) for name, values in added.items()},
-            },
-        )
-        return replace(trace, info=info, ranges=ranges, **self._graph_tables())  # type: ignore[arg-type]
-
-    def _graph_tables(self) -> dict[str, object]:
-        if not self._nodes:
-            return {}
-        trace = self._trace
-        nodes = trace.graph_nodes
-        keys = list(zip(nodes["pid"].tolist(), nodes["node"].tolist(), strict=True))
-        opposite = nodes[np.array([key not in self._nodes for key in keys], dtype=bool)]
-        added = np.array([(pid, node, tid, time) for (pid, node), (tid, time) in self._nodes.items()], dtype=np.int64)
-        columns = {"pid": added[:, 0], "node": added[:, 1], "tid": added[:, 2], "start_ns": added[:, 3]}
-        columns["original"] = np.full(len(added), NONE)
-        columns_after = {name: np.concatenate([opposite[name].to_numpy(), values]) for name, values in columns.items()}
-        return {"graph_nodes": make_frame("graph_nodes", columns_after), "ops": trace.ops.assign(graph_node=self._node)}
+        columns = {
+            "start_ns": start,
+            "end_ns": end,
+            "pid": pid,
+            "tid": tid,
+            "category": labels(category, [name.value for name in _CATEGORIES]),
+            "text": labels(text, list(self._texts)),
+        }
+        trace = replace(self._trace, info=info, ranges=old)
+        return with_ranges(trace, columns, self._nodes, self._node)
 
 
-def _extended(column: pd.Series[Any], codes: Int64Array, names: list[str]) -> Any:
-    """A categorical column with more rows, given as codes into `names`; a row without a category is the user's."""
-    categories = [str(name) or Category.USER.value for name in column.cat.categories]
-    old_codes = column.cat.codes.to_numpy().astype(np.int64)
-    names_of_codes = [*categories, *names, Category.USER.value]
-    old_codes = np.where(old_codes < 0, len(names_of_codes) - 1, old_codes)
-    return labels(np.concatenate([old_codes, codes + len(categories)]), names_of_codes)
+def replay_tid(trace: Trace) -> int:
+    """A `tid` for the order of a graph's nodes that the capture does not have, see `REPLAYED`."""
+    tid = trace.ranges["tid"].to_numpy()
+    return int(tid[tid < REPLAYED].max(initial=-(2**63))) + 1
+
+
+def with_ranges(
+    trace: Trace, columns: Mapping[str, Any], nodes: Mapping[tuple[int, int], tuple[int, int]], node_of_op: Int64Array
+) -> Trace:
+    """A capture with more ranges, and with graph nodes that were created in them.
+
+    Args:
+        trace: The capture.
+        columns: Columns of the ranges.
+        nodes: Thread and time of each node's creation, by process and node.
+        node_of_op: The node of each operation, or `NONE`.
+    """
+    count = len(columns["start_ns"])
+    more = {"nested": np.ones(count, dtype=bool), "left_open": np.zeros(count, dtype=bool)}
+    more["payload"] = np.full(count, MISSING_PAYLOAD)
+    trace = replace(trace, ranges=appended("ranges", trace.ranges, {**columns, **more}))
+    if not nodes:
+        return trace
+    old = trace.graph_nodes
+    known = [key in nodes for key in zip(old["pid"].tolist(), old["node"].tolist(), strict=True)]
+    pid, node, tid, start = np.array([(*key, *moment) for key, moment in nodes.items()], dtype=np.int64).T
+    created = {"pid": pid, "node": node, "tid": tid, "start_ns": start, "original": np.full(len(nodes), NONE)}
+    graph_nodes = appended("graph_nodes", old[~np.array(known, dtype=bool)], created)
+    return replace(trace, graph_nodes=graph_nodes, ops=trace.ops.assign(graph_node=node_of_op))
 
 
 def _shared_launch(sequence: Sequence) -> Bools:

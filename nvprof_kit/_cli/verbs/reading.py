@@ -42,6 +42,12 @@ _depth = click.option("--depth", type=click.IntRange(min=1), help="Levels of the
 @click.option(
     "--process", type=int, metavar="RANK", help="One process of a capture with several. [default: all, added up]"
 )
+@click.option(
+    "--with",
+    "with_",
+    metavar="CAPTURE",
+    help="PyTorch trace of the capture of the CUDA graphs that are replayed: its modules name the replays' kernels.",
+)
 @step_options
 def layers(capture: Capture, **options: Any) -> Result:
     """GPU and CPU time of each layer by phase, and the time outside all layers.

@@ -30,8 +30,9 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
     parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
         ("operator", events.operators), ("operator", events.collections)
     ]  # fmt: skip
-    rows = joined([part_rows for _, part_rows in parts], ["correlation"])
+    rows = joined([part_rows for _, part_rows in parts], ["correlation", "kernel"])
     kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
+    present, kernel = np.unique(rows.number("kernel"), return_inverse=True)
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
@@ -40,6 +41,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
         "correlation": rows.number("correlation"),
         "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(part_rows) for _, part_rows in parts]),
         "name": rows.label(),
+        "kernel": labels(kernel, ["" if code < 0 else rows.names[code] for code in present.tolist()]),
     }
 
 

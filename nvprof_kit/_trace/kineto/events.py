@@ -47,8 +47,8 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "kernel": _ON_GPU,
     "gpu_memcpy": (*_ON_GPU, "bytes"),
     "gpu_memset": (*_ON_GPU, "bytes"),
-    "cuda_runtime": ("correlation",),
-    "cuda_driver": ("correlation",),
+    "cuda_runtime": ("correlation", "kernel"),
+    "cuda_driver": ("correlation", "kernel"),
     _OPERATOR: ("sequence", "forward_thread"),
 }
 """The arguments kept for each category."""
@@ -373,6 +373,10 @@ class _Columns:
         if "tid" in required:
             missing[category, "tid"] += lacking
         for name, values_of in self.numbers.items():
+            if name == "kernel":  # ROCm's calls say which kernel they launch
+                kernels = [argument.kernel for argument in args]
+                values_of.extend([names.setdefault(k, len(names)) if isinstance(k, str) else MISSING for k in kernels])
+                continue
             _, unreadable = _extend(values_of, [getattr(argument, name) for argument in args], MISSING)
             if name in ("sequence", "forward_thread") and unreadable:
                 missing[category, f"args.{_IN_FILE[name]}"] += unreadable

@@ -56,6 +56,7 @@ class Args(msgspec.Struct, gc=False, rename=_NAMES):
     device: Any = None
     stream: Any = None
     correlation: Any = None
+    kernel: Any = None
     bytes: Any = None
     graph_node: Any = None
     sequence: Any = None

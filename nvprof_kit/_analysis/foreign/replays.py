@@ -1,0 +1,210 @@
+"""Names the kernels of CUDA graph replays in a PyTorch trace by the trace of the graph's capture.
+
+All kernels of a replay share one launch, and no module or operator runs. While the graph was captured they did: the
+calls in that trace that launched nothing are the graph's nodes, in the order in which the replay runs them. The two
+sequences are aligned, and the kernels get the operators and modules around those calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
+from nvprof_kit._analysis.foreign.translate import BLOCK
+from nvprof_kit._analysis.structure.align import similarity
+from nvprof_kit._analysis.structure.structure import replay_tid, with_ranges
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.schema import CALL_KINDS, OP_KINDS, Trace
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
+from nvprof_kit.names import LAYER_CATEGORIES, Category
+
+NEEDED = frozenset({"calls", "name"})
+"""Optional tables and columns of the trace of a capture."""
+
+_LAUNCH = re.compile(r"(?:cu|cuda|hip)(?:\w*Launch\w*Kernel|Mem(cpy|set))")
+_BEGIN = re.compile(r"(?:cu|cuda|hip)StreamBeginCapture")
+_REGION = re.compile(r"Torch-Compiled Region|## |AOTDispatcher|Pregraph|CompiledFunction|TorchDynamo")
+"""What torch.compile records as operators around those that it calls."""
+_ALIKE = 0.5
+"""A replay is of a captured graph only if at least this share of their kernels is the same."""
+
+
+def name_replays(trace: Trace, capture: Trace) -> Trace:
+    """Name the kernels of the replays in a trace.
+
+    Args:
+        trace: A PyTorch trace with replays, with the names of its operations.
+        capture: The PyTorch trace of the capture of their graphs, with `NEEDED`.
+
+    Returns:
+        The trace with the capture's layers around the replayed kernels if some are numbered, as the blocks of a model
+        are; else only with the kernels' operators, in the column ``captured_by``. `CaptureInfo.warnings` says what
+        share was named.
+
+    Raises:
+        CaptureError: The trace has no replays, or the other one no capture.
+    """
+    ops, path = trace.ops, capture.info.path
+    for other in (trace, capture):
+        if (other.calls is None and other is capture) or not other.info.tool.startswith("PyTorch"):
+            raise CaptureError(f"{other.info.path}: not a PyTorch trace, which --with needs: nsys records the nodes")
+    nodes = _nodes(capture)
+    replays = _replays(trace)
+    if not replays:
+        raise CaptureError(f"{trace.info.path}: no replay of a CUDA graph in it; leave --with {path} out")
+    if not len(nodes):
+        raise CaptureError(
+            f"{path}: no capture of a CUDA graph in it, which launches kernels without running them; --with needs the "
+            "PyTorch trace of the graph's capture"
+        )
+    node = _matches(ops, replays, nodes)
+    named = node != NONE
+    operator = labels(np.append(nodes["operator"].cat.codes, len(nodes["operator"].cat.categories))[node],
+                      [*nodes["operator"].cat.categories, ""])  # fmt: skip
+    duration = (ops["end_ns"] - ops["start_ns"]).to_numpy()
+    share = duration[named].sum() / max(duration[np.concatenate(replays)].sum(), 1)
+    trace = replace(trace, ops=ops.assign(captured_by=operator))
+    ranges = _layers(capture, nodes, node[named])
+    has_blocks = ranges["text"].str.contains(BLOCK).any()
+    if not has_blocks and trace.ranges["text"].str.contains(BLOCK).any():  # so the order of kernels is not asked
+        ranges = pd.concat([ranges, _operators(ranges, nodes, node[named])])
+    elif not has_blocks:
+        ranges = ranges[:0]
+    if len(ranges):
+        pid, tid = int(ops["pid"].iloc[0]), replay_tid(trace)
+        old_node = ops["graph_node"].to_numpy().astype(np.int64)
+        new_node = np.where(named, node + old_node.max() + 1, old_node)
+        created = {
+            (pid, key): (tid, position)
+            for key, position in zip(new_node[named].tolist(), node[named].tolist(), strict=True)
+        }
+        ranges = ranges.assign(pid=pid, tid=tid)
+        trace = with_ranges(trace, dict(ranges.items()), created, new_node)
+    how = "modules" if has_blocks else "operators"
+    text = f"{share:.1%} of the GPU time of {len(replays)} graph replays is named by the {how} in {Path(path).name}"
+    issue = Issue("replays", "note" if share > 0.95 else "warning", 1.0, text)
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, issue)))
+
+
+def _nodes(capture: Trace) -> pd.DataFrame:
+    """The calls that became nodes of a graph, by thread and time: the ``token`` of what they launch, the number of the
+    ``graph``, and the outermost ``operator`` around them.
+    """
+    calls = capture.calls
+    assert calls is not None, "read with NEEDED"
+    calls = calls.astype({"name": object, "kernel": object})
+    api = calls[calls["kind"] == CALL_KINDS.index("api")].sort_values(["tid", "start_ns"], kind="stable")
+    memory = "mem" + api["name"].str.extract(f"^{_LAUNCH.pattern}", expand=False)
+    api = api.assign(graph=api["name"].str.match(_BEGIN).cumsum(), token=memory.fillna(api["kernel"]))
+    is_node = api["name"].str.match(_LAUNCH) & (api["graph"] > 0)
+    if capture.info.on_gpu:
+        is_node &= ~api["correlation"].isin(capture.ops["correlation"])
+    nodes: pd.DataFrame = api[is_node].reset_index(drop=True)
+    operators = calls[(calls["kind"] == CALL_KINDS.index("operator")) & ~calls["name"].str.match(_REGION)]
+    operators = operators[nest(*_intervals(operators)).depth == 0]
+    around = nest(*_intervals(operators)).innermost(nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy())
+    nodes["operator"] = pd.Categorical(np.append(operators["name"], "")[around])
+    return nodes
+
+
+def _intervals(table: pd.DataFrame) -> Iterator[Int64Array]:
+    return (table[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
+
+
+def _layers(capture: Trace, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFrame:
+    """The capture's layers in which some of the nodes were created, from and to positions of nodes."""
+    layers = capture.ranges[capture.ranges["category"].isin([category.value for category in LAYER_CATEGORIES])]
+    edges = {name: _positions(nodes, layers["tid"], layers[name]) for name in ("start_ns", "end_ns")}
+    used_before = np.concatenate([[0], np.cumsum(np.bincount(used, minlength=len(nodes)) > 0)])
+    is_used = used_before[edges["end_ns"]] > used_before[edges["start_ns"]]
+    used_layers: pd.DataFrame = layers.assign(**edges).loc[is_used, ["start_ns", "end_ns", "category", "text"]]
+    return used_layers
+
+
+def _operators(layers: pd.DataFrame, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFrame:
+    """Layers inside of these for each run of nodes with one operator, named by it."""
+    position = np.arange(len(nodes))
+    same = np.zeros(max(len(layers), len(nodes)), dtype=np.int64)
+    nesting = nest(layers["start_ns"].to_numpy(), layers["end_ns"].to_numpy(), same[: len(layers)])
+    layer = nesting.innermost(same[: len(nodes)], position)
+    operator = nodes["operator"].astype(object).to_numpy()
+    run = np.cumsum((np.diff(layer, prepend=NONE) != 0) | (operator != np.roll(operator, 1)))
+    runs = pd.DataFrame({"run": run, "position": position, "layer": layer, "operator": operator})
+    runs = runs[np.isin(position, used) & (operator != "")]
+    first, last = (runs.drop_duplicates("run", keep=side) for side in ("first", "last"))
+    outer = np.append(layers["text"].astype(object) + ".", "")[first["layer"]]
+    text = (outer + first["operator"].str.replace(".", "_")).array
+    edges = {"start_ns": first["position"].array, "end_ns": last["position"].array + 1}
+    layers = pd.DataFrame({**edges, "category": Category.FORWARD.value, "text": text})
+    return layers
+
+
+def _replays(trace: Trace) -> list[Int64Array]:
+    """The operations of each replay, by launch and then by start: those that share their launch with others."""
+    start, correlation = (trace.ops[name].to_numpy() for name in ("start_ns", "correlation"))
+    rows = np.lexsort((start, correlation))
+    rows = rows[correlation[rows] >= 0]
+    groups = np.split(rows, np.flatnonzero(np.diff(correlation[rows])) + 1)
+    return sorted((group for group in groups if len(group) > 1), key=lambda group: start[group[0]])
+
+
+def _positions(nodes: pd.DataFrame, tid: pd.Series[int], time: pd.Series[int]) -> Int64Array:
+    """How many nodes are on threads before this one, or on it before this time."""
+    thread, start = nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy()
+    positions = np.searchsorted(thread, tid)
+    for value in np.unique(thread).tolist():
+        first, end = np.searchsorted(thread, value), np.searchsorted(thread, value, side="right")
+        here = (tid == value).to_numpy()
+        positions[here] = first + np.searchsorted(start[first:end], time[here])
+    return positions
+
+
+def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) -> Int64Array:
+    """The node of each operation, a row of `nodes`, or `NONE`."""
+    is_told = nodes["token"].isin(ops["name"].cat.categories).any()  # only ROCm's calls tell which kernel they launch
+    kernels = ops["name"].astype(object) if is_told else ""
+    tokens = ops["kind"].map(dict(enumerate(OP_KINDS))).mask(ops["kind"] == OP_KINDS.index("kernel"), kernels)
+    code, _ = pd.factorize(pd.concat([tokens, nodes["token"]]))
+    code_of_op, code_of_node = np.split(code, [len(ops)])
+    graphs = [rows.to_numpy() for _, rows in nodes.groupby("graph").groups.items()]
+    node = np.full(len(ops), NONE, dtype=np.int64)
+    graphs_of: dict[bytes, deque[Int64Array]] = {}
+    aligned: dict[tuple[bytes, bytes], Int64Array] = {}
+    for rows in replays:
+        key = code_of_op[rows].tobytes()
+        if key not in graphs_of:
+            scores = [similarity(code_of_op[rows], code_of_node[graph]) for graph in graphs]
+            best = max(scores)
+            alike = (graph for graph, score in zip(graphs, scores, strict=True) if score == best >= _ALIKE)
+            graphs_of[key] = deque(alike)
+        if graphs_of[key]:
+            graph = graphs_of[key][0]
+            graphs_of[key].rotate(-1)  # graphs that are alike, as of equal blocks, are replayed in the order of capture
+            both = key, code_of_node[graph].tobytes()
+            if both not in aligned:
+                aligned[both] = _align(code_of_op[rows], code_of_node[graph])
+            node[rows] = np.append(graph, NONE)[aligned[both]]
+    return node
+
+
+def _align(replay: Int64Array, graph: Int64Array) -> Int64Array:
+    """The position in a graph of each operation of its replay, or `NONE`. What differs between two stretches in common
+    is in order too: a kernel that was chosen anew is where the one was that it stands for.
+    """
+    position = np.full(len(replay), NONE, dtype=np.int64)
+    if np.array_equal(replay, graph):
+        return np.arange(len(graph))
+    matcher = SequenceMatcher(None, replay.tolist(), graph.tolist(), autojunk=False)
+    for _, first, end, node, last in matcher.get_opcodes():
+        if end > first and last > node:
+            position[first:end] = np.linspace(node, last, end - first, endpoint=False).astype(np.int64)
+    return position
