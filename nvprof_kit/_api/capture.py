@@ -397,12 +397,12 @@ class Capture:
         result = advise(operations.trace, self._kernel_rules, chosen, operations, straggler, limits=limits)
         return replace(result, sources=self.sources).selected(**rows)
 
-    def _limits(self, steps: Steps = None, skip_steps: int = 0) -> pd.DataFrame | None:
-        """The rows of `flops` where counts lie beside the capture; None without, or if they are damaged."""
+    def _limits(self, steps: Steps = None, skip_steps: int = 0) -> Flops | None:
+        """What `flops` answers where counts lie beside the capture; None without, or if they are damaged."""
         from nvprof_kit._trace.flops_file import find_flops
 
         with suppress(CaptureError):
-            return self.flops(steps=steps, skip_steps=skip_steps).rows if find_flops(self.path) else None
+            return self.flops(steps=steps, skip_steps=skip_steps) if find_flops(self.path) else None
         return None
 
     def flops(
@@ -839,6 +839,7 @@ class Capture:
         from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
         from nvprof_kit._analysis.timeline import OPTIONAL as FOR_TIMELINE
         from nvprof_kit._report.page.data import sheet_of
+        from nvprof_kit._trace.flops_file import find_flops
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
@@ -850,10 +851,15 @@ class Capture:
         with_findings = not is_large if findings is None else findings
         if with_findings:
             operations = self._operations((*OPTIONAL, *MEMORY_TABLES))
+        counted, unfit = None, []
+        try:
+            counted = self.flops(steps=steps) if find_flops(self.path) else None
+        except CaptureError as error:  # the page is complete without MFU, which is optional
+            unfit = [f"{error}; the page has no MFU"]
         trace = operations.trace
         times = breakdown(trace, self._kernel_rules, steps, operations) if with_findings and len(trace.ops) else None
         advice = (
-            advise(trace, self._kernel_rules, steps, operations, times=times)
+            advise(trace, self._kernel_rules, steps, operations, times=times, limits=counted)
             if with_findings and trace.info.on_gpu
             else None
         )
@@ -869,14 +875,7 @@ class Capture:
             broken_down=times,
             left_out=[] if with_findings or findings is False else _not_looked_for(self.path),
         )
-        from nvprof_kit._trace.flops_file import find_flops
-
-        if find_flops(self.path) is None:
-            return sheet, []
-        try:
-            return replace(sheet, flops=self.flops(steps=steps)), []
-        except CaptureError as error:  # the page is complete without MFU, which is optional
-            return sheet, [f"{error}; the page has no MFU"]
+        return replace(sheet, flops=counted), unfit
 
     # ---------------------------------------------------------------- what is drawn
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
+    from nvprof_kit._analysis.flops.flops import Flops
 
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 """The optional columns that `nvprof_kit._trace.open.open_capture` must read."""
@@ -142,7 +143,7 @@ def advise(
     verdict: RankVerdict | None = None,
     *,
     times: Breakdown | None = None,
-    limits: pd.DataFrame | None = None,
+    limits: Flops | None = None,
 ) -> Advice:
     """Find what costs time and could be improved.
 
@@ -153,7 +154,7 @@ def advise(
         operations: The same operations, if their owners and classes are already known.
         verdict: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
         times: The breakdown of the same steps, if it is already known.
-        limits: The rows of `nvprof_kit._analysis.flops.flops.Flops` of the same steps, where operations were counted.
+        limits: `nvprof_kit._analysis.flops.flops.Flops` of the same steps, where operations were counted.
 
     Raises:
         CaptureError: Nothing ran on a GPU.
@@ -167,7 +168,7 @@ def advise(
     evidence = Evidence(trace, own_rules, steps, operations, verdict, times=times)
     findings = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
     if limits is not None:
-        findings += advice_work.far_from_limit(evidence, limits)
+        findings += advice_work.far_from_limit(evidence, limits.kinds())
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
     if verdict is not None and verdict.rank is not None:
         findings = _with_slowest(_slowest(evidence, verdict), findings)

@@ -402,25 +402,17 @@ def outlier_layers(facts: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def far_from_limit(facts: Evidence, limits: pd.DataFrame) -> Iterator[Finding]:
-    """Kinds of layers that take much longer than this GPU needs for their work; of nested layers the innermost.
+def far_from_limit(facts: Evidence, kinds: pd.DataFrame) -> Iterator[Finding]:
+    """Kinds of layers that take much longer than this GPU needs for their work.
 
     Args:
         facts: The evidence.
-        limits: Layers and phases with ``gpu_busy_ns``, ``limit_ns`` and ``bound``, of the same steps.
+        kinds: `Flops.kinds` of the same steps.
     """
-    limits = limits[(limits["limit_ns"] > 0) & (limits["calls"] > 0)]
-    layers = sorted(set(limits["layer"]))
-    holders = {layer[: dot.start()] for layer in layers for dot in re.finditer(r"\.", layer)}
-    limits = limits[~limits["layer"].isin(holders)]
-    kind = limits["layer"].str.replace(_INDEX, "*", regex=True)
-    sums = limits[["gpu_busy_ns", "limit_ns"]].groupby([kind, limits["phase"], limits["bound"]], sort=False).sum()
-    sums["excess_ns"] = sums["gpu_busy_ns"] - sums["limit_ns"]
-    far = sums[(sums["gpu_busy_ns"] > LIMIT_TIMES * sums["limit_ns"])].nlargest(LIMIT_KINDS, "excess_ns")
-    far = far[far["excess_ns"] > LIMIT_SHARE * facts.wall_ns]
-    for (name, phase, bound), row in zip(far.index, far.to_dict("records"), strict=True):
-        members = limits["layer"][(kind == name) & (limits["phase"] == phase)]
-        inside = np.flatnonzero(facts.ops["layer"].isin(members) & (facts.ops["phase"] == phase) & facts.inside)
+    far = kinds[(kinds["gpu_busy_ns"] > LIMIT_TIMES * kinds["limit_ns"])].head(LIMIT_KINDS)
+    for row in far[far["excess_ns"] > LIMIT_SHARE * facts.wall_ns].to_dict("records"):
+        is_kind = facts.ops["layer"].str.replace(_INDEX, "*", regex=True) == row["kind"]
+        inside = np.flatnonzero(is_kind & (facts.ops["phase"] == row["phase"]) & facts.inside)
         if not len(inside):
             continue
         kernels = facts.ops["ns"].iloc[inside].groupby(facts.trace.ops["name"].iloc[inside].astype(str)).sum()
@@ -428,13 +420,13 @@ def far_from_limit(facts: Evidence, limits: pd.DataFrame) -> Iterator[Finding]:
             f"{str(kernel_name)[:60]} ({share(ns, kernels.sum())})" for kernel_name, ns in kernels.nlargest(3).items()
         )
         yield Finding(
-            "far-from-limit", f"{name} {phase} is far from its limit",
-            f"{facts.ms(row['gpu_busy_ns'])}{facts.per_step} in {len(members)} of them; this GPU needs at least "
+            "far-from-limit", f"{row['kind']} {row['phase']} is far from its limit",
+            f"{facts.ms(row['gpu_busy_ns'])}{facts.per_step} in {row['layers']} of them; this GPU needs at least "
             f"{facts.ms(row['limit_ns'])} for their operators ({share(row['limit_ns'], row['gpu_busy_ns'])}), limited "
-            f"by {bound}; their kernels: {slow}",
-            str(members.iloc[0]), str(phase), *facts.longest(inside), int(row["excess_ns"]),
+            f"by {row['bound']}; their kernels: {slow}",
+            str(row["layer"]), str(row["phase"]), *facts.longest(inside), int(row["excess_ns"]),
             "let fewer kernels pass over its memory: torch.compile, or a fused kernel from a library"
-            if bound == "memory"
+            if row["bound"] == "memory"
             else "look at those kernels: a wider or aligned shape, a lower precision, another attention backend, "
             "or what runs beside the products in one kernel with them",
             "low", "the step was counted on another input than was captured, or the fused layer is no faster",

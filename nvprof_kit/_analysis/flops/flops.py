@@ -12,6 +12,7 @@ Activation Recomputation in Large Transformer Models", 2022).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,6 +38,7 @@ from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.fold import ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.layers import LIMITS
+from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -116,6 +118,9 @@ COLUMNS: Columns = {
 UNCOUNTED_SHARE = 0.05
 """Where counted operations hold less than the other 95 % of the GPU time, the figures of the step are lower bounds."""
 
+INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+"""The number of a block in a layer's path."""
+
 NOTES_APART = " | "
 """The separator between the notes of a row."""
 
@@ -144,6 +149,26 @@ class Flops(ByLayer):
     columns: ClassVar = {"flops": COLUMNS}
     bars: ClassVar = {"flops": (("mfu",), ("layer", "phase"))}
     time: ClassVar = "gpu_busy_ns"
+
+    def kinds(self) -> pd.DataFrame:
+        """Time and limit of each kind of layer: of nested layers the innermost, equal blocks of the model together.
+
+        Returns:
+            A row for each kind (``layers.*.mlp``), phase and bound, those furthest above their limit first: ``kind``,
+            ``phase``, ``bound``, ``layer`` (the first), ``layers`` (how many), ``dtype``, and sums of ``gpu_busy_ns``,
+            ``limit_ns``, ``excess_ns`` (time above the limit), ``flops`` and ``dram_bytes``.
+        """
+        rows = self.rows[(self.rows["limit_ns"] > 0) & (self.rows["calls"] > 0)]
+        parents = dict(zip(self.blocks.layers, self.blocks.parents, strict=True))
+        holders = {holder for layer in rows["layer"] for holder in with_ancestors(layer, parents) if holder != layer}
+        rows = rows[~rows["layer"].isin(holders)]
+        rows = rows.assign(kind=rows["layer"].str.replace(INDEX, "*", regex=True), layers=1)
+        rows["excess_ns"] = rows["gpu_busy_ns"] - rows["limit_ns"]
+        sums = ("layers", "gpu_busy_ns", "limit_ns", "excess_ns", "flops", "dram_bytes")
+        how = {"layer": "first", "dtype": "first", **dict.fromkeys(sums, "sum")}
+        kinds = rows.groupby(["kind", "phase", "bound"], sort=False, as_index=False).agg(how)
+        sorted_kinds: pd.DataFrame = kinds.sort_values("excess_ns", ascending=False, ignore_index=True)
+        return sorted_kinds
 
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The values of equal layers in a phase together: sums, and rates as means weighted by busy time."""

@@ -88,6 +88,66 @@ def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
     ]
 
 
+MAX_LIMIT_BARS = 16
+"""Maximum number of kinds of layers with a bar of time over limit; those furthest above their limit have one."""
+
+LEAST_DOT = 0.002
+"""Kinds of layers have a dot in the roofline if their products take this share of their limit, and they of all time."""
+
+
+def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
+    """A row for each kind of layer and phase: its time, the least time of its work, and the bar's widths in percent."""
+    kinds = None if flops is None else flops.kinds().head(MAX_LIMIT_BARS)
+    if flops is None or kinds is None or kinds.empty:
+        return []
+    longest = kinds["gpu_busy_ns"].max()
+    ms = Milliseconds.for_total(int(longest), max(flops.whole.steps, 1))
+    return [
+        {
+            **{name: short_text(str(row[name])) for name in ("kind", "phase", "layer", "bound")},
+            "count": row["layers"],
+            "time": ms(row["gpu_busy_ns"]),
+            "limit": ms(round(row["limit_ns"])),
+            "of_limit": percent(row["limit_ns"] / row["gpu_busy_ns"]),
+            "limit_width": f"{100 * min(row['limit_ns'], row['gpu_busy_ns']) / longest:.2f}",
+            "excess_width": f"{100 * max(row['excess_ns'], 0) / longest:.2f}",
+        }
+        for row in kinds.to_dict("records")
+    ]
+
+
+def drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
+    """The roofline of the kinds of layers that multiply matrices; None without one."""
+    if flops is None or flops.peaks is None:
+        return None
+    kinds = flops.kinds()
+    kinds["dtype"] = [dtype.partition("+")[0] for dtype in kinds["dtype"]]
+    at_peak_ns = 1e9 * kinds["flops"] / kinds["dtype"].map(flops.peaks.flops)
+    is_drawn = (at_peak_ns > LEAST_DOT * kinds["limit_ns"]) & (kinds["dram_bytes"] > 0)
+    kinds = kinds[is_drawn & (kinds["gpu_busy_ns"] > LEAST_DOT * kinds["gpu_busy_ns"].sum())]
+    if kinds.empty:
+        return None
+    return {
+        "gpu": flops.peaks.name,
+        "measured": bool(flops.peaks.measured),
+        "bandwidth": flops.peaks.bandwidth,
+        "peaks": {dtype: flops.peaks.flops[dtype] for dtype in kinds["dtype"].unique()},
+        "steps": max(flops.whole.steps, 1),
+        "points": [
+            {
+                "name": short_text(f"{row['kind']} {row['phase']}"),
+                "phase": row["phase"] if row["phase"] in PHASES else "other",
+                "layer": short_text(row["layer"]),
+                "time": row["gpu_busy_ns"],
+                "limit": row["limit_ns"],
+                "intensity": row["flops"] / row["dram_bytes"],
+                "rate": 1e9 * row["flops"] / row["gpu_busy_ns"],
+            }
+            for row in kinds.to_dict("records")
+        ],
+    }
+
+
 MAX_TITLES = 4
 """Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.layers.fold import FoldedTree, fold
 from nvprof_kit._report.page import timeline
-from nvprof_kit._report.page.data import MAX_ROWS, PHASES, Sheet, row_names
+from nvprof_kit._report.page.data import MAX_ROWS, PHASES, Sheet, drawn_roofline, row_names
 from nvprof_kit._report.page.tables import MAX_KERNELS, drawn_kernels, short_text
 from nvprof_kit._report.page.timeline import Block, Texts, drawn_timeline
 from nvprof_kit._report.text.layers import layers_by_step, time_name
@@ -106,6 +106,7 @@ def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:
         "memory": _drawn_memory(sheet, tree_rows),
         "bySteps": _drawn_steps(sheet, tree_rows, block, MAX_CELLS // of),
         "timeline": None if view is None else drawn_timeline(view, texts, block, timeline.MAX_ROWS // of),
+        "roofline": drawn_roofline(sheet.flops),
         "kernels": None if kernels is None else drawn_kernels(kernels, texts, block, MAX_KERNELS // of),
     }
     return {**drawing, "texts": [short_text(text) for text in texts.numbers], "block": block.packed()}

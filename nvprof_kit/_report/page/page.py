@@ -18,6 +18,7 @@ from nvprof_kit._report.page.data import (
     changes,
     class_bars,
     headlines,
+    limit_bars,
     phase_split,
     row_names,
     total_change,
@@ -59,7 +60,7 @@ MAX_CELLS = 40_000
 """Maximum number of cells of the comparison; the rows with the largest changes are kept."""
 
 _SCRIPTS = (
-    "core.js", "state.js", "table.js", "icicle.js", "timeline.js", "steps.js", "kernels.js", "main.js"
+    "core.js", "state.js", "table.js", "icicle.js", "timeline.js", "steps.js", "roofline.js", "kernels.js", "main.js"
 )  # fmt: skip
 
 
@@ -146,6 +147,7 @@ def _variables(sheet: Sheet, folded: Folds) -> dict[str, Any]:
         "tables": sheet.tables,
         "left_out": [*left_out, *sheet.left_out],
         "has_steps": steps > 0,
+        "limits": limit_bars(sheet.flops),
         "classes": class_bars(sheet.classes, sheet.layers.summary.steps),
         "unmatched": [] if sheet.classes is None else sheet.classes.warnings,
     }
@@ -174,7 +176,9 @@ def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]]
     result = replace(sheet.layers, select=UNFOLDED)
     tree, total_ns, last = result.tree, max(result.summary.total_ns, 1), total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last[phase]]
-    more = _memory_cells(sheet) | _flops_cells(sheet)
+    on_page = folded.rows.tolist()
+    groups = [[row] for row in on_page] + [[on_page[row] for row in fold.rows] for fold in folded.folds]
+    more = _memory_cells(sheet, groups) | _flops_cells(sheet, groups)
     names = ["calls", *phases, "total_ns", *(["comm_ns"] if result.summary.comm_ns else []), "total_share", "cpu_ns"]
 
     def page_row(row: dict[Any, Any], name: str, line: dict[str, str]) -> dict[str, Any]:
@@ -190,15 +194,16 @@ def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]]
     inside = {row for fold in folded.folds for row in fold.rows}
     row_paths = row_names(tree)
     rows = []
-    for position, number in enumerate(folded.rows.tolist()):
+    for position, number in enumerate(on_page):
         if position in fold_at_row:
             fold = folded.folds[fold_at_row[position]]
             fold_row = page_row(joined[fold.line][0], fold.name, joined[fold.line][1])
-            fold_row["cells"] += [_cell("", None) for _ in more]
-            links = {"row": len(folded.rows) + fold_at_row[position], "count": len(fold.rows), "each": fold.each}
-            rows.append({**fold_row, **links, "inside": False, "unlike": ""})
+            group = len(on_page) + fold_at_row[position]
+            fold_row["cells"] += [column[group] for column in more.values()]
+            links = {"row": group, "count": len(fold.rows), "each": fold.each, "inside": False, "unlike": ""}
+            rows.append({**fold_row, **links})
         page_line = page_row(lines[number][0], row_paths[number], lines[number][1])
-        page_line["cells"] += [column[number] for column in more.values()]
+        page_line["cells"] += [column[position] for column in more.values()]
         links = {"row": position, "count": 1, "inside": position in inside, "unlike": folded.differences[position]}
         rows.append({**page_line, **links})
     return (
@@ -208,29 +213,36 @@ def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]]
     )
 
 
-def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
-    """The memory columns by header, without empty ones."""
+def _memory_cells(sheet: Sheet, groups: Sequence[Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
+    """The memory columns by header, without empty ones, with a cell for each group of rows of the tree."""
+    columns: dict[str, list[dict[str, Any]]] = {}
     if sheet.memory is None:
-        return {}
-    columns = {COLUMNS[name].name: sheet.memory[name].fillna(0).tolist() for name in MEMORY_COLUMNS}
-    return {
-        heading: [_cell(mib_cell(count) if count else "", count) for count in counts]
-        for heading, counts in columns.items()
-        if any(counts)
-    }
+        return columns
+    for name in MEMORY_COLUMNS:
+        of_row = sheet.memory[name].fillna(0).tolist()
+        join = max if name == "peak_bytes" else sum
+        counts = [join(of_row[row] for row in group) for group in groups]
+        if any(counts):
+            columns[COLUMNS[name].name] = [_cell(mib_cell(count) if count else "", count) for count in counts]
+    return columns
 
 
-def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
-    """The columns of MFU and of the limit by header, if operators were counted and the GPU's peak is known."""
+def _flops_cells(sheet: Sheet, groups: Sequence[Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
+    """The columns of MFU and of the limit by header, if operators were counted and the GPU's peak is known, with a cell
+    for each group of rows of the tree.
+    """
     if sheet.flops is None or sheet.flops.peaks is None:
         return {}
-    flops_rows = sheet.flops.rows.set_index(["layer", "phase"])
+    tree = sheet.layers.tree
     columns = {}
     for heading, name in (("MFU", "mfu"), ("of limit", "of_limit")):
-        share_of = flops_rows[name].dropna().to_dict()
         for phase in ("forward", "backward"):
-            values = [share_of.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
-            if name == "mfu" or any(values):
+            rows = sheet.flops.rows[sheet.flops.rows["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
+            rows = rows.reindex(tree["layer"].where(tree["phase"].isin(["", phase]), "")).fillna(0.0)
+            busy_ns = rows["gpu_busy_ns"].to_numpy()
+            at_limit_ns = rows[name].to_numpy() * busy_ns
+            values = [float(at_limit_ns[group].sum() / (busy_ns[group].sum() or 1.0)) for group in map(list, groups)]
+            if any(values):
                 bars = [None if name == "mfu" else min(value, 1.0) for value in values]
                 cells = zip(values, bars, strict=True)
                 columns[f"{heading} {phase}"] = [_cell(mfu_text(value), value or None, bar) for value, bar in cells]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.browser import browser, opened
 from support.captures.nsys_file import NsysFile
 from support.lane import FULL
 
+import nvprof_kit
 from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data"
@@ -45,6 +47,11 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(tmp_path_factory.mktemp("page") / "llama.html", DATA / "llama-2023.4.sqlite.xz")
+
+
+@pytest.fixture(scope="module")
+def limits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(tmp_path_factory.mktemp("page") / "limits.html", DATA / "limits" / "llama.sqlite.xz")
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +328,36 @@ def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
         assert shown[0] <= start < end <= shown[1]
         finding.get_by_role("link").nth(1).click()
         page.wait_for_selector("#c0-layers [aria-selected=true]")
+
+
+def test_limits_are_bars_and_a_roofline(chromium: Any, limits: Path) -> None:
+    capture = nvprof_kit.open(DATA / "limits" / "llama.sqlite.xz")
+    with opened(chromium, limits) as page:
+        lines = re.findall(r"^\d+\. (.*?)  \((at most .*)\)$", str(capture.advise()), re.MULTILINE)
+        assert [f"{title} {saving}" for title, saving in lines] == page.locator(".findings h3").all_inner_texts()
+        kinds = capture.flops().kinds()
+        rows = page.locator("#c0-limits tbody tr")
+        assert rows.count() == 16 < len(kinds)
+        first = kinds.iloc[0]
+        assert rows.first.locator("th, td").all_inner_texts()[:6] == [
+            f"{first['kind']} x{first['layers']}", first["phase"], f"{first['gpu_busy_ns'] / 3e6:.3f}",
+            f"{first['limit_ns'] / 3e6:.3f}", f"{100 * first['limit_ns'] / first['gpu_busy_ns']:.1f} %", first["bound"],
+        ]  # fmt: skip
+        above = """() => sheets[0].data.roofline.points.filter(({intensity, rate, time}) =>
+            rate > 1.001 * Math.min(Math.max(...Object.values(sheets[0].data.roofline.peaks)),
+                                    intensity * sheets[0].data.roofline.bandwidth))"""
+        assert page.evaluate(above) == []
+        dots = page.locator("#c0-roofline circle")
+        assert dots.count() == len(page.evaluate("sheets[0].data.roofline.points")) > 4
+        dots.first.click()
+        picked = page.evaluate("sheets[0].data.roofline.points[0].layer")
+        assert page.get_attribute(f"#c0-layers tr[data-path='{picked}']", "aria-selected") == "true"
+        page.set_viewport_size({"width": 1400, "height": 900})
+        heads = page.locator("#c0-layers thead th").all_inner_texts()
+        assert heads[-4:] == [f"{name} {phase}" for name in ("MFU", "of limit") for phase in ("forward", "backward")]
+        assert page.evaluate("document.querySelector('#c0-layers').parentElement.scrollWidth") <= page.evaluate(
+            "document.querySelector('#c0-layers').parentElement.clientWidth"
+        )
 
 
 def test_light_dark_and_print(chromium: Any, llama: Path) -> None:

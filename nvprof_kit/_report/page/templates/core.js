@@ -11,6 +11,14 @@ const make = (name, attributes = {}, text) => {
   return element;
 };
 
+const SVG = "http://www.w3.org/2000/svg";
+const shape = (name, attributes, text) => {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
+
 // nanoseconds as a person reads them, with the digits that a whole of this size calls for
 function time(ns, whole = ns) {
   const size = Math.abs(whole);

@@ -10,6 +10,7 @@ function build(sheet) {
   sheet.ready ??= (async () => {
     sheet.table = pickingTable(sheet);
     icicle(sheet);
+    roofline(sheet);
     for (const table of sheet.element.querySelectorAll("table.plain")) new LayerTable(table);
     try {
       sheet.buffer = await unpack(sheet.data.block);

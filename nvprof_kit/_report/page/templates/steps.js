@@ -19,13 +19,6 @@ function steps(sheet) {
     return part.reduce((sum, value) => sum + value, 0) / part.length;
   }));
   const what = sheet.part("steps-what");
-  const SVG = "http://www.w3.org/2000/svg";
-  const shape = (name, attributes, text) => {
-    const element = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    if (text !== undefined) element.textContent = text;
-    return element;
-  };
 
   function draw(picked) {
     const width = Math.max(box.clientWidth, 200), height = 230, left = 62, bottom = 24, top = 10;

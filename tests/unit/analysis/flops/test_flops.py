@@ -210,6 +210,9 @@ def test_advise_names_the_layers_that_are_far_from_their_limit(tmp_path: Path) -
     assert "37.2 %), limited by compute; their kernels: nvjet_sm90" in found[0].evidence
     alone = shutil.copy(source, tmp_path / "run.sqlite.xz")
     assert all(finding.rule != "far-from-limit" for finding in nvprof_kit.open(alone).advise().findings)
+    experts = nvprof_kit.open(TESTS / "data" / "limits" / "qwen3moe.sqlite.xz").advise()
+    places = [finding.layer for finding in experts.findings if finding.rule == "far-from-limit"]
+    assert places == ["model.layers.0.self_attn", "model.layers.0.mlp"], "of nested layers the innermost"
 
 
 def test_diff_tells_more_work_from_less_efficiency(tmp_path: Path) -> None:
