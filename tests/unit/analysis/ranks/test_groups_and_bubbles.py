@@ -4,64 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from nvprof_kit import Job, RankTable, open_job
-from nvprof_kit._ranks.clocks import align
-from nvprof_kit._ranks.groups import named_parallel, used_parallel
-from nvprof_kit._ranks.stages import stages_of, with_equals
 from nvprof_kit.errors import UsageError
 
 RANKS = Path(__file__).parents[3] / "data" / "ranks"
-
-
-@pytest.mark.parametrize(
-    ("name", "parallel"),
-    [
-        ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"), ("DATA_PARALLEL_GROUP_WITH_CP", "data"), ("mesh_dp_shard", "data"),
-        ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"), ("EXPERT_MODEL_PARALLEL_GROUP", "expert"), ("mesh_tp", "tensor"),
-        ("default_pg", "unknown"), ("", "unknown"),
-    ],
-)  # fmt: skip
-def test_a_group_is_named_by_the_program(name: str, parallel: str) -> None:
-    assert named_parallel(name) == parallel
-
-
-@pytest.mark.parametrize(
-    ("uses", "parallel"),
-    [
-        ([("AllReduce", "forward"), ("AllReduce", "backward")], "tensor"),
-        ([("AllReduce", "backward"), ("Broadcast", "forward")], "data"),
-        ([("AllGather", "forward"), ("AllGather", "backward"), ("ReduceScatter", "backward")], "data"),
-        ([("AllGather", "forward"), ("ReduceScatter", "forward")], "tensor"),
-        ([("AllToAll", "forward"), ("AllToAll", "backward")], "expert"),
-        ([("SendRecv", "forward"), ("SendRecv", "backward")], "context"),
-    ],
-)
-def test_or_by_what_it_does(uses: list[tuple[str, str]], parallel: str) -> None:
-    assert used_parallel(pd.DataFrame(uses, columns=["kind", "phase"]), spans_stages=False) == parallel
-    if parallel == "context":
-        assert used_parallel(pd.DataFrame(uses, columns=["kind", "phase"]), spans_stages=True) == "pipeline"
-
-
-def medians(*rows: tuple[int, str, int]) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=["rank", "layer", "median_ns"])
-    return table.assign(phase="forward", idle_ns=0, comm_ns=0, ops=1, steps=3)
-
-
-def test_ranks_of_a_stage_are_equals() -> None:
-    table = medians((0, "layers.0", 10), (1, "layers.0", 12), (2, "layers.1", 30), (3, "layers.1", 34))
-    assert stages_of(table) == {0: 0, 1: 0, 2: 1, 3: 1}
-    # the median of 10 and 12, and of 30 and 34
-    assert with_equals(table)["peers_ns"].tolist() == [11, 11, 32, 32]
-
-
-def test_a_rank_alone_in_its_stage_is_compared_with_layers_of_its_role() -> None:
-    table = medians((0, "layers.0.mlp", 10), (0, "layers.1.mlp", 10), (1, "layers.2.mlp", 10), (1, "layers.3.mlp", 50))
-    found = with_equals(table)
-    assert found["stage"].tolist() == [0, 0, 1, 1]
-    assert found["peers_ns"].tolist() == [10, 10, 10, 10] and set(found["equals"]) == {4}
 
 
 @pytest.fixture(scope="module")
@@ -135,19 +83,3 @@ def test_a_real_job_of_two_dimensions(tmp_path: Path) -> None:
     assert (job.clocks().to_frame()["drift_ppm"] == 0).all()
     verdict = job.verdict
     assert (verdict.rank, verdict.layer, verdict.cause) == (3, "model.layers.2.mlp", "more_work")
-
-
-def test_a_drift_that_no_clock_has_is_not_believed() -> None:
-    """Ends that run apart by 0.3 % are not those of the same collectives."""
-
-    def drift(ns: int) -> float:
-        rows = [
-            (0, 0, place, rank, 1_000_000 * place + rank * ns * place, 1_000, True)
-            for place in range(30)
-            for rank in (0, 1)
-        ]
-        ends = pd.DataFrame(rows, columns=["c", "s", "k", "rank", "end_ns", "took_ns", "symmetric"])
-        return float(align(ends, [0, 1])["drift_ppm"][1])
-
-    assert drift(3_000) == 0
-    assert drift(50) == pytest.approx(-50, abs=0.1)

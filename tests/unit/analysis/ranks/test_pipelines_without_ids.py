@@ -9,12 +9,10 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit import Job, open_job
-from nvprof_kit._ranks.messages import pair_messages
 
 MS, US = 1_000_000, 1_000
 STAGES, MICRO_BATCHES, STEPS = 4, 4, 3
@@ -167,24 +165,3 @@ def test_replicas_that_run_alike_are_never_mistaken(tmp_path: Path) -> None:
     job = job_of(tmp_path, did, list(range(8)))
     assert judged(job, did)[1] == 0
     assert any("cannot be matched" in one for one in job.warnings)
-
-
-def test_a_few_messages_that_end_together_by_chance_make_no_partners() -> None:
-    """Of 27 messages of the first stage, 24 end with the second's, and three with three of the last stage's."""
-    rows = []
-
-    def message(rank: int, kind: str, end: int) -> None:
-        rows.append((rank, len(rows), kind, place // 9, -1, end))
-
-    for place in range(27):
-        end, alone = 10_000_000 * place + 37_000 * place * place, place % 9 == 4
-        message(0, "Send", end)
-        message(1, "Recv", end + (900_000 + 111_000 * place if alone else 0))
-        later = end + 2_000_000 + 977_000 * place % 4_000_000
-        message(1, "Send", later)
-        message(2, "Recv", end + 1_000 if alone else later)
-    frame = pd.DataFrame(rows, columns=["rank", "index", "kind", "step", "bytes", "end_ns"])
-    found = pair_messages(frame, {0: 0, 1: 1, 2: 2}).numbers
-    assert set(found["label"]) == {"ranks 0 and 1", "ranks 1 and 2", "alone"}
-    paired = found[found["label"] != "alone"].groupby("label").size()
-    assert paired.to_dict() == {"ranks 0 and 1": 2 * 27, "ranks 1 and 2": 2 * 24}

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 from support.captures.synthetic_job import Fault, SyntheticJob, play, write_maps
 
 from nvprof_kit import open_job
-from nvprof_kit._ranks.replay import Graph, critical_path
-from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.errors import UsageError
 
 
 def mean_step(job: SyntheticJob) -> float:
@@ -40,18 +37,6 @@ def test_a_slow_link_that_is_repaired(tmp_path: Path) -> None:
     write_maps(job, tmp_path, 12)
     row = open_job(tmp_path).what_if().to_frame().set_index("what").loc["every transfer"]
     assert row["step_ns"] == pytest.approx(mean_step(replace(job, fault=Fault())), rel=0.03)
-
-
-def test_a_collective_that_waits_for_itself_is_refused() -> None:
-    """Damaged maps: rank 0's first collective is gated by its second, and that by the first."""
-    two = np.array([0, 1])
-    segments = pd.DataFrame({"layer": ["a"], "phase": ["forward"], "doing": ["compute"], "ns": [5]})
-    graph = Graph(
-        rank=two * 0, instance=two, step=two * 0, a=two * 10, e=two * 10 + 5, ready=two * 10, gate=two[::-1],
-        before=two * 0 - 1, low=two * 0, high=two * 0 + 1, segments=segments, order=[two[:1], two[1:]],
-    )  # fmt: skip
-    with pytest.raises(CaptureError, match="a collective of rank 0 waits for itself; map again"):
-        critical_path(graph)
 
 
 def test_the_critical_path_goes_through_the_slow_layer(tmp_path: Path) -> None:

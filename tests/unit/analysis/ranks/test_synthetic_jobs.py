@@ -12,7 +12,6 @@ import pytest
 from support.captures.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
 
 from nvprof_kit import Job, open_job
-from nvprof_kit._ranks import clocks, waits
 
 
 def opened(job: SyntheticJob, folder: Path) -> Job:
@@ -20,17 +19,19 @@ def opened(job: SyntheticJob, folder: Path) -> Job:
     return open_job(folder)
 
 
-@pytest.mark.parametrize("seed", range(len(KINDS)), ids=KINDS)
-def test_the_planted_fault_is_found(seed: int, tmp_path: Path) -> None:
-    job = random_job(seed)
-    assert misjudged(job, opened(job, tmp_path).verdict) == ""
+JOBS = {
+    **{kind: random_job(seed) for seed, kind in enumerate(KINDS)},
+    # of four steps that count, the second is bad, and what it delayed is still late in the third
+    "echo of a bad step": random_job(1119),
+    # of three steps the first has the profilers' start; the median of two steps is their mean
+    "a bad step of two": SyntheticJob(2, 2, 3, 24, 6, Fault("one_bad_step", 3, step=2, size=1.5), seed=10),
+    # nothing names the communicators, whose ranks wait for the same ranks elsewhere, and some collectives are lost
+    **{f"groups that end together {seed}": odd_job(seed) for seed in (5009, 5046, 5048)},
+}
 
 
-@pytest.mark.parametrize("seed", [5009, 5046, 5048])
-def test_groups_that_end_together_most_of_the_time_are_told_apart(seed: int, tmp_path: Path) -> None:
-    """Nothing names the communicators, whose ranks wait for the same ranks elsewhere, and some collectives are lost."""
-    job = odd_job(seed)
-    assert not job.named and job.lost
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_the_planted_fault_is_found(job: SyntheticJob, tmp_path: Path) -> None:
     assert misjudged(job, opened(job, tmp_path).verdict) == ""
 
 
@@ -46,12 +47,6 @@ def test_a_slow_link_of_two_ranks_is_no_late_host(sized: bool, tmp_path: Path) -
     assert said.verdict.rank == (None if sized else 6)
     pairs = [row for row in said.groups().to_frame()["ranks"] if len(row.split(",")) == 2]
     assert ("2, 3" in pairs) == sized and "6, 7" in pairs
-
-
-def test_the_echo_of_a_bad_step_is_no_second_one(tmp_path: Path) -> None:
-    """Of four steps that count, the second is bad, and what it delayed is still late in the third."""
-    job = random_job(1119)
-    assert misjudged(job, opened(job, tmp_path).verdict) == ""
 
 
 def test_a_rank_that_waits_for_a_missing_one_is_no_straggler(tmp_path: Path) -> None:
@@ -98,7 +93,7 @@ def test_waits_are_those_of_the_true_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "MOST", 100)
+    monkeypatch.setattr("nvprof_kit._ranks.waits.MOST", 100)
     job = SyntheticJob(4, 4, 8, 20, fault=Fault(kind, rank=6, layer=2, step=5), seed=1)
     said = opened(job, tmp_path)
     assert misjudged(job, said.verdict) == ""
@@ -129,7 +124,7 @@ def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", [True, False])
 def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With marks, a sample of the ranks decides which groups share a stream; without, nothing is matched wrongly."""
-    monkeypatch.setattr(clocks, "MOST_SEPARATED", 10)
+    monkeypatch.setattr("nvprof_kit._ranks.clocks.MOST_SEPARATED", 10)
     fault = Fault("slow_gpu", 9, size=2)
     job = SyntheticJob(5, 4, 6, 20, fault=fault, seed=9, named=False, sized=False, listed=listed)
     said = opened(job, tmp_path)
@@ -144,12 +139,6 @@ def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, mo
     else:
         assert len(unmatched) == 1 and "annotate_model" in unmatched[0]
         assert said.verdict.rank is None and not len(waits)
-
-
-def test_a_bad_step_of_two_is_no_bad_rank(tmp_path: Path) -> None:
-    """Of three steps the first has the profilers' start; the median of two steps is their mean."""
-    job = SyntheticJob(2, 2, 3, 24, 6, Fault("one_bad_step", 3, step=2, size=1.5), seed=10)
-    assert misjudged(job, opened(job, tmp_path).verdict) == ""
 
 
 def test_a_rank_is_judged_by_the_steps_that_match(tmp_path: Path) -> None:
