@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, instrument_method, phase
-from nvprof_kit.errors import UsageError
 
 
 def bare(sink) -> list[str]:
@@ -77,18 +76,6 @@ def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, 
     assert sink.lines[-1].strip() == "0.0 backward"
 
 
-def test_a_module_inside_itself(sink) -> None:
-    class Recursive(nn.Linear):
-        def forward(self, x: torch.Tensor, times: int = 2) -> torch.Tensor:
-            return super().forward(self(x, times - 1) if times else x)
-
-    model = Recursive(2, 2)
-    annotate_model(model)
-    model(torch.ones(1, 2)).sum().backward()
-    assert sink.lines[:3] == ["Recursive", "  Recursive", "    Recursive"]
-    assert bare(sink)[3:].count("Recursive backward") == 3
-
-
 def test_forward_called_by_hand(sink) -> None:
     model = Tied()
     with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Tied, "encode"):
@@ -110,24 +97,6 @@ def test_forward_called_by_hand(sink) -> None:
     assert Tied.encode.__qualname__ == "Tied.encode"
     assert "__wrapped__" not in vars(Tied.encode)
     assert "__wrapped__" not in vars(nn.TransformerEncoderLayer.forward)
-
-
-def test_an_inherited_method_and_what_is_none(sink) -> None:
-    class Child(Tied):
-        pass
-
-    child = Child()
-    handle = instrument_method(child, "encode")
-    Tied().encode(TOKENS)
-    assert sink.lines == []
-    child.encode(TOKENS)
-    assert bare(sink) == ["Child.encode"]
-    handle.remove()
-    handle.remove()
-    assert "encode" not in vars(Child)
-    for target, name in ((child, "nothing"), (child, "training"), (object(), "forward"), (int, "bit_length")):
-        with pytest.raises(UsageError):
-            instrument_method(target, name)
 
 
 def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
@@ -152,16 +121,6 @@ def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
     sink.lines.clear()
     model(TOKENS).sum().backward()
     assert sink.lines[:2] == ["Tied", "  embed"]
-
-
-def test_hooks_wiped_out_while_it_runs(sink) -> None:
-    model = Tied()
-    annotate_model(model, depth=1)
-    wiping = model.layers[0].register_forward_pre_hook(lambda module, _args: module._forward_hooks.clear())
-    model(TOKENS, order=(0, 1)).sum().backward()
-    wiping.remove()
-    assert sink.open_count() == 0
-    assert sink.lines[:3] == ["Tied", "  embed", "  layers.0"]
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -236,24 +195,6 @@ def test_replicas_on_many_threads(sink) -> None:
     assert errors == []
     assert bare(sink).count("layers.1") == bare(sink).count("layers.1 backward") == 4 * 5 * 2
     assert all(open_count == 0 for open_count in sink.threads.values())
-
-
-def test_no_module_is_ranged_by_two_annotations(sink) -> None:
-    model = Tied()
-    outer = annotate_model(model)
-    with pytest.raises(UsageError, match=r"TransformerEncoderLayer is already ranged, as layers\.0 of another"):
-        annotate_model(model.layers[0])
-    outer.remove()
-    inner = annotate_model(model.layers[0])
-    with pytest.raises(UsageError, match=r"layers\.0 is already ranged, as TransformerEncoderLayer of another"):
-        annotate_model(model)
-    assert model not in session.annotated
-    beside = annotate_model(model, select=["embed", "head"])
-    model(TOKENS, order=(0,))
-    assert [line for line in sink.lines if not line.startswith(" ")] == ["embed", "TransformerEncoderLayer", "head"]
-    inner.remove()
-    beside.remove()
-    annotate_model(model)
 
 
 class Nest(nn.Module):

@@ -20,22 +20,8 @@ from nvprof_kit import (
     MemoryProfiler,
     annotate_model,
     annotate_optimizer,
-    count_flops,
     global_timer,
-    step,
 )
-
-
-class Plain:
-    """An optimizer of its own kind, as some libraries have them."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.param_groups = [{"params": parameters}]
-        self.state: dict[Any, Any] = {}
-        self.steps = 0
-
-    def step(self) -> None:
-        self.steps += 1
 
 
 def net() -> nn.Module:
@@ -97,33 +83,6 @@ def test_a_model_and_its_optimizers_are_copied_as_they_are(
     assert steps.param_groups[0]["params"][0] is twin[0].weight
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_optimizer_without_hooks_of_its_own(way: str, sink) -> None:
-    optimizer = Plain(list(net().parameters()))
-    with annotate_optimizer(optimizer):
-        twin = WAYS[way](optimizer)
-        twin.step()
-        assert (twin.steps, optimizer.steps, sink.lines) == (1, 0, [])
-        optimizer.step()
-        assert (twin.steps, optimizer.steps, sink.lines) == (1, 1, ["optimizer"])
-    assert vars(optimizer).keys() == {"param_groups", "state", "steps"}
-    twin.step()
-    assert twin.steps == 2
-
-
-def test_several_optimizers_are_copied_as_a_list(sink) -> None:
-    model = net()
-    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[1])]
-    with annotate_optimizer(optimizers[0]), annotate_optimizer(optimizers[1]):
-        twins = copy.deepcopy(optimizers)
-        for twin in twins:
-            twin.step()
-        assert sink.lines == []
-        for one in optimizers:
-            one.step()
-        assert sink.lines == ["optimizer"] * 2
-
-
 def in_child(work: Callable[[], object], *, atexit: bool = False) -> None:
     """Do something in a forked process; it must not raise there."""
     child = os.fork()
@@ -177,45 +136,9 @@ def test_a_forked_child_neither_writes_nor_ends_what_its_parent_records(
     assert not any(b"of the child" in text for text in after.values())
 
 
-def test_a_forked_child_writes_no_counts(quiet, tmp_path: Path) -> None:
-    model = net()
-    with count_flops(tmp_path / "run.flops.json") as count:
-        in_child(lambda: count.__exit__(None, None, None))
-        assert files_of(tmp_path) == {}
-        with step(0):
-            model(torch.ones(1, 2))
-    assert list(files_of(tmp_path)) == ["run.flops.json"]
-
-
-class Timed(torch.utils.data.Dataset[int]):
-    """Times how it gets its items."""
-
-    def __init__(self, timer: Any) -> None:
-        self.timer = timer
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        with self.timer.stage("item"):
-            return index
-
-
 def stages(folder: Path) -> list[str]:
     (log,) = folder.iterdir()
     return [line.split()[2].rstrip(",") for line in log.read_text().splitlines()]
-
-
-def test_workers_of_a_dataloader_time_nothing(tmp_path: Path) -> None:
-    """Neither before the log is open nor afterwards."""
-    timer = type(global_timer)(tmp_path / "time_log")
-    loader = torch.utils.data.DataLoader(Timed(timer), num_workers=1, multiprocessing_context="fork")
-    for _ in range(2):
-        assert [int(item) for item in loader] == [0, 1]
-        with timer.stage("forward"):
-            pass
-    timer.dump()
-    assert stages(tmp_path / "time_log") == ["forward"] * 2
 
 
 def test_a_forked_child_leaves_the_log_alone(tmp_path: Path) -> None:
@@ -235,15 +158,3 @@ def test_a_forked_child_leaves_the_log_alone(tmp_path: Path) -> None:
     timer.stop("across")
     timer.dump()
     assert stages(tmp_path / "time_log") == ["before", "across"]
-
-
-def test_a_rank_that_is_forked_before_the_log_is_open_has_its_own(tmp_path: Path) -> None:
-    timer = type(global_timer)(tmp_path / "time_log")
-
-    def child() -> None:
-        with timer.stage("child"):
-            pass
-        timer.dump()
-
-    in_child(child)
-    assert stages(tmp_path / "time_log") == ["child"]

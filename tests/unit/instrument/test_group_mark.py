@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,55 +11,10 @@ import pytest
 
 from nvprof_kit import annotate_model, step
 from nvprof_kit._instrument import ranks
-from nvprof_kit._trace.jobs.finding import groups_of_marks
-from nvprof_kit.names import GroupName, groups_text, parse_groups
+from nvprof_kit.names import parse_groups
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        (range(10_000), "0-9999"),
-        (range(0, 64, 2), "0:62:2"),
-        ((0, 1, 4, 5), "0-1,4-5"),
-        ((3,), "3"),
-        ((0, 2), "0,2"),
-        ((0, 1, 3, 5, 7), "0-1,3:7:2"),
-    ],
-)
-def test_ranks_are_ranges_and_strides(ranks: range | tuple[int, ...], text: str) -> None:
-    group = GroupName("1", "mesh_tp", tuple(ranks))
-    assert groups_text([group]) == f"groups 1 mesh_tp {text}"
-    assert parse_groups(groups_text([group])) == [group]
-
-
-def test_any_ranks_and_back() -> None:
-    noise = random.Random(0)
-    for _ in range(300):
-        ranks = tuple(sorted(noise.sample(range(48), noise.randint(1, 30))))
-        assert parse_groups(groups_text([GroupName("", "a; b", ranks)])) == [GroupName("", "a_b", ranks)]
-
-
-def test_the_text_is_bounded() -> None:
-    odd = tuple(rank * rank for rank in range(1, 400))
-    many = [GroupName(str(number), "x" * 200, (number,)) for number in range(100)]
-    text = groups_text([GroupName("0", "odd", odd), *many])
-    assert len(text) <= 4_000 and "odd" not in text and len(parse_groups(text)) > 20
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["groups", "groups ", "groups a", "groups a b c", "groups a b 5-", "groups a b 0-99999999", "groups a b 0:9:0"],
-)
-def test_damaged_marks_tell_nothing(text: str) -> None:
-    assert parse_groups(text) == [] and groups_of_marks([text]) == ""
-
-
-def test_groups_of_several_marks_are_joined() -> None:
-    texts = ["rank 0 of 4", "groups 0 default_pg 0-3", "groups 0 default_pg 0-3; 1 tp 0-1"]
-    assert groups_of_marks(texts) == "groups 0 default_pg 0-3; 1 tp 0-1"
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from support.torch_release import needs_torch
 from torch import nn
 
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument.patches import Patch, Shared
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -130,40 +129,3 @@ def test_an_annotation_that_fails_leaves_nothing(sink, monkeypatch) -> None:
     with pytest.raises(UsageError), annotate_model(model), annotate_model(model):
         pass
     assert patched() == before
-
-
-def test_a_patch_leaves_what_others_put_over_it() -> None:
-    class Holder:
-        def method(self) -> str:
-            return "original"
-
-    patch = Patch(Holder, "method", lambda method: lambda self: f"ours, {method(self)}")
-    ours = Holder.method
-    Holder.method = lambda self: f"theirs, {ours(self)}"
-    patch.remove()
-    assert Holder().method() == "theirs, ours, original"
-
-
-class User:
-    """Needs something."""
-
-
-def test_a_shared_change_ends_with_its_last_user() -> None:
-    log: list[str] = []
-    shared = Shared(lambda: log.append("install"), lambda: log.append("undo"))
-    first, second = User(), User()
-    hold = shared.hold(first)
-    shared.hold(second)
-    hold.remove()
-    hold.remove()
-    assert log == ["install", "install"], "what somebody took out meanwhile comes back"
-    del second
-    assert log == ["install", "install", "undo"]
-
-    def fail() -> None:
-        raise ImportError("built in another way")
-
-    failing = Shared(fail, lambda: log.append("cleared"))
-    with pytest.raises(ImportError):
-        failing.hold(first)
-    assert log[-1] == "cleared"

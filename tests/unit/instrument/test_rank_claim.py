@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,11 +61,6 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate("\n", timeout=60)
 
 
-def test_the_same_process_gets_the_same_folder(tmp_path: Path) -> None:
-    assert claim(tmp_path / "rank0") == claim(tmp_path / "rank0") == tmp_path / "rank0"
-    assert [path.name for path in (tmp_path / "rank0").iterdir()] == [OWNER]
-
-
 def test_ranks_that_nobody_told_apart_get_folders_of_their_own(tmp_path: Path) -> None:
     running = [other(tmp_path) for _ in range(3)]
     names = [name for _, name in running]
@@ -92,41 +83,6 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / name).iterdir()] == [OWNER]
 
 
-def test_where_there_are_no_locks_whoever_made_the_file_has_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsupported(*_call: object) -> None:
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(rank_claim.fcntl, "flock", unsupported)
-    assert claim(tmp_path / "rank0") == tmp_path / "rank0"
-    monkeypatch.setattr(rank_claim, "_claimed", {})
-    with pytest.warns(UserWarning, match="belongs to another process"):
-        assert claim(tmp_path / "rank0").name == f"rank0.{socket.gethostname()}-{os.getpid()}"
-
-
-def test_a_file_that_its_owner_took_away_meanwhile_is_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the opening and the lock of one process another one, which had it, ends."""
-    folder = tmp_path / "rank0"
-    lock = rank_claim.fcntl.flock
-    ended = []
-
-    def late(file: object, how: int) -> None:
-        if not ended:
-            ended.append((folder / OWNER).unlink())
-        lock(file, how)
-
-    monkeypatch.setattr(rank_claim.fcntl, "flock", late)
-    assert claim(folder) == folder
-    assert (folder / OWNER).read_text().split() == [socket.gethostname(), str(os.getpid())]
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError):
-        claim(tmp_path / "file" / "rank0")
-
-
 def test_many_at_once(tmp_path: Path) -> None:
     """Eight processes that come and go as fast as they can: at no moment do two have the same folder."""
     processes = [
@@ -136,22 +92,6 @@ def test_many_at_once(tmp_path: Path) -> None:
         for number in range(8)
     ]
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["fine"] * 8
-
-
-def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
-    folder = claim(tmp_path / "rank0")
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            import warnings
-
-            warnings.simplefilter("ignore")
-            code = 0 if claim(tmp_path / "rank0") != folder else 3
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert (folder / OWNER).read_text().split()[1] == str(os.getpid())
 
 
 def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
@@ -166,10 +106,3 @@ def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert [path.name for path in (tmp_path / "rank0").iterdir()] == ["timer_rank0.log"]
     assert "load, start=" in (tmp_path / "rank0" / "timer_rank0.log").read_text()
-
-
-def test_a_folder_that_was_deleted_is_claimed_anew(tmp_path: Path) -> None:
-    folder = claim(tmp_path / "rank0")
-    shutil.rmtree(folder)
-    assert claim(tmp_path / "rank0") == folder
-    assert folder.is_dir()

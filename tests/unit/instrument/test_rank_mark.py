@@ -11,7 +11,7 @@ import pytest
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, record, step
 from nvprof_kit._instrument import ranks
-from nvprof_kit.names import RankName, parse_rank, rank_text
+from nvprof_kit.names import RankName
 
 IDS = ("NVPROF_KIT_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
 RANKS = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
@@ -27,28 +27,6 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def launched(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (RankName(3, 8, "4711"), "rank 3 of 8 run 4711"),
-        (RankName(0, 1024), "rank 0 of 1024"),
-        (RankName(3, None, "a.b-c"), "rank 3 run a.b-c"),
-    ],
-)
-def test_text_and_back(name: RankName, text: str) -> None:
-    assert rank_text(name) == text
-    assert parse_rank(text) == name
-
-
-def test_an_id_of_several_words_is_one_word_in_the_mark() -> None:
-    assert rank_text(RankName(0, 2, "my  run\t1")) == "rank 0 of 2 run my_run_1"
-
-
-@pytest.mark.parametrize("text", ["rank", "rank 3 of", "rank -1 of 8", "rank 3 of 8 run", "frank 3", "rank 3 run a b"])
-def test_other_marks(text: str) -> None:
-    assert parse_rank(text) is None
 
 
 @pytest.mark.parametrize(

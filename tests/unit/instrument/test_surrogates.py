@@ -14,12 +14,9 @@ from nvprof_kit import (
     LayerProfiler,
     MemoryProfiler,
     annotate_model,
-    count_flops,
-    global_timer,
     layer_range,
     mark,
     phase,
-    record,
     step,
 )
 from nvprof_kit.names import encodable
@@ -54,10 +51,6 @@ def loop(model: nn.Module) -> None:
         (function(model(torch.ones(1, 2, requires_grad=True))) * 1).sum().backward()
 
 
-def test_what_can_be_written_stays_as_it_is() -> None:
-    assert [encodable(text) for text in ("plain", "größer 漢字 🙂", NAME)] == ["plain", "größer 漢字 🙂", WRITTEN]
-
-
 def test_every_name_reaches_the_tool_with_a_number_in_place(sink) -> None:
     model = Odd()
     with annotate_model(model):
@@ -74,21 +67,6 @@ def test_nvtx_takes_them() -> None:
             loop(model)
     finally:
         session.deactivate()
-
-
-def test_the_recorder_and_the_counter_take_them(tmp_path: Path) -> None:
-    model = Odd()
-    with annotate_model(model), record(tmp_path / "run.json"), count_flops(tmp_path / "run.flops.json"):
-        loop(model)
-    assert WRITTEN in (tmp_path / "run.json").read_text()
-    assert WRITTEN in (tmp_path / "run.flops.json").read_text()
-
-
-def test_the_timer_takes_them(tmp_path: Path) -> None:
-    timer = type(global_timer)(tmp_path)
-    with timer.stage(NAME):
-        pass
-    assert f"[RANK 0] {WRITTEN}, start=" in timer.dump().read_text()
 
 
 def test_the_memory_profiler_takes_them(tmp_path: Path) -> None:

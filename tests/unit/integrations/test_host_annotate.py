@@ -77,20 +77,6 @@ def test_a_step_is_counted_without_a_line(tmp_path: Path, steps: int) -> None:
     assert products == sum(row["flops"] for row in own["operators"])
 
 
-def test_a_program_that_counts_itself_is_left_to_it(tmp_path: Path) -> None:
-    program = f"""
-import torch, nvprof_kit
-with nvprof_kit.count_flops({str(tmp_path / "own.flops.json")!r}):
-    torch.ones(2, 2) @ torch.ones(2, 2)
-for number in range(3):
-    with nvprof_kit.step(number):
-        torch.ones(2, 2) @ torch.ones(2, 2)
-"""
-    done = run("-c", program, NVPROF_KIT="on", NVPROF_KIT_COUNT=str(tmp_path / "run.flops.json"))
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["own.flops.json"]
-
-
 @pytest.mark.parametrize("schedule", ["", "0:1", "3:5"])
 def test_record_counts_a_step_before_inside_or_after_the_recorded_ones(tmp_path: Path, schedule: str) -> None:
     trace, program = tmp_path / "run.json.gz", PROGRAM.replace("counting(8, 17)", "counting(24, 17)")
@@ -133,38 +119,6 @@ def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
     assert {f"nvprof_kit:{name}" for name in wanted} <= names
 
 
-PARTS = """
-import sys
-import torch
-sys.path.append("examples")
-from tiny_transformer import TinyTransformer, counting
-model, other = (TinyTransformer(width=128, layers=2).eval() for _ in range(2))
-with torch.no_grad():
-    model.layers[0](torch.randn(1, 8, 128))  # a part by itself, before the whole is known
-    model(counting(1, 8))
-    model.layers[1](torch.randn(1, 8, 128))
-    other(counting(1, 8))
-"""
-
-
-@pytest.mark.slow
-def test_parts_and_several_models_of_a_class(tmp_path: Path) -> None:
-    trace = tmp_path / "run.json.gz"
-    done = run("-m", "nvprof_kit", "record", "-o", str(trace), "--", sys.executable, "-c", PARTS)
-    assert done.returncode == 0, done.stderr
-    models = [line.partition("annotated ")[2] for line in told(done) if "annotated" in line]
-    assert models == [
-        "Block: 5 modules",
-        "TinyTransformer: 14 modules, 2 blocks among them",
-        "TinyTransformer2: 14 modules, 2 blocks among them",
-    ]
-    with gzip.open(trace, "rt") as file:
-        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
-    assert [name for name in names if name.startswith("nvprof_kit:step:")][-1] == "nvprof_kit:step:step 3"
-    assert names.count("nvprof_kit:forward:layers.1") == 2  # in the whole, and by itself
-    assert names.count("nvprof_kit:forward:TinyTransformer2.layers.1") == 1
-
-
 @pytest.mark.slow
 def test_a_program_without_a_model_is_told_so_once() -> None:
     child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
@@ -174,12 +128,6 @@ def test_a_program_without_a_model_is_told_so_once() -> None:
         "no module of 100000 parameters or with repeated blocks was called in this process; nothing is annotated in it"
     )
     assert told(done) == [f"nvprof-kit annotate: {nothing}"]
-
-
-@pytest.mark.slow
-def test_a_small_model_that_the_program_annotates_is_annotated() -> None:
-    done = run("-c", "import nvprof_kit, torch; m = torch.nn.Linear(2, 2); nvprof_kit.annotate_model(m); del m")
-    assert (done.returncode, told(done)) == (0, [])
 
 
 def test_a_program_without_torch_starts_as_without_us(tmp_path: Path) -> None:

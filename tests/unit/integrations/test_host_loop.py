@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import importlib
 import json
 import lzma
 import sys
 import warnings
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ from torch.utils.data import DataLoader, dataloader
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit.errors import UsageError
-from nvprof_kit.integrations._host.loop import HostLoop, listens
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 def small() -> nn.Sequential:
@@ -69,14 +67,6 @@ def test_micro_batches_are_told_apart(heard: Outline) -> None:
     first = ["  data", "  micro-batch 1", "    forward", "    backward"]
     second = ["  data", "  micro-batch 2", "    forward", "    backward"]
     assert heard.outline == ["step 0", *first, *second, "  optimizer"]
-
-
-def test_without_a_host_a_step_ends_where_the_next_begins(heard: Outline) -> None:
-    model = small()
-    loop = begun(model, own_steps=True)
-    train(model, loop, steps=2, told=False)
-    loop.end()
-    assert heard.outline == ["step 0", *STEP, "step 1", *STEP]
 
 
 def test_an_evaluation_is_of_no_step(heard: Outline) -> None:
@@ -180,51 +170,6 @@ def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
     assert heard.outline == ["step 0", "  prefill", "step 1", "  decode"]
 
 
-def test_inference_that_left_gradients_on_has_its_steps_too(heard: Outline) -> None:
-    """Pipelines are often neither in evaluation mode nor, outside their call, without gradients."""
-    encoder, denoiser = small(), small()
-    loop = HostLoop(own_steps=True)
-    loop.trains = False
-    loop.begin(encoder)
-    encoder(torch.randn(2, 4))
-    loop.add(denoiser)
-    with torch.no_grad():
-        denoiser(torch.randn(2, 4))
-        denoiser(torch.randn(2, 4))
-    loop.end()
-    assert heard.outline == [line for number in range(3) for line in (f"step {number}", "  forward")]
-
-
-def test_a_program_that_updates_its_parameters_itself(heard: Outline) -> None:
-    model = small()
-    loop = HostLoop(own_steps=True)
-    loop.trains, loop.updates_itself = False, True
-    loop.begin(model)
-    for _ in range(2):
-        model(torch.randn(2, 4)).sum().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(parameter.grad)
-    loop.end()
-    assert heard.outline == ["step 0", "  forward", "  backward", "step 1", "  forward", "  backward"]
-
-
-def test_the_optimizer_calls_a_closure(heard: Outline) -> None:
-    model = small()
-    loop = begun(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def closure() -> torch.Tensor:
-        loss = model(torch.randn(2, 4)).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    loop.step_end()
-    loop.end()
-    assert heard.outline == ["optimizer", "step 0", "  forward", "  backward", "  optimizer"]
-
-
 def test_while_nobody_listens_nothing_is_installed() -> None:
     model = small()
     fetch, backward = dataloader._BaseDataLoaderIter.__next__, torch.autograd.backward
@@ -262,27 +207,9 @@ def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.Mo
         train(model, loop)
 
 
-def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(dataloader._BaseDataLoaderIter, "__next__")
-    model = small()
-    with pytest.warns(UserWarning, match="stops, the run continues"):
-        loop = begun(model)
-    model(torch.randn(2, 4)).sum().backward()
-    loop.end()
-    assert heard.outline == []
-
-
 def test_a_wrong_schedule_is_said_where_it_is_given() -> None:
     with pytest.raises(UsageError, match="none of early"):
         HostLoop("sometimes")
-
-
-def test_a_wrong_schedule_of_the_environment_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
-    with pytest.warns(UserWarning, match="none of early"):
-        loop = begun(small())
-    assert loop.runs
-    loop.end()
 
 
 def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
@@ -298,13 +225,6 @@ def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_off_is_off(heard: Outline) -> None:
-    model = small()
-    loop = begun(model, schedule="off")
-    train(model, loop)
-    assert not loop.runs and heard.lines == []
-
-
 def test_of_two_hosts_around_one_model_the_first_ranges(heard: Outline) -> None:
     model = small()
     outer = begun(model)
@@ -313,15 +233,6 @@ def test_of_two_hosts_around_one_model_the_first_ranges(heard: Outline) -> None:
     inner.step_end()
     inner.end()
     outer.end()
-    assert heard.outline == ["step 0", *STEP]
-
-
-def test_a_new_model_takes_over(heard: Outline) -> None:
-    begun(small())  # its host raised, and never ended it
-    model = small()
-    loop = begun(model)
-    train(model, loop)
-    loop.end()
     assert heard.outline == ["step 0", *STEP]
 
 
@@ -335,26 +246,6 @@ def test_a_model_that_the_program_annotated_stays_as_it_is(heard: Outline) -> No
     loop.end()
     handle.remove()
     assert heard.under("forward") == ["Sequential"]
-
-
-def test_a_loop_that_is_forgotten_goes_away() -> None:
-    loop = begun(small())
-    forgotten = weakref.ref(loop)
-    loop.end()
-    del loop
-    gc.collect()
-    assert forgotten() is None
-
-
-def test_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
-    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
-    assert not listens()
-    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "3:5")
-    assert listens()
-    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "off")
-    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "stable")
-    assert listens()
 
 
 def test_the_table_of_a_torchtitan_trace_imports_nothing_of_the_current_folder(

@@ -13,7 +13,6 @@ from torch import nn
 
 from nvprof_kit.integrations import megatron, sglang, vllm
 from nvprof_kit.integrations._host import serving
-from nvprof_kit.integrations.factory import fabric_callbacks, lightning_callbacks
 
 
 @pytest.fixture(autouse=True)
@@ -109,16 +108,6 @@ def test_a_draft_models_runner_has_no_steps_of_its_own(heard: Outline, runner: A
     assert "draft.layers.1" in heard.under("decode")
 
 
-def test_nothing_is_wrapped_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
-    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
-    finders = list(sys.meta_path)
-    vllm.register()
-    sglang.register()
-    assert sys.meta_path == finders
-    assert lightning_callbacks() == fabric_callbacks() == []
-
-
 def test_sglang_steps(heard: Outline) -> None:
     runner = type("ModelRunner", (), {"model": Model()})()
     sglang.load_model(lambda _runner: None, runner)
@@ -133,10 +122,6 @@ def test_sglang_steps(heard: Outline) -> None:
     serving.engine().end()
     assert heard.outline == ["step 0", "  prefill", "step 1", "  decode", "step 2", "  mixed", "capture"]
     assert heard.under("capture")[0] == "graph4.Model"
-
-
-def test_phase_of_a_batch() -> None:
-    assert [serving.phase_of(tokens) for tokens in ([1, 1], [5, 9], [1, 9])] == ["decode", "prefill", "mixed"]
 
 
 def test_megatron_bridge(heard: Outline) -> None:

@@ -50,11 +50,6 @@ def test_a_table_and_a_trace_for_each_step(tmp_path: Path) -> None:
     assert ours == ["nvprof_kit:step:step 2"]
 
 
-def test_a_window_of_several_steps(tmp_path: Path) -> None:
-    loop(tmp_path / "run.json", handlers.chrome_trace(tmp_path), Schedule(skip_first=2, active=3))
-    assert files(tmp_path) == ["trace_step_2-4.json"]
-
-
 def test_the_layout_of_tensorboard(tmp_path: Path) -> None:
     """The names of torch.profiler's own handler, which its plug-in and Holistic Trace Analysis look for."""
     loop(tmp_path / "run.json.gz", handlers.tensorboard(tmp_path / "ours"), Schedule(active=1, repeat=2))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,8 @@ import nvprof_kit._instrument.session as session
 from nvprof_kit import (
     LayerProfiler,
     MemoryProfiler,
-    Schedule,
     StepOptions,
     Throughput,
-    annotate_model,
-    record,
     step,
 )
 from nvprof_kit._capture.recorder import record as record_module
@@ -139,14 +133,6 @@ def test_the_figures_are_those_of_the_trace(options: dict[str, Any]) -> None:
     assert kinds.loc["Block in spatial_blocks", "count"] == 6  # two blocks in three steps
 
 
-def test_several_windows_are_files_of_their_own(options: dict[str, Any]) -> None:
-    training = Training()
-    profiling = LayerProfiler(training.model, Schedule(wait=1, active=2, repeat=2), **options)
-    training.loop(profiling, 8)
-    assert [one.trace.name for one in profiling.recorded] == [f"Net_window{n}_trace.json.gz" for n in (1, 2)]
-    assert {f"Net_window{n}_{name}" for n in (1, 2) for name in PLAIN} == names(options)
-
-
 def test_one_step_needs_no_step(options: dict[str, Any]) -> None:
     training = Training()
     with LayerProfiler(training.model, "0:1", **options) as profiling:
@@ -166,11 +152,6 @@ def test_a_loop_that_ends_early_has_only_the_steps_that_ran(options: dict[str, A
     assert one.profile.layers.summary.steps == 2 and len(one.cost.recorded) == 2
 
 
-def test_a_loop_that_ends_before_says_so(options: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning, match="recorded nothing: the loop ended in step 2"):
-        Training().loop(LayerProfiler(Net(), "10:12", **options), 2)
-
-
 def test_a_decorated_step(options: dict[str, Any]) -> None:
     training = Training()
     profiling = LayerProfiler(training.model, "2:4", **options)
@@ -180,23 +161,6 @@ def test_a_decorated_step(options: dict[str, Any]) -> None:
     assert [one.profile.layers.summary.steps for one in profiling.recorded] == [2]
     assert run.__name__ == "step"
     profiling.__exit__()
-
-
-def test_a_decorated_step_that_raises_ends_the_profile_and_nothing_else(options: dict[str, Any]) -> None:
-    training = Training()
-    profiling = LayerProfiler(training.model, "0:9", **options)
-
-    @profiling
-    def run(fail: bool) -> None:
-        training.step()
-        if fail:
-            raise KeyError("batch")
-
-    run(False)
-    with pytest.raises(KeyError, match="batch"):
-        run(True)
-    run(False)
-    assert len(profiling.recorded) == 1 and len(training.losses) == 3
 
 
 def test_the_loops_own_steps(options: dict[str, Any]) -> None:
@@ -214,30 +178,12 @@ def test_the_loops_own_steps(options: dict[str, Any]) -> None:
         assert one.profile.layers.summary.steps == 2
 
 
-def test_an_annotation_of_the_users_own_stays(options: dict[str, Any]) -> None:
-    training = Training()
-    handle = annotate_model(training.model, depth=1)
-    profiling = LayerProfiler(training.model, "0:1", **options)
-    training.loop(profiling, 1)
-    assert set(profiling.recorded[0].profile.rows["layer"]) == {*handle.paths, "(none)"}
-    assert training.model in session.annotated
-    handle.remove()
-
-
 def test_kinds_of_the_users_own(options: dict[str, Any]) -> None:
     training = Training()
     chosen = dict(folder=options["folder"], kinds={"temporal_blocks.*": "temporal"}, plots=False, echo=False)
     profiling = LayerProfiler(training.model, "0:1", **chosen)
     training.loop(profiling, 1)
     assert profiling.recorded[0].profile.kinds["kind"].tolist() == ["Block in spatial_blocks", "temporal"]
-
-
-def test_a_kind_of_which_nothing_ran_is_a_warning(options: dict[str, Any]) -> None:
-    training = Training()
-    kinds = {"temporal_blocks.*": "temporal", "spatial_blocks": "list", "*.nosuch": "none"}
-    profiling = LayerProfiler(training.model, "0:1", options["folder"], kinds=kinds, plots=False, echo=False)
-    with pytest.warns(UserWarning, match=r"no layer that ran matches 'spatial_blocks', '\*\.nosuch'; needed"):
-        training.loop(profiling, 1)
 
 
 class Allocator:
@@ -282,26 +228,6 @@ def test_off_is_nothing_at_all(options: dict[str, Any]) -> None:
     assert not options["folder"].exists()
 
 
-def test_off_imports_neither_pandas_nor_matplotlib() -> None:
-    code = (
-        "import sys, torch, nvprof_kit\n"
-        "model = torch.nn.Linear(2, 2)\n"
-        "with nvprof_kit.LayerProfiler(model) as profiling:\n    profiling.step()\n"
-        "assert not {'pandas', 'matplotlib', 'rich'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_environment_switches_it(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1:2")
-    training = Training()
-    profiling = LayerProfiler(training.model, **options)
-    training.loop(profiling, 3)
-    assert len(profiling.recorded) == 1
-    monkeypatch.setattr(session, "mode", "off")
-    assert not LayerProfiler(training.model, "1:2", **options).enabled
-
-
 def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
     plain, profiled = Training(), Training()
     torch.manual_seed(1)
@@ -312,30 +238,6 @@ def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
     assert plain.losses == profiled.losses
     for ours, theirs in zip(profiled.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_nothing_is_kept_alive(options: dict[str, Any]) -> None:
-    training = Training()
-    profiling = LayerProfiler(training.model, "1:3", **options)
-    seen: list[weakref.ref[torch.Tensor]] = []
-    training.model.register_forward_hook(lambda _model, _args, out: seen.append(weakref.ref(out)))
-    with profiling:
-        for _ in range(5):
-            training.step()
-            assert seen[-1]() is None
-            profiling.step()
-    model = weakref.ref(training.model)
-    del training
-    gc.collect()
-    assert model() is None and profiling.recorded
-
-
-def test_a_model_that_is_gone_is_not_recorded(options: dict[str, Any]) -> None:
-    profiling = LayerProfiler(Net(), "0:1", **options)
-    gc.collect()
-    with profiling:
-        torch.ones(2) + 1
-    assert profiling.recorded == []
 
 
 # ---------------------------------------------------------------- trouble
@@ -373,22 +275,6 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
     assert len(training.losses) == 4 and profiling.recorded == []
 
 
-def test_another_recording_is_a_warning(options: dict[str, Any], tmp_path: Path) -> None:
-    training = Training()
-    with record(tmp_path / "other.json.gz"):
-        with pytest.warns(UserWarning, match="LayerProfiler stops: UsageError: cannot record"):
-            training.loop(LayerProfiler(training.model, "1:2", **options), 3)
-        assert session.backend is not None  # the other one goes on
-    assert (tmp_path / "other.json.gz").exists()
-
-
-def test_a_loop_that_ends_where_a_window_begins_leaves_nothing(options: dict[str, Any]) -> None:
-    training = Training()
-    profiling = LayerProfiler(training.model, "2:4", **options)
-    training.loop(profiling, 2)
-    assert not profiling.recorded and not Path(options["folder"], RANK, "Net_trace.json.gz").exists()
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[str, Any], before: bool) -> None:
     meter = Throughput[object](warm_up=1)
@@ -405,15 +291,6 @@ def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[
                 meter.step()
     assert meter.summary().steps == 3
     assert meter.summary().batch_cost.max < 1
-
-
-def test_a_handler_that_raises_is_a_warning(options: dict[str, Any]) -> None:
-    def handler(_trace: Path, _window: object) -> None:
-        raise OSError("disk full")
-
-    training = Training()
-    with pytest.warns(UserWarning, match="LayerProfiler stops: OSError: disk full"):
-        training.loop(LayerProfiler(training.model, "1:2", **options, on_trace_ready=handler), 3)
 
 
 def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,17 +318,6 @@ def test_a_broken_gpu_does_not_hide_what_the_program_raised(
         training.step()
         monkeypatch.setattr(step_clock, "_now", broken)
         raise ValueError("the program's own")
-
-
-def test_behind_the_last_window_nothing_is_left_to_do(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training()
-    with LayerProfiler(training.model, "1:2", **options) as profiling:
-        for _ in range(2):
-            training.step()
-            profiling.step()
-        assert len(profiling.recorded) == 1
-        monkeypatch.setattr(step_clock, "_now", None)
-        profiling.step()
 
 
 def test_a_schedule_that_is_none_is_an_error_at_once() -> None:
@@ -502,14 +368,3 @@ def test_a_memory_profiler_around_it(options: dict[str, Any], tmp_path: Path) ->
         training.loop(profiling, 3)
     assert len(profiling.recorded) == 1
     assert [point.name for point in memory.points][-1] == "step 2 optimizer"
-
-
-def test_sampling_during_the_window(options: dict[str, Any]) -> None:
-    pytest.importorskip("psutil")
-    pytest.importorskip("pynvml")
-    training = Training()
-    chosen = dict(folder=options["folder"], utilisation=True, plots=False, echo=False)
-    profiling = LayerProfiler(training.model, "1:2", **chosen)
-    training.loop(profiling, 2)
-    assert "Net_utilisation.csv" in names(options)
-    assert "\nCPU: process " in (options["folder"] / RANK / "Net_rank_0.log").read_text()

@@ -143,27 +143,6 @@ def test_inductor(way, sink) -> None:
     assert compiles() == (0, 0, {})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_dynamic_shapes(way, sink) -> None:
-    options = {"backend": "aot_eager", "dynamic": True}
-    session.deactivate()
-    bare = way(Net(), **options)
-    for rows in (3, 4, 5):
-        train(bare, rows)
-    graphs = compiles()
-    dynamo.reset()
-    session.activate(sink)
-    net = Net()
-    annotate_model(net)
-    compiled = way(net, **options)
-    for rows in (3, 4, 5):
-        sink.lines.clear()
-        train(compiled, rows)
-    assert compiles() == graphs
-    assert sink.lines == expected(way)
-
-
 @pytest.mark.parametrize("way", BY_BLOCK)
 def test_reduce_overhead(way, sink) -> None:
     net = Net(2)
@@ -218,87 +197,6 @@ def test_generation_of_a_compiled_model(way, sink) -> None:
         for number, name in enumerate(("prefill", "decode", "decode"))
         for line in (f"step {number}", f"  {name}", "    Net")
     ]
-
-
-def hook_forward(module: nn.Module) -> None:
-    module.register_forward_hook(lambda _module, _args, output: output * 1)
-
-
-def hook_before(module: nn.Module) -> None:
-    module.register_forward_pre_hook(lambda _module, args: None)
-
-
-HOOKED = [
-    (way, place, hook)
-    for way in WAYS
-    for place in ("embed", "layers.1.norm", "layers.1")
-    for hook in (hook_forward, hook_before)
-]
-"""Usually every fifth of them is run: among these are each way, and each place with each hook."""
-
-
-@pytest.mark.parametrize(
-    ("way", "place", "hook"), [case if number % 5 == 0 else rarely(*case) for number, case in enumerate(HOOKED)]
-)
-def test_hooks_of_the_programs_own(way, place: str, hook, sink) -> None:
-    """The compiler guards on how many hooks a module has where it found any."""
-
-    def compiled_calls(annotated: bool) -> tuple[int, int, dict[str, int]]:
-        dynamo.reset()
-        counters.clear()
-        net = Net(blocks=2)
-        hook(net.get_submodule(place))
-        if annotated:
-            annotate_model(net)
-        model = way(net, backend="aot_eager")
-        for _ in range(3):
-            train(model)
-        return compiles()
-
-    assert compiled_calls(annotated=True) == compiled_calls(annotated=False)
-    assert sink.open_count() == 0
-
-
-def test_a_compiled_function_that_calls_the_model(sink) -> None:
-    net = Net()
-    handle = annotate_model(net)
-    function = torch.compile(lambda x: net(x).sum(), backend="aot_eager", fullgraph=True)
-    function(torch.ones(2, 4)).backward()
-    compiles()
-    sink.lines.clear()
-    function(torch.ones(2, 4)).backward()
-    assert sink.lines == []
-    assert len(handle.never_entered()) == len(handle.paths)
-    session.deactivate()
-    function(torch.ones(2, 4)).backward()
-    assert compiles() == (0, 0, {})
-    session.activate(sink)
-
-
-def test_the_bare_model_keeps_its_layers_beside_the_compiled_one(sink) -> None:
-    net = Net(2)
-    annotate_model(net)
-    compiled = torch.compile(net, backend="aot_eager")
-    train(compiled)
-    sink.lines.clear()
-    net(torch.ones(2, 4))
-    assert "layers.1" in [line.strip() for line in sink.lines]
-
-
-def test_the_wrapper_of_a_class_of_torch(sink) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    annotate_model(net)
-    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-    train(compiled)
-    assert compiles() == (1, 3, {})
-    for _ in range(2):
-        sink.lines.clear()
-        train(compiled)
-        assert sink.lines == ["Sequential", "Sequential backward"]
-    session.deactivate()
-    train(compiled)
-    assert compiles() == (0, 0, {})
-    session.activate(sink)
 
 
 class Decorated(nn.Sequential):

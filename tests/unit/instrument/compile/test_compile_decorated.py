@@ -167,17 +167,6 @@ def test_a_compiled_function_is_ranged(sink) -> None:
     assert compiles() == (1, 1, {})
 
 
-def test_a_range_around_a_compiled_function(sink) -> None:
-    @layer_range("double")
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
-    assert double(torch.ones(2)).tolist() == [2, 2]
-    assert sink.lines == ["double"]
-    assert compiles() == (1, 1, {})
-
-
 def test_the_range_closes_when_compiled_code_raises(sink) -> None:
     net = blocks_in_place(make_net(method), backend="aot_eager")
     with pytest.raises(Exception, match=r"shape|size|mat"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -15,11 +13,9 @@ import torch._inductor.codegen.wrapper
 from compiled_models import Stack
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor.utils import run_and_get_code
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument.compile.inductor import module_of
 
 
 class MLP(nn.Module):
@@ -157,30 +153,6 @@ def test_recompute_inside_one_compiled_graph(checkpointed: bool, sink) -> None:
     assert again >= parts if checkpointed else not again
 
 
-def kernels(code: str) -> Counter[str]:
-    """The launches in generated code, without what tells the ranges."""
-    lines = [line.strip() for line in code.splitlines() if "nvprof_kit" not in line]
-    return Counter(line for line in lines if line and not line.startswith("#"))
-
-
-@pytest.mark.slow
-def test_the_code_is_what_it_is_without_ranges(sink) -> None:
-    def codes(parts: bool) -> list[str]:
-        dynamo.reset()
-        torch.manual_seed(0)
-        net = Net()
-        with annotate_model(net, compiled_parts=parts) as annotation:
-            _, found = run_and_get_code(lambda: train(whole(net)))
-            assert annotation.paths
-        return found
-
-    with torch.compiler.config.patch(force_disable_caches=True):
-        ranged, bare = codes(True), [re.sub(".*nvprof_kit.*\n", "", code) for code in codes(False)]
-    assert len(ranged) == len(bare) == 2
-    assert all("nvprof_kit_enter('layers.1.mlp" in code for code in ranged)
-    assert [kernels(code) for code in ranged] == [kernels(code) for code in bare]
-
-
 def test_results_and_compilations_are_those_of_the_bare_model(sink) -> None:
     def losses(annotate: bool) -> tuple[list[float], int, dict[str, int]]:
         dynamo.reset()
@@ -200,32 +172,6 @@ def test_results_and_compilations_are_those_of_the_bare_model(sink) -> None:
     session.activate(sink)
 
 
-def test_quiet_and_heard_again_without_compiling_anew(sink) -> None:
-    net = Net()
-    annotate_model(net, compiled_parts=True)
-    compiled = whole(net)
-    session.deactivate()
-    train(compiled)
-    train(compiled)
-    counters.clear()
-    assert sink.lines == []
-    session.activate(sink)
-    train(compiled)
-    assert "    layers.1.mlp" in sink.lines
-    assert counters["stats"]["unique_graphs"] == 0
-
-
-def test_an_exception_inside_closes_the_ranges(sink) -> None:
-    net = Net()
-    annotate_model(net, compiled_parts=True)
-    net.layers[1].register_forward_hook(lambda *_: None)
-    compiled = whole_in_place(net)
-    train(compiled)
-    with pytest.raises(Exception, match=r"shape|size|mat"):
-        compiled(torch.ones(2, 3))
-    assert sink.open_count() == 0
-
-
 def node(path: str | None, *, root="self", op="call_function", inputs=True, backward=False, target="mul"):
     key = "fwd_nn_module_stack" if backward else "nn_module_stack"
     meta = {} if path is None else {key: {"0": (f"L['{root}']{path}", nn.Module)}}
@@ -234,34 +180,5 @@ def node(path: str | None, *, root="self", op="call_function", inputs=True, back
     return SimpleNamespace(op=op, all_input_nodes=["x"] if inputs else [], meta=meta, target=target)
 
 
-def result(*origins: SimpleNamespace, of: SimpleNamespace | None = None) -> SimpleNamespace:
-    return SimpleNamespace(node=of, origins=origins)
-
-
 A, B, A_BACK = node(".layers.0.mlp"), node(".layers.0.norm"), node(".layers.0.mlp", backward=True)
 OWN, OWN_BACK = node(None), node(None, backward=True)
-
-
-@pytest.mark.parametrize(
-    ("results", "module"),
-    [
-        ([result(A, B, of=A)], "layers.0.mlp"),  # what is computed on the way does not count
-        ([result(of=A), result(of=B)], "layers.0"),
-        ([result(of=node(".layers.0")), result(of=node(".layers.1.norm"))], "layers"),
-        ([result(of=node(".a.b")), result(of=node(".a.bc"))], "a"),
-        ([result(of=node("._modules['layers']._modules['10'].mlp"))], "layers.10.mlp"),
-        ([result(of=node(".layers[3]._orig_mod.mlp"))], "layers.3.mlp"),
-        ([result(of=node(".mlp", root="other"))], ""),  # of a module that is no part of the compiled one
-        ([result(of=A), result(OWN, of=OWN)], ""),  # an operator of the compiled module itself
-        ([result(A, B)], "layers.0"),  # the value of no node: what it was made of tells
-        ([result(A, node(".norm", inputs=False))], "layers.0.mlp"),  # a constant
-        ([result(A, node(".norm", op="get_attr"))], "layers.0.mlp"),
-        ([result(A, node(".norm", target="aten._unsafe_view.default"))], "layers.0.mlp"),
-        ([result(A_BACK, B)], "layers.0.mlp"),  # of the forward, computed again
-        ([result(A_BACK, OWN_BACK, of=OWN_BACK)], "layers.0.mlp"),  # a sum of gradients
-        ([result(OWN_BACK, of=OWN_BACK), result(of=A_BACK)], "layers.0.mlp"),
-        ([], ""),
-    ],
-)
-def test_the_module_of_a_fused_kernel(results: list[SimpleNamespace], module: str) -> None:
-    assert module_of(results) == module

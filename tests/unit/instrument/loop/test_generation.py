@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, generation
 
 
@@ -45,13 +44,6 @@ def test_generate_gives_a_prefill_and_decode_steps(sink, llama, cache: str) -> N
     assert sum("backward" in line or "recompute" in line for line in sink.lines) == 0
 
 
-def test_a_prompt_of_embeddings_is_a_prefill(sink, llama) -> None:
-    embeddings = llama.get_input_embeddings()(torch.randint(0, 50, (1, 7)))
-    with annotate_model(llama), generation(llama):
-        llama.generate(inputs_embeds=embeddings.detach(), max_new_tokens=2, do_sample=False)
-    assert [line for line in top(sink) if "Llama" not in line] == ["step 0", "  prefill", "step 1", "  decode"]
-
-
 @pytest.mark.parametrize(("prompt", "first"), [([[0, 5, 6]], "prefill"), ([[0]], "decode")])
 def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt: list[list[int]], first: str) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
@@ -80,11 +72,3 @@ def test_a_call_that_raises_leaves_nothing_open(sink, llama) -> None:
     with annotate_model(llama), pytest.raises(IndexError), generation(llama):
         llama(torch.full((1, 3), 99))
     assert sink.open_count() == 0
-
-
-def test_quiet_without_a_listener(llama) -> None:
-    assert session.backend is None
-    with generation(llama) as steps:
-        llama(torch.zeros(1, 2, dtype=torch.long))
-    assert steps._number == 0
-    assert not llama._forward_pre_hooks

@@ -141,18 +141,3 @@ def test_a_loop_is_annotated_with_its_model(outline: Outline) -> None:
         with pytest.raises(UsageError):
             annotate_model(model, **wrong)
     annotate_model(model).remove()  # nothing of the failed ones is left
-
-
-class _NoLength(nn.Linear):
-    """As a scripted module: its class has ``__len__``, which raises."""
-
-    def __len__(self) -> int:
-        raise TypeError
-
-
-def test_a_model_that_cannot_tell_its_length(outline: Outline) -> None:
-    model = _NoLength(4, 4).eval()
-    with annotate_model(model):
-        for _ in range(2):
-            model(torch.ones(2, 4))
-    assert [line for line in outline.outline if line.startswith("step")] == ["step 0", "step 1"]

@@ -59,15 +59,6 @@ def test_dataloader(sink) -> None:
     assert sink.ranges[0].category is Category.PHASE
 
 
-def test_a_loader_that_raises(sink) -> None:
-    def batches():
-        yield 1
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        list(annotate_dataloader(batches()))
-
-
 def test_optimizer(sink) -> None:
     weight = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -100,20 +91,3 @@ def test_an_optimizer_step_that_raises_is_closed_by_what_holds_it(sink) -> None:
     assert sink.open_count() == 0
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     optimizer.step()
-
-
-def test_a_wrapped_optimizer(sink) -> None:
-    class Accelerated(torch.optim.Optimizer):
-        """As accelerate's: of the class, but never initialized as one."""
-
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self.optimizer = optimizer
-
-        def step(self, closure: object = None) -> None:
-            self.optimizer.step()
-
-    wrapped = Accelerated(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
-    with annotate_optimizer(wrapped):
-        wrapped.step()
-    wrapped.step()
-    assert sink.lines == ["optimizer"]

@@ -153,35 +153,6 @@ def test_a_rank_without_weights_to_train(optimizer: Any, sink, tmp_path: Path) -
     assert "step" not in vars(optimizer)
 
 
-class Pipeline:
-    """As diffusers' ``DiffusionPipeline``: no module, but it has some."""
-
-    def __init__(self) -> None:
-        self.components = {"text_encoder": net(), "unet": net(), "tokenizer": object(), "safety_checker": None}
-
-
-def test_a_pipeline_of_modules(sink) -> None:
-    pipeline = Pipeline()
-    unet, encoder = pipeline.components["unet"], pipeline.components["text_encoder"]
-    handle = annotate_model(pipeline)
-    assert handle.paths == ("text_encoder", "text_encoder.0", "text_encoder.1", "unet", "unet.0", "unet.1")
-    unet(encoder(torch.ones(1, 2))).sum().backward()
-    assert sink.lines[:4] == ["text_encoder", "  text_encoder.0", "  text_encoder.1", "unet"]
-    assert "unet backward" in sink.lines
-    with pytest.raises(UsageError, match="already annotated"):
-        annotate_model(pipeline)
-    with pytest.raises(UsageError, match="already ranged, as unet"):
-        annotate_model(unet)
-    handle.remove()
-    with annotate_model(pipeline, select="unet.*") as handle:
-        assert handle.paths == ("unet.0", "unet.1")
-    with annotate_model(pipeline, depth=0) as handle:
-        assert handle.paths == ("text_encoder", "unet")
-    sink.lines.clear()
-    unet(torch.ones(1, 2))
-    assert sink.lines == []
-
-
 def test_a_pipeline_of_diffusers(sink) -> None:
     diffusers = pytest.importorskip("diffusers")
     unet = diffusers.UNet2DModel(

@@ -111,15 +111,6 @@ def test_what_a_sink_is_told() -> None:
     ]
 
 
-def test_windows_side_by_side() -> None:
-    assert [what for what, _ in walk(Schedule(active=1, repeat=2), 3)] == ["start", "stop", "start", "stop"]
-
-
-def test_a_loop_that_ends_early_keeps_what_was_recorded() -> None:
-    assert walk(Schedule(active=5), 2) == [("start", Window(0, 0)), ("stop", Window(0, 0, 1))]
-    assert [what for what, _ in walk(Schedule(warmup=3), 1)] == ["warm up", "cancel"]
-
-
 def test_an_exception_stops_the_window_and_passes() -> None:
     log = Log()
     with pytest.raises(RuntimeError, match="out of memory"), Windows("0:9", log) as windows:
@@ -133,8 +124,3 @@ def test_what_is_no_schedule_is_refused_in_one_line(asked: str) -> None:
     with pytest.raises(UsageError) as refused:
         schedule_of(asked)
     assert "\n" not in str(refused.value) and "schedule" in str(refused.value)
-
-
-def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(UsageError, match="wait=-1 is not an integer >= 0"):
-        Schedule(wait=-1)

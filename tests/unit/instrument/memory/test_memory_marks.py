@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -69,26 +68,6 @@ def test_nothing_is_said_where_there_is_nothing_to_read() -> None:
     assert session.read_cuda() is None, "no CUDA here"
 
 
-def test_ranges_that_were_open_before_are_closed() -> None:
-    before = Nvtx()
-    before.open(LAYER, LAYER)
-    backend = Noting([Level(5, 5)], before)
-    backend.open(INNER, INNER)
-    backend.close(LAYER)
-    assert [text for text, _ in backend.said] == ["allocated at begin", "allocated at end"], "of the inner one"
-    assert backend.thread.position.owners == []
-
-
-def test_threads_do_not_mix() -> None:
-    backend = Noting([Level(7, 7)])
-    backend.open(LAYER, LAYER)
-    thread = threading.Thread(target=lambda: (backend.open(INNER, INNER), backend.close(INNER)))
-    thread.start()
-    thread.join()
-    backend.close(LAYER)
-    assert len(backend.said) == 4
-
-
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
     backend = Nvtx()
@@ -103,12 +82,6 @@ def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
     assert isinstance(session.backend, NvtxWithMemory)
     assert session.backend.thread is tool.thread
     assert session.backend is session._tool
-
-
-def test_without_a_tool_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_tool", None)
-    session.add_memory_marks()
-    assert session.backend is None
 
 
 @pytest.mark.parametrize(("value", "kind"), [("1", NvtxWithMemory), ("0", Nvtx), ("", Nvtx)])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import gc
-import json
-import re
 import threading
 import weakref
 from pathlib import Path
@@ -19,15 +17,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import MemoryProfiler, annotate_model
-from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
+from nvprof_kit import MemoryProfiler
+from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit._instrument.memory.files import log_text
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows, optimizer_rows
-from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._report.page.sunburst import sunburst_page
-from nvprof_kit._report.plots.memory_curve import curve_figure
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import Category
 
 N = 16
 
@@ -106,21 +100,6 @@ def test_tied_weights_and_views_count_once() -> None:
     model.second = nn.Parameter(whole[40:])  # 20 of its 60 numbers are the first one's
     rows = {row.path: row.bytes for row in model_rows(model, Ledger())}
     assert rows == {"embed.weight": 160, "first": 240, "second": 160}
-
-
-def test_master_copies_have_the_models_paths() -> None:
-    model = mlp().to(torch.bfloat16)
-    copies = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
-    optimizer = torch.optim.SGD(copies, lr=0.1, momentum=0.9)
-    for copied in copies:
-        copied.grad = torch.ones_like(copied)
-    optimizer.step()
-    ledger = Ledger()
-    rows = [*model_rows(model, ledger), *optimizer_rows(model, optimizer, ledger)]
-    kinds = {kind: {row.path: row.bytes for row in rows if row.kind == kind} for kind in ("params", "os_params")}
-    assert kinds["params"] == {"0.weight": 64, "0.bias": 16, "2.weight": 32, "2.bias": 4}
-    assert kinds["os_params"] == {"0.weight": 128, "0.bias": 32, "2.weight": 64, "2.bias": 8}
-    assert sum(row.bytes for row in rows if row.kind == "os_state") == 232
 
 
 def test_wrappers_of_optimizers_and_master_copies_in_the_state() -> None:
@@ -263,27 +242,6 @@ def test_a_compiled_model_is_one_module_and_stays_compiled(
     assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
 
 
-def test_an_annotated_model_is_compiled_in_one_graph(options: dict[str, Any], sink) -> None:
-    torch._dynamo.reset()
-    model = torch.compile(mlp(), backend="aot_eager", fullgraph=True)
-    with annotate_model(model), MemoryProfiler(model, None, **options) as profiler:
-        model(torch.ones(N, 4)).sum().backward()
-    assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
-
-
-def test_double_backward(options: dict[str, Any]) -> None:
-    x = torch.full((2, 4), 0.5, requires_grad=True)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-
-    def penalty() -> torch.Tensor:
-        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        return torch.autograd.grad(gradient.square().sum(), model[0].weight)[0]
-
-    plain = penalty()
-    with MemoryProfiler(model, None, **options):
-        assert torch.equal(penalty(), plain)
-
-
 def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: dict[str, Any]) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -380,91 +338,6 @@ def test_the_log_is_laid_out_as_internlm_does() -> None:
     ]
 
 
-class Meter:
-    """An allocator that gives the counts it is told: allocated, and the peak since the reading before."""
-
-    def __init__(self, readings: list[tuple[int, int]]) -> None:
-        self._readings = iter(readings)
-
-    def read(self) -> Counts:
-        allocated, peak = next(self._readings)
-        return Counts(allocated, allocated, 4096, peak)
-
-
-def test_what_a_layer_retains_and_needs_for_a_while() -> None:
-    model, inner = Range("model", Category.FORWARD), Range("model.a", Category.FORWARD)
-    back = Range("model.a backward", Category.BACKWARD)
-    boundaries = Boundaries(Meter([(100, 100), (110, 150), (160, 400), (200, 210), (200, 230), (120, 200), (120, 120)]))
-    boundaries.entered(model)
-    boundaries.entered(Range("forward", Category.PHASE))  # no layer: not read
-    boundaries.entered(inner)
-    boundaries.left(inner)
-    boundaries.left(model)
-    boundaries.entered(back)
-    boundaries.left(back)
-    found = [(b.layer, b.phase, b.start, b.end, b.peak, b.retained, b.transient) for b in boundaries.seen]
-    assert found == [
-        ("model.a", "forward", 110, 160, 400, 50, 240),
-        ("model", "forward", 100, 200, 400, 100, 200),
-        ("model.a", "backward", 200, 120, 200, -80, 0),
-    ]
-    assert boundaries.counts().peak == 400
-    figure = curve_figure(boundaries.seen)
-    assert [line.get_label() for line in figure.axes[0].get_lines()][:3] == [
-        "reserved",
-        "peak inside the layer",
-        "allocated at its end",
-    ]
-
-
-def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
-    model = nn.Sequential(mlp())
-    optimizer = torch.optim.AdamW(model.parameters())
-    profiler = MemoryProfiler(model, optimizer, tmp_path)
-    profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
-    with profiler:
-        train(model, optimizer, 2)
-    assert session.backend is None
-    with (profiler.folder / "layers.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    seen = [(row["step"], row["layer"], row["phase"]) for row in rows]
-    assert seen[:4] == [
-        ("0", "0", "forward"),
-        ("0", "Sequential", "forward"),
-        ("0", "0", "backward"),
-        ("0", "Sequential", "backward"),
-    ]
-    assert len(seen) == 8
-    assert all(int(row["end_bytes"]) - int(row["begin_bytes"]) == int(row["retained_bytes"]) > 0 for row in rows)
-    assert (profiler.folder / "memory_usage_line_chart.png").read_bytes().startswith(b"\x89PNG")
-    assert all(sum(row.bytes for row in point.rows) == point.allocator.allocated for point in profiler.points)
-
-
-def test_the_allocator_s_total_is_the_sum_of_the_rows(options: dict[str, Any]) -> None:
-    model = mlp()
-    profiler = MemoryProfiler(model, None, **options)
-    with profiler:
-        profiler._boundaries = Boundaries(Meter([(5000, 6000)]))
-        profiler.point("here")
-        profiler._boundaries = None
-    point = profiler.points[-1]
-    assert sum(row.bytes for row in point.rows if row.device == "cpu") == 5000
-    assert point.sum_of("unexplained") == 5000 - 232
-
-
-def test_a_page_holds_the_tree_and_takes_no_text_for_markup() -> None:
-    page = sunburst_page("<b>", "a & b", [("x.</script><script>alert(1)</script>", 10), ("x", 5), ("y.z", 7), ("w", 0)])
-    text = page.decode()
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
-    assert data["bytes"] == 22
-    assert [(part["name"], part["bytes"]) for part in data["parts"]] == [("x", 15), ("y", 7)]
-    assert data["parts"][0]["parts"][-1] == {"name": "(itself)", "bytes": 5}
-    assert "alert(1)</script>" not in text
-    assert "<title>&lt;b&gt;</title>" in text
-    assert re.findall(r"(?:src|href)=", text) == []
-    assert [url for url in re.findall(r"https?://[^\"]+", text) if "w3.org" not in url] == []
-
-
 class Wrapper:
     """As accelerate's and DeepSpeed's: an optimizer around another one, without hooks."""
 
@@ -475,58 +348,10 @@ class Wrapper:
         self.optimizer.step()
 
 
-class Subclass(torch.optim.Optimizer):
-    """As accelerate's `AcceleratedOptimizer`: of the class, but never initialized as one."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def step(self, closure: object = None) -> None:
-        self.optimizer.step()
-
-
-def names_of_points(model: nn.Module, wrapped: object, optimizer: object, options: dict[str, Any]) -> list[str]:
-    with MemoryProfiler(model, wrapped, **options) as profiler:
-        for _ in range(2):
-            model(torch.randn(4, 8)).sum().backward()
-            optimizer.step()
-    return [point.name for point in profiler.points]
-
-
-@pytest.mark.parametrize("wrapper", [Wrapper, Subclass, lambda optimizer: [optimizer]])
-def test_steps_of_a_wrapped_optimizer_are_seen(wrapper, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    wrapped = wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-    stepper = wrapped[0] if isinstance(wrapped, list) else wrapped
-    found = names_of_points(model, wrapped, stepper, dict(folder=tmp_path))
-    each = [f"step {n} {what}" for n in range(2) for what in ("forward", "backward", "optimizer")]
-    assert found == ["begin", *each]
-
-
-def test_an_optimizer_of_another_kind(tmp_path: Path) -> None:
-    class Own:
-        def step(self) -> None:
-            pass
-
-    model, own = nn.Sequential(nn.Linear(8, 8)), Own()
-    assert "step 1 optimizer" in names_of_points(model, own, own, dict(folder=tmp_path))
-    assert "step" not in vars(own)  # taken back
-
-
 @pytest.mark.parametrize("other", [object(), nn.Linear(2, 2), [torch.optim.SGD([torch.zeros(1)]), None], "sgd"])
 def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not an optimizer: it has no method step\(\)"):
         MemoryProfiler(nn.Linear(8, 8), other, tmp_path)
-
-
-def test_an_optimizer_whose_step_cannot_be_replaced_is_refused(tmp_path: Path) -> None:
-    class Slotted:
-        __slots__ = ()
-
-        def step(self) -> None: ...
-
-    with pytest.raises(UsageError, match="Slotted has __slots__, so its step cannot be observed"):
-        MemoryProfiler(nn.Linear(8, 8), Slotted(), tmp_path)
 
 
 def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -586,20 +411,3 @@ def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
     ):
         other(torch.randn(4, 8)).sum().backward()
         optimizer.step()
-
-
-def test_a_list_of_chunks(tmp_path: Path) -> None:
-    chunks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(2))
-    optimizer = torch.optim.SGD(chunks.parameters(), lr=0.1)
-    with MemoryProfiler(chunks, optimizer, tmp_path) as profiler:
-        chunks[1](chunks[0](torch.randn(4, 8))).sum().backward()
-        optimizer.step()
-    assert [point.name for point in profiler.points].count("step 0 forward") == 2
-
-
-@pytest.mark.usefixtures("innermost")
-def test_checkpoints_are_no_reason_to_warn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    with MemoryProfiler(model, None, tmp_path):
-        torch.utils.checkpoint.checkpoint(model, torch.randn(4, 8), use_reentrant=False).sum().backward()
-    assert not [one for one in recwarn if "MemoryProfiler" in str(one.message)]

@@ -7,33 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from nvprof_kit._instrument.memory import history as memory_history
-from nvprof_kit._instrument.memory.blocks import Block, Unknown, cast_weights, unknown_blocks, workspace_bytes
+from nvprof_kit._instrument.memory.blocks import Block, Unknown
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.history import History
-from nvprof_kit._instrument.memory.tensors import Held, Ledger
+from nvprof_kit._instrument.memory.tensors import Held
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import Category
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
-
-
-def test_a_block_is_known_by_any_address_in_it() -> None:
-    blocks = [Block(1000, 512, 500), Block(2000, 512, 512), Block(3000, 512, 8)]
-    assert unknown_blocks(blocks, {1000, 2511}) == [blocks[2]]
-    assert unknown_blocks(blocks, {999, 1512, 3512}) == blocks
-    assert unknown_blocks(blocks, set()) == blocks
-
-
-def test_the_size_of_a_workspace() -> None:
-    assert workspace_bytes((9, 0), {}) == 32 * MIB
-    assert workspace_bytes((8, 0), {}) == 8 * MIB + 128 * 1024
-    assert workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}) == 8 * MIB + 128 * 1024
-    assert workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}) == 0
-    assert workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": "nonsense"}) == 32 * MIB
 
 
 def test_unknown_memory_is_told_by_its_size_and_adds_up() -> None:
@@ -57,23 +41,6 @@ def test_unknown_memory_is_told_by_its_size_and_adds_up() -> None:
         Held("unexplained", "1 of 8 bytes", 8, "cpu"),
         Held("unexplained", "", -100, "cpu"),  # 100 bytes of known tensors are in no block: the rest says so
     ]
-
-
-def test_what_autocast_may_have_cast() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2, dtype=torch.bfloat16))
-    model[0].bias.requires_grad_(False)
-    assert not list(cast_weights(model, CPU))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert list(cast_weights(model, CPU)) == [("0.weight", 4 * 8 * 2)]
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        assert not list(cast_weights(model, CPU))
-
-
-def test_addresses_of_what_is_counted_are_known() -> None:
-    whole = torch.zeros(100)
-    ledger = Ledger()
-    list(ledger.add(whole[10:20]))
-    assert ledger.addresses == {whole.data_ptr()}
 
 
 class Flat:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -65,29 +64,11 @@ def test_a_stop_without_a_start_warns_and_goes_on(timer: GlobalTimer) -> None:
         timer.stop("forward")
 
 
-def test_threads_have_stages_of_their_own(timer: GlobalTimer) -> None:
-    with timer.stage("load"):
-        other = threading.Thread(target=lambda: (timer.start("load"), timer.stop("load")))
-        other.start()
-        other.join()
-        assert len(lines(timer)) == 1
-    assert len(lines(timer)) == 2
-
-
 def test_stages_are_phases(timer: GlobalTimer, sink) -> None:
     with timer.stage("forward"), timer.stage("attention"):
         pass
     assert sink.lines == ["forward", "  attention"]
     assert [range_.category.value for range_ in sink.ranges] == ["phase", "phase"]
-
-
-def test_crossing_stages_leave_no_range_open(timer: GlobalTimer, sink) -> None:
-    timer.start("a")
-    timer.start("b")
-    timer.stop("a")
-    timer.stop("b")
-    assert sink.open_count() == 0
-    assert len(lines(timer)) == 2
 
 
 def test_off_writes_nothing(timer: GlobalTimer) -> None:
@@ -115,15 +96,6 @@ def test_the_rank_is_the_launchers(variable: str, monkeypatch: pytest.MonkeyPatc
     path = timer.dump()
     assert path.name == "timer_rank3.log"
     assert path.read_text().startswith("[RANK 3] forward, ")
-
-
-def test_a_batch_script_has_slurms_variables_too(monkeypatch: pytest.MonkeyPatch, timer: GlobalTimer) -> None:
-    """What mpirun starts there finds the script's own number, 0."""
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
-    with timer.stage("forward"):
-        pass
-    assert timer.dump().name == "timer_rank3.log"
 
 
 def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:

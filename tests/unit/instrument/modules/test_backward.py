@@ -114,18 +114,6 @@ def test_an_inner_backward_that_fails_is_survived(sink) -> None:
     ]
 
 
-def test_no_gradients_no_backward(sink) -> None:
-    model = nn.Linear(2, 2)
-    annotate_model(model)
-    with torch.no_grad():
-        model(torch.ones(1, 2))
-    with torch.inference_mode():
-        model(torch.ones(1, 2))
-    model.requires_grad_(False)
-    assert model(torch.ones(1, 2)).grad_fn is None
-    assert sink.lines == ["Linear"] * 3
-
-
 def test_retained_graph_and_double_backward(sink) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     annotate_model(model)
@@ -134,37 +122,6 @@ def test_retained_graph_and_double_backward(sink) -> None:
     grad.square().sum().backward(retain_graph=True)
     grad.square().sum().backward()
     assert lines_of(sink, " backward").count("Sequential backward") >= 3
-
-
-def test_accumulated_microbatches(sink) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    annotate_model(model)
-    for _ in range(3):
-        model(torch.ones(1, 2)).sum().backward()
-    (model(torch.ones(1, 2)) + model(torch.ones(1, 2))).sum().backward()
-    assert lines_of(sink, " backward").count("Sequential backward") == 5
-
-
-def test_only_some_outputs_get_a_gradient(sink) -> None:
-    class Split(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.left(x), self.right(x).exp()
-
-    model = Split()
-    annotate_model(model)
-    model(torch.ones(1, 2))[0].sum().backward()
-    assert lines_of(sink, " backward") == ["Split backward", "left backward"]
-
-
-def test_backward_off(sink) -> None:
-    model = nn.Linear(2, 2)
-    annotate_model(model, backward=False)
-    model(torch.ones(1, 2)).sum().backward()
-    assert sink.lines == ["Linear"]
 
 
 def test_forward_and_backward_on_different_threads(sink) -> None:
