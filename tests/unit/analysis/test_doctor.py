@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,16 +72,6 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
     assert all(finding.why and finding.fix for finding in findings if finding.severity != "ok")
 
 
-def test_what_nsys_merely_says_is_told_apart_from_what_is_missing() -> None:
-    said = (("Not all CUDA events might have been collected.", 1, False), ("No CUDA events collected. Does the process "
-            "use CUDA? (process 41)", 1, False))  # fmt: skip
-    assert found(replace(WELL, complaints=said, launches=100, lost=0)) == {}
-    assert found(replace(WELL, complaints=said, launches=100, lost=2)) == {
-        "lost events": "warning",
-        "nsys warning": "warning",
-    }
-
-
 def test_a_launch_without_its_kernel_is_counted(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("layers.0", 100, 200, category="forward")
@@ -95,30 +84,11 @@ def test_a_launch_without_its_kernel_is_counted(tmp_path: Path) -> None:
     assert any(warning.startswith("1 of 2 kernel launches have no kernel in the capture") for warning in warnings)
 
 
-def test_of_a_stream_capture_no_launch_is_called_lost(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.call("cudaStreamBeginCapture_v10000", 10, 20)
-    file.call("cudaLaunchKernel_v7000", 30, 40)
-    file.kernel(300, 350, launched=(110, 120))
-    health = read_health(file.write())
-    assert (health.launches, health.lost) == (0, 0)
-
-
-def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
-    alone = replace(WELL, path="rank1.sqlite", rows={})
-    assert "other captures have kernels" in examine_captures([alone, WELL])["rank1.sqlite"][0].why
-
-
 def test_what_was_not_recorded_is_said() -> None:
     (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.title == "tables")
     assert tables.severity == "ok" and "(nvprof-kit profile --preset memory), GPU metrics" in tables.evidence
     everything = {**WELL.rows, "GPU_METRICS": 1, "CUDA_GPU_MEMORY_USAGE_EVENTS": 1}
     assert "tables" not in {one.title for one in examine_captures([replace(WELL, rows=everything)])["run.sqlite"]}
-
-
-def test_the_others_domain_is_named() -> None:
-    finding = examine_captures([replace(WELL, domains={"Megatron": 30}, registered=("Megatron",))])["run.sqlite"][0]
-    assert "--domain Megatron," in finding.fix
 
 
 def export(path: Path) -> Path:
@@ -128,32 +98,6 @@ def export(path: Path) -> Path:
     file.range_("other", 100, 150, category=None, domain="Megatron", pid=8)
     file.kernel(300, 350, launched=(110, 120))
     return file.write()
-
-
-def test_reading_an_export(tmp_path: Path) -> None:
-    health = read_health(export(tmp_path / "run.sqlite"))
-    assert health.schema == "3.7.2"
-    assert (health.rows[KERNELS], health.rows[CALLS]) == (1, 1)
-    assert health.domains == {"nvprof_kit": 2, "Megatron": 1}
-    assert health.registered == ("Megatron", "nvprof_kit")
-    assert health.open_ranges == 1
-    assert health.processes == {7: 1, 8: 0}
-    assert health.window_ns == 50  # 300 to 350
-    assert health.environment == ()
-
-
-def test_environment_and_complaints(tmp_path: Path) -> None:
-    path = export(tmp_path / "run.sqlite")
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
-        db.execute("INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:ENVIRONMENT_VARIABLE', 'HF_TOKEN=\"hf_x\"')")
-        db.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp INT, severity INT, text TEXT)")
-        db.executemany(
-            "INSERT INTO DIAGNOSTIC_EVENT VALUES (0, ?, ?)", [(1, "fine"), (2, "odd"), (3, "bad"), (3, "bad")]
-        )
-    health = read_health(path)
-    assert health.environment == ("HF_TOKEN",)
-    assert health.complaints == (("bad", 2, True), ("odd", 1, False))
 
 
 @pytest.mark.parametrize("capture", ["eager-2023.4", "graph-2023.4", "hooks-ddp-2024.2"])
@@ -179,20 +123,6 @@ def test_the_verb(tmp_path: Path) -> None:
     assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "fix"}
     status, said = ask(path)
     assert status == 0 and "processes: 1 of 2 processes ran no kernel: 8" in said
-
-
-def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
-    path = str(export(tmp_path / "my run.sqlite"))
-    status, said = ask(path, "--format", "json")
-    assert status == 0 and {row["subject"] for row in json.loads(said)["rows"]} == {path}
-    _, said = ask("--format", "json", "--", "python", "nope.py", "--format", "table")
-    assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)["rows"]}
-
-
-def test_a_command_to_paste_has_its_path_quoted() -> None:
-    health = replace(WELL, path="my run.sqlite", environment={"USER": "me"})
-    (finding,) = (one for one in examine_captures([health])[health.path] if one.title == "privacy")
-    assert finding.fix == "nvprof-kit scrub 'my run.sqlite'"
 
 
 def test_an_error_is_an_exit_status(tmp_path: Path) -> None:

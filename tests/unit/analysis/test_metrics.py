@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.metrics import _busy_until, _Samples, _union
+from nvprof_kit._analysis.metrics import _busy_until, _union
 from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
@@ -109,32 +107,6 @@ def test_without_samples(path: Path) -> None:
         CaptureError, match=r"no samples of GPU metrics; record with `nsys profile --gpu-metrics-device"
     ):
         measured(path)
-
-
-_INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=12)
-
-
-@given(intervals=_INTERVALS, moment=st.integers(-5, 100))
-def test_busy_time_until_a_moment(intervals: list[tuple[int, int]], moment: int) -> None:
-    start = np.array([begin for begin, _ in intervals])
-    end = np.array([begin + length for begin, length in intervals])
-    busy = {tick for begin, length in intervals for tick in range(begin, begin + length)}
-    begins, ends = _union(start, end)
-    assert (ends - begins).sum() == len(busy)
-    assert _busy_until(begins, ends, np.array([moment]))[0] == sum(tick < moment for tick in busy)
-
-
-@given(intervals=_INTERVALS, steps=st.lists(st.integers(1, 20), min_size=1, max_size=8))
-def test_the_samples_that_intervals_meet_hold_all_of_their_time(
-    intervals: list[tuple[int, int]], steps: list[int]
-) -> None:
-    begins, ends = _union(np.array([begin for begin, _ in intervals]), np.array([sum(one) for one in intervals]))
-    edges = np.cumsum([-3, *steps])
-    samples = _Samples(edges[:-1], edges[1:], {"sm_active_pct": np.arange(len(steps), dtype=float)})
-    met = samples.met_by(begins, ends)
-    shared = _busy_until(begins, ends, samples.end) - _busy_until(begins, ends, samples.start)
-    assert set(np.flatnonzero(shared)) <= set(met.values["sm_active_pct"].astype(int))
-    assert (_busy_until(begins, ends, met.end) - _busy_until(begins, ends, met.start)).sum() == shared.sum()
 
 
 def test_h200() -> None:

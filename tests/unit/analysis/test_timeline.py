@@ -11,63 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
-from nvprof_kit._analysis.attribution.windows import slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.attribution.windows import step_times
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.timeline import OPTIONAL, _parts, timeline
 from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.schema import Trace
 
 DATA = Path(__file__).parents[2] / "data"
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> tuple[Trace, Attribution]:
-    """Two steps; in step 1 `model` runs `a` (two kernels) and `b`, and a copy runs beside them on stream 8."""
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 1", 0, 200, category="step", payload=1)
-    file.range_("model", 10, 100, category="forward")
-    file.range_("a", 20, 50, category="forward")
-    file.range_("b", 60, 90, category="forward")
-    file.kernel(100, 110, launched=(15, 16), name="embed")  # model
-    file.kernel(110, 130, launched=(25, 26))  # a
-    file.kernel(140, 150, launched=(35, 36))  # a, 10 ns idle before it
-    file.kernel(150, 170, launched=(65, 66))  # b
-    file.kernel(145, 190, launched=(120, 121), stream=8, table="MEMCPY")  # no layer, overlaps a and b
-    file.range_("step 2", 200, 500, category="step", payload=2)
-    file.range_("model", 210, 240, category="forward")
-    file.kernel(300, 400, launched=(215, 216))
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    return trace, attribute(trace)
-
-
-def test_layers_are_runs_of_operations(opened: tuple[Trace, Attribution]) -> None:
-    spans = timeline(*opened, 0).spans
-    assert spans.drop(columns="phase").values.tolist() == [
-        # start, end, lane, level, layer
-        [100, 170, 0, 0, "model"],
-        [110, 150, 0, 1, "a"],
-        [150, 170, 0, 1, "b"],
-    ]
-    assert set(spans["phase"]) == {"forward"}
-
-
-def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 1", 0, 100, category="step", payload=1)
-    file.kernel(100, 200, launched=(10, 11))
-    file.kernel(250, 900, launched=(20, 21))  # still running in step 2, which is open from 110 on
-    file.range_("step 2", 110, 1000, category="step", payload=2)
-    file.kernel(1000, 1100, launched=(120, 121))
-    file.kernel(1200, 1400, launched=(130, 131))
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    shown = timeline(trace, attribute(trace), 1)
-    assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
-    # from the end of step 1 to the end of the last operation
-    assert shown.own_window() == shown.own_window(0) == (900, 1400)
-    assert shown.idle_in_step(0).tolist() == [100, 100]
-    assert shown.own_window(7) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["slow-2024.2", "ddp.rank0-2024.2", "llama-2023.4", "generate-2024.2"])
@@ -80,56 +31,6 @@ def test_idle_time_is_that_of_the_breakdown(name: str) -> None:
         begin, end = shown.own_window(int(row["device"]))
         assert (begin, end - begin) == (row["start_ns"], row["wall_ns"])
         assert shown.idle_in_step(int(row["device"])).sum() == row["idle_ns"]
-
-
-def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
-    shown = timeline(*opened, 0)
-    assert (shown.start_ns, shown.end_ns) == (0, 200)
-    assert [(lane.stream, lane.part) for lane in shown.lanes] == [(7, 0), (8, 0)]
-    assert shown.ops[["start_ns", "lane", "layer", "name"]].values.tolist() == [
-        [100, 0, "model", "embed"],
-        [110, 0, "a", "gemm"],
-        [140, 0, "a", "gemm"],
-        [150, 0, "b", "gemm"],
-        [145, 1, "(none)", "memcpy HtoD"],
-    ]
-    assert set(shown.ops["step"]) == {1}
-
-
-def test_idle_is_what_no_stream_fills(opened: tuple[Trace, Attribution]) -> None:
-    assert timeline(*opened, 0).idle.values.tolist() == [
-        [0, 0, 100, "(none)", "model"],  # the step begins on the CPU
-        [0, 130, 140, "a", "a"],
-        [0, 190, 200, "(none)", "(none)"],  # and ends there
-    ]
-    # over the whole capture also from the copy's end to step 2
-    assert timeline(*opened).idle.values.tolist() == [[0, 130, 140, "a", "a"], [0, 190, 300, "(none)", "model"]]
-
-
-def test_ranges_of_the_cpu(opened: tuple[Trace, Attribution]) -> None:
-    ranges = timeline(*opened, 0).ranges
-    assert ranges[["start_ns", "end_ns", "level", "text", "category"]].values.tolist() == [
-        [0, 200, 0, "step 1", "step"],
-        [10, 100, 1, "model", "forward"],
-        [20, 50, 2, "a", "forward"],
-        [60, 90, 2, "b", "forward"],
-    ]
-
-
-def test_a_step_that_is_not_there(opened: tuple[Trace, Attribution]) -> None:
-    with pytest.raises(KeyError):
-        timeline(*opened, 2)
-
-
-def test_steps(opened: tuple[Trace, Attribution]) -> None:
-    times = step_times(*opened)
-    assert times.values.tolist() == [
-        # step, range, gpu: 10 + 20 + 10 + 20 + 45, busy: 190 - 100 less 10 idle, span, wall, start, end
-        [1, 200, 105, 80, 90, 200, 0, 200],
-        [2, 300, 100, 100, 100, 300, 200, 500],
-    ]
-    assert (typical_step(times), slowest_step(times)) == (0, 1)  # the instances of steps 1 and 2
-    assert typical_step(times[:0]) is slowest_step(times[:0]) is None
 
 
 intervals = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 12)), max_size=30)

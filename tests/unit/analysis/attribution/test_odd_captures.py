@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support.captures.nsys_file import MARK, START_END, NsysFile, thread
+from support.captures.nsys_file import START_END, NsysFile, thread
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -29,15 +29,6 @@ def sums(result: nvprof_kit.Layers) -> dict[tuple[Any, ...], int]:
         tuple(None if pd.isna(value) else value for value in key): int(ns)
         for key, ns in zip(rows[keys].astype(object).itertuples(index=False), rows["gpu_self_ns"], strict=True)
     }
-
-
-def test_fifty_streams_that_overlap(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 1000)
-    for stream in range(50):
-        file.kernel(2000 + stream, 2100 + stream, launched=(10 + stream, 11 + stream), stream=stream)
-    result = table(file)
-    row = result.rows.iloc[0]
-    assert (row["gpu_self_ns"], row["gpu_busy_ns"]) == (50 * 100, 149)  # from 2000 to 2149 without a gap
 
 
 def test_two_hundred_threads(file: NsysFile) -> None:
@@ -128,19 +119,6 @@ def test_a_call_that_is_not_named_a_launch_where_another_process_has_its_id(file
     assert sums(table(file)) == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
 
 
-def test_a_phase_that_took_no_time_on_another_thread(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.range_("forward", 50, 50, category="phase", tid=9)
-    file.kernel(500, 510, launched=(150, 151))
-    assert sums(table(file)) == {("(none)", "other"): 10}
-
-
-def test_a_phase_without_a_text_is_none(file: NsysFile) -> None:
-    file.range_("", 0, 100, category="phase")
-    file.kernel(500, 510, launched=(50, 51))
-    assert sums(table(file)) == {("(none)", "other"): 10}
-
-
 def test_a_layer_called_as_what_lies_outside_layers(file: NsysFile) -> None:
     file.range_("(none)", 0, 100)
     file.range_("forward", 200, 300, category="phase")
@@ -163,13 +141,6 @@ def test_operations_of_a_device_that_is_not_told_are_refused(file: NsysFile) -> 
         table(file)
 
 
-def test_two_processes_with_a_first_gpu_each_are_busy_apart(file: NsysFile) -> None:
-    for pid in (1, 2):
-        file.range_("layers.0", 0, 100, pid=pid)
-        file.kernel(200, 300, launched=(50, 51), pid=pid, device=0)
-    assert table(file).rows["gpu_busy_ns"].tolist() == [200]
-
-
 def test_start_end_ranges_around_push_pop_ranges(file: NsysFile) -> None:
     """A step that ends a little late holds the next step's first layer only until it ends."""
     file.range_("step 0", 0, 120, category="step", payload=0, style=START_END)
@@ -182,21 +153,3 @@ def test_start_end_ranges_around_push_pop_ranges(file: NsysFile) -> None:
         (1, "(none)", "other"): 1,
         (1, "layers.0", "forward"): 2,
     }
-
-
-def test_marks_hold_nothing(file: NsysFile) -> None:
-    file.range_("layers.0", 100, 200)
-    file.range_("a mark", 140, None, style=MARK)
-    file.kernel(500, 501, launched=(150, 151))
-    result = table(file)
-    assert sums(result) == {("layers.0", "forward"): 1}
-    assert result.summary.layers == 1 and not any("open" in warning for warning in result.warnings)
-
-
-def test_texts_of_any_length(file: NsysFile) -> None:
-    long = "layers." + "x" * 100_000
-    file.range_(long, 100, 200, registered=False)
-    file.range_("", 120, 180, registered=False)
-    file.kernel(500, 501, launched=(110, 111))
-    file.kernel(510, 512, launched=(150, 151))
-    assert sums(table(file)) == {(long, "forward"): 1 + 2}  # a range without a text is no layer

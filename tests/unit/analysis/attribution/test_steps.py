@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
@@ -41,25 +40,6 @@ def test_layers_count_instances(two_epochs: nvprof_kit.Capture) -> None:
     assert told == [[0, 0, 10], [1, 1, 10], [0, 2, 10], [1, 3, 10], [-1, -1, 40]]
 
 
-def test_breakdown_counts_instances(two_epochs: nvprof_kit.Capture) -> None:
-    steps = two_epochs.breakdown().steps
-    assert steps["step"].astype(object).where(steps["step"].notna(), None).tolist() == [0, 1, None, 0, 1]
-    assert steps["wall_ns"].tolist() == [1000, 1000, 3000, 1000, 1000]
-
-
-def test_a_diff_compares_instances(two_epochs: nvprof_kit.Capture) -> None:
-    diff = two_epochs.diff(two_epochs.path)
-    assert (diff.base_steps, diff.new_steps) == (4, 4)
-    assert two_epochs.diff(two_epochs.path, skip_steps=3, anyway=True).new_steps == 1
-
-
-@pytest.mark.parametrize("view", ["device", "overview", "distributed", "kernel", "user"])
-def test_every_view_of_a_summary_tells_instances_apart(two_epochs: nvprof_kit.Capture, view: Any) -> None:
-    table = two_epochs.summary(view, by="step").views[view]
-    told = table[["step", "instance"]].dropna().drop_duplicates()
-    assert told.values.tolist() == [[0, 0], [1, 1], [0, 2], [1, 3]]
-
-
 def test_a_step_in_a_step_is_a_part_of_it(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "micro.sqlite")
     for begin in (0, 1000):
@@ -93,16 +73,6 @@ def test_steps_that_begin_together_are_ordered_by_thread(tmp_path: Path, threads
         file.range_(f"step {3 - tid}", 10, 40, category="step", tid=tid, payload=3 - tid)
         file.kernel(20, 21, launched=(20, 21), tid=tid)
     assert nvprof_kit.open(file.write()).steps["step"].tolist() == [2, 1]
-
-
-def test_a_thousand_steps_of_two_numbers(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "many.sqlite")
-    for place in range(1000):
-        file.range_(f"step {2 + place % 2}", 10 * place, 10 * place + 9, category="step")
-        file.kernel(10 * place + 2, 10 * place + 8, launched=(10 * place + 1, 10 * place + 2))
-    capture = nvprof_kit.open(file.write())
-    assert capture.layers().summary.steps == 1000
-    assert capture.steps["wall_ns"].median() == 9
 
 
 @pytest.mark.parametrize(("range_end", "before", "wall_ns"), [(400, False, 150), (900, False, 1000), (400, True, 860)])

@@ -105,19 +105,6 @@ def test_work_outside_steps_is_in_no_figure_per_step(tmp_path: Path) -> None:
     assert result.tree["total_ns"].sum() == result.rows["gpu_self_ns"].sum() == 20
 
 
-def test_communication_and_copies_are_parts_of_the_own_time(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("a", 0, 100)
-    file.kernel(200, 207, launched=(1, 2), name="nvjet_a")
-    file.kernel(300, 350, launched=(3, 4), name=NCCL)
-    file.kernel(400, 403, launched=(5, 6), table="MEMCPY")
-    result = nvprof_kit.open(file.write()).layers()
-    assert result.rows[["gpu_self_ns", "compute_ns", "comm_ns", "copy_ns"]].values.tolist() == [[60, 7, 50, 3]]
-    assert result.tree["comm_ns"].tolist() == [50]
-    # of the 10 ns that are no waiting all is in a layer
-    assert (result.summary.work_ns, result.summary.layer_ns, result.summary.comm_ns) == (10, 10, 50)
-
-
 def test_waiting_does_not_make_less_of_the_time_in_layers(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("a", 0, 100)
@@ -137,31 +124,6 @@ def test_the_first_collective_of_a_window_is_named() -> None:
     assert not [issue for issue in steady if "profilers began" in issue]
 
 
-def test_a_layer_that_only_waits_longer_is_not_unlike_its_equals(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    for number in range(6):
-        begin = 10_000 * number
-        file.range_(f"layers.{number}", begin, begin + 100)
-        file.kernel(begin + 200, begin + 1200, launched=(begin + 1, begin + 2), name="nvjet_a")
-        waited = 5000 if number == 3 else 500
-        file.kernel(begin + 1200, begin + 1200 + waited, launched=(begin + 3, begin + 4), name=NCCL)
-    found = nvprof_kit.open(file.write()).advise().findings
-    assert "outlier-layer" not in {finding.rule for finding in found}
-
-
-def test_the_user_view_counts_what_autograd_launches(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 0", 0, 1000, category="step", payload=0)
-    file.range_("backward", 100, 900, category="phase")
-    file.range_("a backward", 200, 300, category="backward", tid=8)
-    file.kernel(2000, 2500, launched=(210, 211), tid=8)
-    file.kernel(2500, 2600, launched=(400, 401), tid=8)  # outside the layers
-    file.kernel(2600, 2610, launched=(850, 851))  # on the main thread
-    view = nvprof_kit.open(file.write()).summary("user").views["user"]
-    # the step and its backward have all of it, once each
-    assert dict(zip(view["range"], view["gpu_total_ns"], strict=True)) == {"step 0": 610, "backward": 610, "a": 500}
-
-
 def test_a_prefill_is_no_warm_up(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for number, (begin, end) in enumerate(((0, 900), (900, 1000), (1000, 1100))):
@@ -169,12 +131,3 @@ def test_a_prefill_is_no_warm_up(tmp_path: Path) -> None:
         file.range_("decode" if number else "prefill", begin + 1, end - 1, category="phase")
         file.kernel(begin + 20, begin + 30, launched=(begin + 2, begin + 3))
     assert nvprof_kit.open(file.write()).layers().steps.shown.all()
-
-
-def test_the_user_view_says_which_domains_it_leaves_out(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("a", 0, 100)
-    file.range_("ncclAllReduce", 10, 20, category=None, domain="NCCL")
-    file.kernel(200, 300, launched=(1, 2))
-    result = nvprof_kit.open(file.write()).summary("user")
-    assert "not in it: NCCL (--domain NAME shows one)" in result.notes["user"]

@@ -9,8 +9,6 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._trace.open import open_capture
-from nvprof_kit.errors import CaptureError
 
 NODE = "autograd::engine::evaluate_function: "
 MAIN, ENGINE = 7, 8
@@ -231,12 +229,3 @@ def test_several_domains_at_once_and_ranges_that_cross(file: NsysFile) -> None:
         ("(none)", "optimizer"): 1,
         ("(none)", "other"): 1,
     }
-
-
-def test_a_domain_may_be_missing_of_several_but_not_all(file: NsysFile) -> None:
-    file.range_("layers.0", 100, 200)
-    file.kernel(1000, 1001, launched=(120, 121))
-    path = file.write()
-    assert len(open_capture(path, domain="nvprof_kit,absent").ranges) == 1
-    with pytest.raises(CaptureError, match="no ranges of the NVTX domain 'absent,gone'"):
-        open_capture(path, domain="absent,gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvprof_kit._analysis.foreign.rules import Meaning, parse_rules, preset, presets
+from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category, RangeName
 
@@ -68,15 +68,6 @@ layer = "by category"
 )
 def test_a_file_of_rules(text: str, category: str | None, expected: RangeName) -> None:
     assert parse_rules(OWN, "own.toml").meaning(text, category).name == expected
-
-
-def test_operators_have_a_number() -> None:
-    assert parse_rules(OWN, "own.toml").meaning("op 17") == Meaning(RangeName("op 17", NOTHING), "forward", 17)
-
-
-def test_what_is_no_number_is_no_sequence_number() -> None:
-    loose = parse_rules("[[rule]]\nmatch = 'op (?P<sequence>.*)'\noperator = 'forward'", "own.toml")
-    assert loose.meaning("op x") == Meaning(RangeName("op x", NOTHING), "forward", -1)
 
 
 @pytest.mark.parametrize(
@@ -181,25 +172,3 @@ OUTPUTS = "'TrainableParams': {'weight': [64, 64]}, 'Outputs': [[8, 64]]"
 def test_presets(name: str, text: str, expected: RangeName | Category) -> None:
     meaning = preset(name).meaning(text).name
     assert meaning == expected if isinstance(expected, RangeName) else meaning.category is expected
-
-
-@pytest.mark.parametrize(
-    ("text", "operator", "sequence"),
-    [
-        ("aten::mm, seq = 5, op_id = 13, sizes = [[1, 2], [2, 3]]", "forward", 5),
-        ("aten::mm, seq = 5", "forward", 5),
-        ("aten::empty, op_id = 14", "forward", -1),
-        ("aten::empty", "forward", -1),
-        ("aten::add.Tensor, op_id = 2, sizes = []", "forward", -1),
-        ("CheckpointFunction, seq = 9, op_id = 4", "forward", 9),
-        ("FlashAttnFunc, op_id = 4", "forward", -1),
-        ("autograd::engine::evaluate_function: MmBackward0, seq = 5, op_id = 17", "engine", 5),
-        ("autograd::engine::evaluate_function: MmBackward0, seq = 5", "engine", 5),
-        ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad, op_id = 3", "engine", -1),
-        ("torch::autograd::AccumulateGrad, op_id = 4", "node", -1),
-        ("MmBackward0, seq = 5, op_id = 18", "node", 5),
-        ("model.layers.0", "", -1),
-    ],
-)
-def test_operators_of_emit_nvtx(text: str, operator: str, sequence: int) -> None:
-    assert preset("emit-nvtx").meaning(text)[1:3] == (operator, sequence)

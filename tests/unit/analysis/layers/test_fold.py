@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvprof_kit._analysis.layers.fold import equal_groups, fold, numbers_text
+from nvprof_kit._analysis.layers.fold import fold
 from nvprof_kit.names import NO_LAYER
 
 COLUMNS = ["layer", "phase", "parent", "depth", "calls", "forward_ns", "backward_ns", "recompute_ns", "other_ns"]
@@ -67,12 +65,6 @@ def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> Non
     assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
 
 
-def test_less_in_one_phase_and_as_much_more_in_another_is_unlike_too() -> None:
-    tree = blocks(10)
-    tree.loc[tree["layer"] == "model.layers.9", ["forward_ns", "backward_ns"]] = [150, 150]
-    assert told(tree, "unlike")[-2] == ("model.layers.9", "forward +50 %")
-
-
 def test_waiting_does_not_make_a_block_unlike() -> None:
     # 50 of layer 3's 150 ns are an all-reduce
     tree = blocks(10, {3: 150})
@@ -83,12 +75,6 @@ def test_waiting_does_not_make_a_block_unlike() -> None:
     assert found["max_ns"].tolist()[1] == 300
 
 
-def test_noise_is_no_difference() -> None:
-    noise = np.random.default_rng(5).normal(1.0, 0.02, 80)
-    tree = blocks(80, {number: round(100_000 * one) for number, one in enumerate(noise)})
-    assert fold(tree).tree["count"].max() == 80
-
-
 def test_two_kinds_in_turn_are_two_rows() -> None:
     # local and global attention: no block is unlike, and neither median is the other's
     tree = blocks(12, {number: 160 for number in range(1, 12, 2)})
@@ -96,13 +82,6 @@ def test_two_kinds_in_turn_are_two_rows() -> None:
         ("model.layers.0,2,...,10", 6, ""),
         ("model.layers.1,3,...,11", 6, "forward +60 %"),
     ]
-
-
-def test_blocks_of_other_parts_are_no_equals() -> None:
-    tree = blocks(8)
-    tree.loc[tree["layer"] == "model.layers.0.mlp", "layer"] = "model.layers.0.moe"
-    assert told(tree, "unlike")[1] == ("model.layers.0", "other parts")
-    assert told(tree, "count")[3] == ("model.layers.1-7", 7)
 
 
 def test_nested_lists_fold_together() -> None:
@@ -115,25 +94,6 @@ def test_nested_lists_fold_together() -> None:
         ("stages.0-3", 4, "", 120),
         ("stages.0-3.blocks.0-2", 12, "stages.0-3", 120),
     ]
-
-
-def test_nested_lists_without_a_range_of_the_outer_one() -> None:
-    rows = [(f"stages.{stage}.blocks.{block}", "", 10, 0) for stage in range(4) for block in range(3)]
-    assert told(made(*rows), "count") == [("stages.0-3.blocks.0-2", 12)]
-
-
-def test_few_equal_blocks_stay() -> None:
-    tree = blocks(2)
-    assert told(tree) == [(layer,) for layer in tree["layer"]]
-
-
-@pytest.mark.parametrize(("count", "folds", "lines"), [(7, None, 15), (8, None, 3), (7, True, 3), (80, False, 161)])
-def test_unasked_many_equal_blocks_fold(count: int, folds: bool | None, lines: int) -> None:
-    tree = blocks(count)
-    found = fold(tree, folds).tree
-    assert len(found) == lines
-    if lines == len(tree):
-        assert found[list(tree.columns)].equals(tree)
 
 
 def test_a_model_by_its_class_name_holds_blocks_by_their_paths() -> None:
@@ -152,30 +112,6 @@ def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
         "model", "model.layers.0-3", "model.layers.0-3.mlp", "lm_head", NO_LAYER, NO_LAYER,
     ]  # fmt: skip
     assert found["phase"].tolist()[-2:] == ["optimizer", "other"]
-
-
-def test_an_empty_tree() -> None:
-    assert len(fold(made()).tree) == 0
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([5], "5"),
-        (range(80), "0-79"),
-        ([0, 1, 2, 4, 5], "0-2,4-5"),
-        ([1, 3, 5, 7], "1,3,...,7"),
-        ([1, 3, 5], "1,3,5"),
-        ([0, 1, 3, 4, 6, 7, 9, 10, 12, 13], "0-1,...,12-13"),
-    ],
-)
-def test_numbers_are_said_shortly(numbers: list[int], text: str) -> None:
-    assert numbers_text(numbers) == text
-
-
-def test_a_group_of_one_heap_is_not_split() -> None:
-    times = np.array([[100.0, 0, 0], [101, 0, 0], [102, 0, 0], [103, 0, 0], [104, 0, 0], [105, 0, 0]])
-    assert equal_groups(times, 3) == [[0, 1, 2, 3, 4, 5]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,11 +133,3 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], fo
         for depth in (0, 1):
             kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
             assert kept == all_of_it
-
-
-def test_few_modules_that_differ_much_are_no_equals() -> None:
-    # a decoder of T5: layer.0 is self-attention, layer.1 cross-attention, layer.2 the feed-forward network
-    each = {"layer.0": 598, "layer.1": 282, "layer.2": 175}
-    rows = [("block.0", "", sum(each.values()), 0)]
-    rows += [(f"block.0.{name}", "block.0", time, 0) for name, time in each.items()]
-    assert [count for _, count in told(made(*rows), "count")] == [1, 1, 1, 1]

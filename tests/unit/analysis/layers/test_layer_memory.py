@@ -74,15 +74,6 @@ def test_what_the_ranges_carry(tmp_path: Path) -> None:
     assert table(path)["cuda_alloc_bytes"].isna().all(), "nsys traced none"
 
 
-def test_marks_change_nothing_else(tmp_path: Path) -> None:
-    with_marks = two_steps(NsysFile(tmp_path / "a.sqlite")).write()
-    file = two_steps(NsysFile(tmp_path / "b.sqlite"))
-    file.rows["NVTX_EVENTS"] = [row for row in file.rows["NVTX_EVENTS"] if row["eventType"] != 34]
-    plain = nvprof_kit.open(file.write()).layers().rows
-    pd.testing.assert_frame_equal(nvprof_kit.open(with_marks).layers().rows, plain)
-    pd.testing.assert_frame_equal(table(with_marks)[list(plain.columns)], plain)
-
-
 def test_cuda_s_own_allocations_belong_to_the_layer_that_called(tmp_path: Path) -> None:
     file = two_steps(NsysFile(tmp_path / "a.sqlite"))
     events = Allocations()
@@ -121,20 +112,6 @@ def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
         table(events.into(file.write()))
 
 
-def test_the_tree_holds_what_is_in_it(tmp_path: Path) -> None:
-    file = two_steps(NsysFile(tmp_path / "a.sqlite"))
-    events = Allocations()
-    events.add(125, 2048, file.call("cudaMalloc_v3020", 122, 126))
-    events.add(250, 512, file.call("cudaMalloc_v3020", 248, 251))
-    result = nvprof_kit.open(events.into(file.write())).layers(memory=True)
-    assert result.memory is not None
-    lines = [line.split() for line in str(result).splitlines()]
-    (heading,) = (line for line in lines if line[:1] == ["layer"])
-    assert heading[-6:] == ["kept", "MiB", "peak", "MiB", "CUDA", "MiB"]
-    cells = {line[0]: " ".join(line[-6:]) for line in lines if line[:1] in (["model"], ["layers.0"])}
-    assert cells == {"model": "400 B 2 KiB 2 KiB", "layers.0": "200 B 2 KiB 2 KiB"}  # CUDA: 2560 and 2048 bytes
-
-
 def test_a_capture_without_memory_says_how_to_get_it(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "a.sqlite")
     file.range_("layers.0", 100, 200)
@@ -142,15 +119,6 @@ def test_a_capture_without_memory_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"no memory in this capture; record it with .*--preset memory") as error:
         table(file.write())
     assert "\n" not in str(error.value)
-
-
-def test_marks_outside_every_layer_and_without_bytes_are_harmless(tmp_path: Path) -> None:
-    file = two_steps(NsysFile(tmp_path / "a.sqlite"))
-    carry(file, (3000, 5), (3001, 6))
-    file.range_("allocated at begin", 105, None, category="memory", style=34)
-    file.range_("something else", 106, None, category="memory", payload=1 << 62, style=34)
-    file.range_("allocated at end", 107, None, category="memory", payload=(1 << 63) - 1, style=34)
-    assert numbers(table(file.write()), "memory_begin_bytes")["model.layers.0", "forward"] == (1100,)
 
 
 @given(

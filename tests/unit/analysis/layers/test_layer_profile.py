@@ -72,33 +72,6 @@ def test_kinds_of_blocks_and_flash_attention_are_lines_of_their_own(file: NsysFi
     assert (flash["forward_ns"], flash["gpu_ns"], flash["mean_ns"]) == (40, 40, 20)
 
 
-def test_steps_of_one_number_are_instances(file: NsysFile) -> None:
-    """Two epochs that count from 0: steps 0, 1, 0, 1 are four, with 10, 20, 30 and 40 ns."""
-    for place, step in enumerate((0, 1, 0, 1)):
-        base = 1000 * place
-        file.range_(f"step {step}", base, base + 900, category="step", payload=step)
-        file.range_("blocks.0", base + 100, base + 400, category="forward")
-        file.kernel(base + 410, base + 420 + 10 * place, launched=(base + 110, base + 120))
-    seen = memory([(step, "blocks.0", "forward", 100 + place, 60, 5, 110, 200)
-                   for place, step in enumerate((0, 1, 0, 1))])  # fmt: skip
-    profile = profiled(file, {"blocks.0": "Block"}, seen)
-    rows = profile.rows[profile.rows["layer"] == "blocks.0"]
-    assert rows[["step", "instance", "calls", "gpu_ns", "allocated_bytes"]].values.tolist() == [
-        [0, 0, 1, 10, 100],
-        [1, 1, 1, 20, 101],
-        [0, 2, 1, 30, 102],
-        [1, 3, 1, 40, 103],
-    ]
-    (kind,) = profile.kinds.to_dict("records")
-    assert (kind["count"], kind["mean_ns"], kind["min_ns"], kind["max_ns"]) == (4, 25, 10, 40)
-
-
-def test_the_busy_share_is_of_the_steps(file: NsysFile) -> None:
-    two_steps(file)
-    # 67 and 72 ns of work in two steps of 900 ns
-    assert profiled(file, {}).busy == pytest.approx((67 + 72) / 1800)
-
-
 def memory(rows: list[tuple[object, ...]]) -> pd.DataFrame:
     sizes = ["allocated_bytes", "retained_bytes", "transient_bytes", "peak_bytes", "reserved_bytes"]
     return pd.DataFrame(rows, columns=["step", "layer", "phase", *sizes])
@@ -119,14 +92,6 @@ def test_memory_stands_beside_the_time_of_the_same_calls(file: NsysFile) -> None
     assert forward[list(seen.columns[3:])].values.tolist() == [[150, 110, 9, 170, 210], [120, 70, 5, 130, 220]]
     assert profile.kinds["retained_bytes"].tolist()[0] == 90  # (110 + 70) / 2
     assert profile.rows["allocated_bytes"].isna().sum() == len(profile.rows) - 3
-
-
-def test_without_steps_memory_is_joined_all_the_same(file: NsysFile) -> None:
-    file.range_("blocks.0", 100, 400, category="forward")
-    file.kernel(410, 420, launched=(110, 120))
-    rows = profiled(file, {}, memory([(0, "blocks.0", "forward", 100, 60, 5, 110, 200)])).rows
-    assert rows[["layer", "gpu_ns", "allocated_bytes"]].values.tolist() == [["blocks.0", 10, 100]]
-    assert rows["step"].isna().all()
 
 
 @pytest.mark.parametrize("name", ["llama-2023.4", "checkpoint-2023.4", "checkpoint-reentrant-2023.4"])

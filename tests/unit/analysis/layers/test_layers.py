@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.captures.nsys_file import SCHEMAS, START_END, NsysFile
+from support.captures.nsys_file import SCHEMAS, NsysFile
 
 import nvprof_kit
 
@@ -51,21 +51,6 @@ def test_self_total_busy_and_cpu(file: NsysFile) -> None:
     assert result.summary.total_ns == 100
     assert result.summary.layer_ns == 60
     assert result.summary.by_how == {"launch": 60, "none": 40}
-
-
-def test_busy_time_is_summed_over_devices(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.kernel(200, 300, launched=(10, 11), device=0)
-    file.kernel(200, 300, launched=(12, 13), device=1)
-    assert numbers(table(file), "gpu_busy_ns") == {("layers.0", "forward"): 200}
-
-
-def test_copies_and_memsets_are_operations_too(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.kernel(200, 210, launched=(10, 11), table="MEMCPY")
-    file.kernel(220, 225, launched=(12, 13), table="MEMSET")
-    file.kernel(230, 233, launched=(14, 15))
-    assert numbers(table(file), "gpu_ops", "gpu_self_ns") == {("layers.0", "forward"): (3, 18)}
 
 
 def test_the_phase_stands_in_the_category_or_else_in_the_text(file: NsysFile) -> None:
@@ -173,12 +158,6 @@ def test_of_two_other_threads_neither_is_believed(file: NsysFile) -> None:
     assert numbers(table(file), "gpu_self_ns")["(none)", "other"] == 10
 
 
-def test_another_process_is_not_another_thread(file: NsysFile) -> None:
-    file.range_("forward", 0, 100, category="phase", pid=1)
-    file.kernel(200, 210, launched=(50, 51), pid=2)
-    assert numbers(table(file), "gpu_self_ns")["(none)", "other"] == 10
-
-
 def test_correlation_ids_that_collide_between_processes(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100, pid=1)
     file.range_("layers.1", 0, 100, pid=2)
@@ -193,13 +172,6 @@ def test_correlation_ids_that_repeat_in_a_second_window(file: NsysFile) -> None:
     file.kernel(200, 210, launched=(50, 51), correlation=77)
     file.kernel(1200, 1230, launched=(1050, 1051), correlation=77)
     assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
-
-
-def test_sparse_correlation_ids(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.kernel(200, 210, launched=(50, 51), correlation=3)
-    file.kernel(210, 215, launched=(52, 53), correlation=4_000_000_000)
-    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 15}
 
 
 def test_a_graph_replay_belongs_to_the_layers_it_was_captured_in_and_the_step_that_launched_it(file: NsysFile) -> None:
@@ -262,52 +234,6 @@ def test_a_range_left_open_is_closed_at_the_end_and_warned_of(file: NsysFile) ->
     result = table(file)
     assert numbers(result, "gpu_self_ns", "cpu_ns") == {("layers.0", "forward"): (10, 60)}
     assert any("still open" in warning for warning in result.warnings)
-
-
-def test_start_end_ranges_may_cross(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100, style=START_END)
-    file.range_("layers.1", 50, 150, style=START_END)
-    for n, start in enumerate((10, 60, 120)):
-        file.kernel(200 + n, 201 + n, launched=(start, start + 1))
-    assert numbers(table(file), "gpu_self_ns") == {
-        ("layers.0", "forward"): 1,
-        ("layers.1", "forward"): 2,
-    }  # the last started holds it
-
-
-def test_a_layer_inside_itself_counts_its_total_once(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.range_("layers.0", 20, 80)
-    file.kernel(200, 210, launched=(30, 31))
-    assert numbers(table(file), "calls", "gpu_self_ns", "gpu_total_ns", "cpu_ns") == {
-        ("layers.0", "forward"): (2, 10, 10, 100)
-    }
-
-
-def test_touching_and_empty_ranges(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 10)
-    file.range_("layers.1", 10, 20)
-    file.range_("layers.2", 10, 10)
-    file.kernel(100, 101, launched=(10, 11))
-    assert numbers(table(file), "calls", "gpu_self_ns") == {
-        ("layers.0", "forward"): (1, 0),
-        ("layers.1", "forward"): (1, 1),
-        ("layers.2", "forward"): (1, 0),
-    }
-
-
-def test_unregistered_strings_and_foreign_domains(file: NsysFile) -> None:
-    file.range_("mine", 0, 100, registered=False)
-    file.range_("theirs", 20, 80, domain="other", category=None)
-    file.kernel(200, 210, launched=(30, 31))
-    assert numbers(table(file), "gpu_self_ns") == {("mine", "forward"): 10}
-    assert numbers(table(file, domain="other"), "gpu_self_ns") == {("theirs", "forward"): 10}
-
-
-def test_the_default_domain(file: NsysFile) -> None:
-    file.range_("block", 0, 100, domain="", category=None)
-    file.kernel(200, 210, launched=(30, 31))
-    assert numbers(table(file, domain=""), "gpu_self_ns") == {("block", "forward"): 10}
 
 
 def test_one_domain_under_different_ids_in_two_processes(file: NsysFile) -> None:
