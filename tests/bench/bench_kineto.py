@@ -1,11 +1,10 @@
-"""A PyTorch trace of some gigabytes: time and peak memory of opening it, and of other ways to read its JSON.
+"""A PyTorch trace of some gigabytes: time and peak memory of opening it.
 
-    python tests/bench/bench_kineto.py [--gigabytes 4] [--ways] [--verb] [TRACE]
+    python tests/bench/bench_kineto.py [--gigabytes 4] [--verb] [TRACE]
 
 Without a TRACE a real one (tests/data/kineto) is repeated, each time later and with other correlation ids, until it is
 as large; it is deleted afterwards. The limit is three times the memory of the columns that are kept, beside what Python
-and pandas take themselves. --ways compares decoders on the same file (pip install orjson ijson pysimdjson), --verb runs
-`nvprof-kit layers` on it.
+and pandas take themselves. --verb runs `nvprof-kit layers` on it.
 """
 
 from __future__ import annotations
@@ -33,51 +32,6 @@ tables = (trace.ranges, trace.api, trace.ops, trace.calls, trace.operators)
 kept = sum(int(one.memory_usage(deep=False).sum()) for one in tables if one is not None) >> 20
 print(time.process_time() - began, before, peak(), kept, len(trace.ops), len(trace.calls))
 """
-
-HEAD = """
-import re, resource, sys, time
-WINDOW = 4 << 20
-CUT = re.compile(rb"\\}\\s*,\\s*\\{")
-def windows(decode):
-    with open(sys.argv[1], "rb") as file:
-        text = file.read(WINDOW)
-        text = text[text.index(b"[", text.index(b'"traceEvents"')) + 1 :]
-        while more := file.read(WINDOW):
-            end = len(text)
-            while (end := text.rfind(b"}", 0, end)) > 0:
-                if CUT.match(text, end):
-                    try:
-                        rows = decode(b"[" + text[: end + 1] + b"]")
-                        break
-                    except ValueError:
-                        pass
-            yield from rows
-            text = text[text.index(b"{", end) :] + more
-began, count, total = time.process_time(), 0, 0.0
-"""
-TAIL = """
-print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, count)
-"""
-EACH = """
-    count += 1
-    if one.get("ph") == "X":
-        total += one["dur"]
-"""
-WAYS = {
-    "json, window by window": f"import json{HEAD}for one in windows(json.loads):{EACH}{TAIL}",
-    "orjson, window by window": f"import orjson{HEAD}for one in windows(orjson.loads):{EACH}{TAIL}",
-    "msgspec, all keys": f"import msgspec{HEAD}for one in windows(msgspec.json.Decoder().decode):{EACH}{TAIL}",
-    "msgspec, the keys that are read": f"""
-from nvprof_kit._trace.kineto.stream import Row
-import msgspec{HEAD}for one in windows(msgspec.json.Decoder(list[Row]).decode):
-    count += 1
-    if one.ph == "X":
-        total += one.dur
-{TAIL}""",
-    "simdjson, window by window": f"import simdjson{HEAD}for one in windows(simdjson.loads):{EACH}{TAIL}",
-    "ijson (yajl2_c)": f"import ijson{HEAD}for one in ijson.items(open(sys.argv[1], 'rb'), 'traceEvents.item', "
-    f"use_float=True):{EACH}{TAIL}",
-}
 
 
 def grown(path: Path, gigabytes: float) -> None:
@@ -112,7 +66,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--gigabytes", type=float, default=0.15)
-    parser.add_argument("--ways", action="store_true")
     parser.add_argument("--verb", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -120,9 +73,6 @@ def main() -> None:
         if options.trace is None:
             grown(path, options.gigabytes)
         print(f"trace of {path.stat().st_size / 1e9:.2f} GB")
-        for name, program in WAYS.items() if options.ways else ():
-            found = run(program, path)
-            print(f"{name:>33}: {found[0]:7.2f} s CPU, {found[1]:5.0f} MiB" if found else f"{name:>33}: not installed")
         seconds, before, peak, kept, operations, calls = run(OPEN, path)
         print(f"open_capture: {seconds:.1f} s CPU, peak {peak:.0f} MiB, {peak - before:.0f} more than before; columns "
               f"of {operations:,.0f} operations and {calls:,.0f} calls take {kept:.0f} MiB")  # fmt: skip

@@ -73,25 +73,6 @@ def shown(page: Any, table: str = "c0-layers") -> list[str]:
     return page.eval_on_selector_all(f"#{table} tbody tr:not([hidden])", "rows => rows.map(row => row.dataset.path)")
 
 
-def test_a_narrow_layer_of_the_timeline_shows_its_number(chromium: Any, llama: Path) -> None:
-    with opened(chromium, llama) as page:
-        page.evaluate("""() => {
-            window.written = [];
-            const write = CanvasRenderingContext2D.prototype.fillText;
-            CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
-                window.written.push(text);
-                write.call(this, text, ...more);
-            };
-        }""")
-        widths = {500: {"0", "1", "2", "3"}, 1280: {"layers.0", "layers.1", "layers.2", "layers.3"}}
-        for width, labels in widths.items():
-            page.evaluate("window.written = []")
-            page.set_viewport_size({"width": width, "height": 900})
-            until(page, "window.written.length > 0")
-            page.wait_for_timeout(200)
-            assert labels <= set(page.evaluate("window.written"))
-
-
 def test_a_click_on_a_head_sorts(chromium: Any, llama: Path) -> None:
     with opened(chromium, llama) as page:
         model_order = shown(page)
@@ -110,38 +91,11 @@ def test_a_click_on_a_head_sorts(chromium: Any, llama: Path) -> None:
         assert page.inner_text("#c0-layers tr[data-path='model.layers.2.mlp'] th") == "mlp"
 
 
-def test_search_and_levels(chromium: Any, llama: Path) -> None:
-    with opened(chromium, llama) as page:
-        page.keyboard.press("/")
-        page.keyboard.type("LAYERS.1.")
-        assert shown(page) == [
-            f"model.layers.1.{part}" for part in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-        ]
-        rows = page.locator("#c0-layers tbody tr:not([data-fold])").count()
-        assert page.inner_text("[data-count=c0-layers]") == f"4 of {rows} rows"
-        page.fill("[data-search=c0-layers]", "")
-        page.select_option("[data-levels=c0-layers]", "1")
-        outside = [f"(none) {phase}" for phase in ("data", "forward", "backward", "optimizer")]
-        assert shown(page) == ["LlamaForCausalLM", *outside]
-
-
 def window(page: Any) -> tuple[float, float]:
     """What the timeline shows, as parts of the whole step."""
     words = page.inner_text("#c0-window").replace("all ", "0.00 ms to ").replace(" of ", " to ").split(" to ")
     start, end, whole = (float(word.removesuffix(" ms")) for word in (*words, words[-1])[:3])
     return pytest.approx(start / whole, abs=0.002), pytest.approx(end / whole, abs=0.002)
-
-
-def first_layer(page: Any) -> tuple[float, float]:
-    """Where the outermost layer's forward lies on the timeline, as parts of the whole step."""
-    return tuple(
-        page.evaluate("""() => {
-            const {groups, step} = sheets[0].timeline;
-            const {start, length} = groups.find((group) => group.rows[0].kind === "layer").rows[0];
-            const one = start.findIndex((at, place) => at + length[place] > step.start);
-            return [start[one] - step.start, length[one]].map((ns) => ns / step.length);
-        }""")
-    )
 
 
 def test_zoom_by_buttons_keys_and_wheel(chromium: Any, llama: Path) -> None:
@@ -164,28 +118,6 @@ def test_zoom_by_buttons_keys_and_wheel(chromium: Any, llama: Path) -> None:
         assert window(page) == (0.25 - 0.25 * part, 0.25 + 0.75 * part)
         page.get_by_role("button", name="All", exact=True).click()
         assert window(page) == (0, 1)
-
-
-def test_drag_moves_and_double_click_zooms(chromium: Any, llama: Path) -> None:
-    with opened(chromium, llama) as page:
-        page.get_by_role("button", name="Zoom in").click()
-        canvas = page.locator("canvas")
-        canvas.scroll_into_view_if_needed()
-        box = canvas.bounding_box()
-        page.mouse.move(box["x"] + 600, box["y"] + 100)
-        page.mouse.down()
-        page.mouse.move(box["x"] + 600 - box["width"] / 10, box["y"] + 100, steps=3)
-        page.mouse.up()
-        assert window(page) == (0.3, 0.8)  # a tenth of the half that is seen
-        page.get_by_role("button", name="All", exact=True).click()
-        # the first line below the head of the stream is the outermost layer, forward first
-        start, length = first_layer(page)
-        x, y = box["x"] + box["width"] * (start + length / 2), box["y"] + 24 + 22 + 19 + 22 + 8
-        page.mouse.click(x, y)
-        assert page.inner_text("#c0-detail").startswith("LlamaForCausalLM · layer, forward, ")
-        page.mouse.dblclick(x, y)
-        begin = max(start - length * 0.1, 0)
-        assert window(page) == (begin, begin + length * 1.2)
 
 
 def test_a_picked_layer_shows_everywhere(chromium: Any, llama: Path) -> None:
@@ -248,18 +180,6 @@ def test_what_is_shown_is_in_the_address_and_the_back_button_takes_it_back(chrom
         ]
         assert page.input_value("[data-search=c0-layers]") == "mlp" and len(shown(page)) == 4
         assert page.locator("#c0-kernels thead th").all_inner_texts()[2:4] == ["layer", "phase"]
-
-
-def test_what_lies_outside_the_layers_shows_on_the_timeline(chromium: Any, llama: Path) -> None:
-    with opened(chromium, llama) as page:
-        page.locator("#c0-layers tr[data-path='(none) optimizer']").click()
-        told = page.inner_text("#c0-detail")
-        assert told.startswith("(none) optimizer in this step: ") and "operations" in told
-        assert page.evaluate("sheets[0].timeline.inStep().count") == 48  # of step 4, as `layers --by step`
-        page.evaluate("sheets[0].timeline.goToPicked()")
-        assert not page.inner_text("#c0-window").startswith("all")
-        page.locator("#c0-layers tr[data-path='(none) backward']").click()
-        assert page.inner_text("#c0-detail") == "(none) backward in this step: 1 operation, 768 ns"
 
 
 def test_kernels_are_searched_sorted_and_gathered(chromium: Any, llama: Path) -> None:

@@ -150,29 +150,12 @@ def test_an_nsys_that_loses_its_agent_is_started_again(tool: Path, place: Path, 
     assert files(place) == ["run.nsys-rep", "run.sqlite"]
 
 
-def test_an_nsys_that_loses_its_agent_later_is_not(tool: Path, place: Path) -> None:
-    (tool / "nsys").write_text(STAND_IN.replace("status=$?\n", "status=$?; echo End of file; exit 1\n"))
-    done = ask("profile", "-o", "run", "--", "sh", "-c", "echo began", place=place, tool=tool)
-    assert (done.returncode, done.stdout) == (1, "began\n")
-    assert "again" not in done.stderr
-    assert done.stderr.endswith("nvprof-kit: no report: nothing was captured\n")
-
-
 @pytest.mark.parametrize("recipe", ["profile", "ncu"])
 def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str) -> None:
     for folder in ("/proc/run", "/dev/null/run", "/sys/kernel/run"):
         done = ask(recipe, "-o", folder, "--min-free", "0", "--", "true", place=place, tool=tool)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "cannot make this folder" in done.stderr or "cannot write to this folder" in done.stderr
-
-
-def test_a_folder_in_the_reports_place(tool: Path, place: Path) -> None:
-    (place / "run.sqlite").mkdir()
-    done = ask("profile", "--force", "--", "true", place=place, tool=tool)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "nvprof-kit: run.sqlite is a folder; choose another name with -o NAME\n",
-    )
 
 
 def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
@@ -241,13 +224,6 @@ def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
     assert running.returncode == 128 + signal.SIGKILL, said
     assert gone(pid)
     assert files(place) == ["pid"]
-
-
-def test_a_report_that_ncu_cannot_read_is_none(tool: Path, place: Path) -> None:
-    (tool / "ncu").write_text(STAND_IN.replace("echo '\"ID\"'; exit 0", "echo '\"ID\"'; exit 4"))
-    done = ask("ncu", "--", "true", place=place, tool=tool)
-    assert done.returncode == 1 and "what there is stays in .run.partial" in done.stderr
-    assert files(place) == [".run.partial"]
 
 
 def _parent(pid: int) -> int:

@@ -98,12 +98,6 @@ def test_the_costliest_kernels_come_first(capture: str, tmp_path: Path) -> None:
     assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax)$:1'" in done.stdout
 
 
-def test_help_names_the_sets(tmp_path: Path) -> None:
-    done = run("--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [path.stem for path in SETS if path.stem != "base" and path.stem not in done.stdout] == []
-
-
 @pytest.mark.parametrize(
     ("call", "status", "message"),
     [
@@ -177,15 +171,6 @@ def test_help_names_the_sets(tmp_path: Path) -> None:
 def test_refusals_are_one_line(call: str, status: int, message: str, tmp_path: Path) -> None:
     done = run(*shlex.split(call), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", f"nvprof-kit: {message}\n")
-
-
-def test_no_capture_in_it(tmp_path: Path) -> None:
-    (tmp_path / "a.sqlite").write_text("not a database, whatever its name says")
-    done = run("-o", "top", "-c", "a.sqlite", "--", "x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert (
-        done.stderr.startswith("nvprof-kit: a.sqlite: neither SQLite, an nsys report") and done.stderr.count("\n") == 1
-    )
 
 
 @pytest.mark.parametrize("suffix", ["ncu-rep", "csv"])
@@ -287,14 +272,6 @@ def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path: Path) -
     assert len(name) <= 15  # what Linux keeps of a process's name
 
 
-def test_a_rank_with_no_recipe_around_it(tmp_path: Path) -> None:
-    done = rank("--", "echo", "-n", "here", cwd=tmp_path, RANK="0")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "here", "")
-    forgotten = rank("true", cwd=tmp_path, RANK="0", NV_COMPUTE_PROFILER_PERFWORKS_DIR="/opt/ncu")
-    assert (forgotten.returncode, forgotten.stdout) == (2, "")
-    assert "rank.sh: which rank to measure is not known" in forgotten.stderr
-
-
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
@@ -305,12 +282,6 @@ def test_a_rank_with_no_recipe_around_it(tmp_path: Path) -> None:
 def test_a_rank_without_a_program(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
     done = rank(*argv, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "") and message in done.stderr
-
-
-def test_a_rank_that_is_not_known(tmp_path: Path) -> None:
-    variables = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-    done = rank("true", cwd=tmp_path, **UNDER_NCU, **dict.fromkeys(variables, ""))
-    assert done.returncode == 2 and "rank.sh: no rank is known" in done.stderr
 
 
 def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
@@ -329,17 +300,6 @@ def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
         f"rank.sh: nothing can run in {tmp_path}; set TMPDIR to a folder with room, whose programs may run\n"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_shell_with_habits_of_its_own(tmp_path: Path) -> None:
-    """A file that every bash reads first, and a function in the way: the program gets both, and nothing is left."""
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "env").write_text("echo read >&2; rm() { :; }; export -f rm; export NVTX_INJECTION64_PATH=again\n")
-    habits = {"BASH_ENV": str(tmp_path / "env"), "TMPDIR": str(tmp_path / "tmp")}
-    done = rank("env", cwd=tmp_path, RANK="0", **habits, **UNDER_NCU)
-    assert (done.returncode, done.stderr) == (0, "read\n")
-    assert "NVTX_INJECTION64_PATH" not in done.stdout and "BASH_FUNC_rm%%" in done.stdout
-    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 # ---------------------------------------------------------------- sets
@@ -379,11 +339,6 @@ def test_recipes_have_the_sets_of_the_verb(arch: str, tmp_path: Path) -> None:
 
 def _measured(command: str) -> list[str]:
     return [word for word in shlex.split(command) if word.startswith(("--section=", "--metrics="))]
-
-
-def test_a_set_that_a_recipe_does_not_have(tmp_path: Path) -> None:
-    done = recipe("layer.sh", "x", cwd=tmp_path, LAYER="a", SETS="flops", NCU="echo")
-    assert (done.returncode, done.stdout) == (1, "") and "sets/flops.txt: No such file" in done.stderr
 
 
 WAYS = [
@@ -562,27 +517,6 @@ def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
 def test_it_takes_the_options_of_a_recipe(ncu: str, name: str, variables: dict[str, str], tmp_path: Path) -> None:
     done = recipe(name, "true", cwd=tmp_path, NCU=ncu, **variables)
     assert "No kernels were profiled" in done.stdout + done.stderr, done.stdout + done.stderr
-
-
-def test_the_script_of_a_plan(ncu: str, tmp_path: Path) -> None:
-    """The options that `nvprof-kit ncu plan` writes are those of a real ncu."""
-    from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
-
-    (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["_Z4gemmv", "nvjet_x.y"], own_window=True)))
-    done = subprocess.run(
-        ["bash", "plan.sh", "--", "true"],
-        cwd=tmp_path,
-        env={**os.environ, "NCU": ncu},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "2022.3" in subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout:
-        assert (done.returncode, done.stderr) == (3, "plan.sh: this ncu is too old; needed 2022.4 or newer\n")
-        return
-    assert "No kernels were profiled" in done.stdout + done.stderr
-    assert done.returncode == 1
-    assert "plan.sh: ncu measured no kernel" in done.stderr
 
 
 def test_a_report_is_read_without_a_gpu(ncu: str, tmp_path: Path) -> None:

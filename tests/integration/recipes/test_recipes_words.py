@@ -54,12 +54,6 @@ def test_a_list_without_ranks(ranks: str, message: str, tmp_path: Path) -> None:
     assert status == 2 and message in text and text.count("\n") == 1
 
 
-@pytest.mark.parametrize(("ranks", "rank"), [("08", "8"), ("0-31:08", "8"), ("8", "08"), ("0,8,", "8")])
-def test_numbers_with_a_nought_before(ranks: str, rank: str, tmp_path: Path) -> None:
-    status, text = said("ranks -n", "--ranks", ranks, cwd=tmp_path, RANK=rank)
-    assert status == 0 and "-rank8-" in text
-
-
 def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:
     for name in ("train", "base", "tensor"):
         (tmp_path / name).write_text("a program of that name")
@@ -93,17 +87,3 @@ def test_a_line_of_a_set_that_is_none(line: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text(line)
     status, text = said("ncu -n -s mine", cwd=tmp_path)
     assert status == 2 and text.startswith("nvprof-kit: mine: ") and text.count("\n") == 1
-
-
-def test_the_default_domain_has_no_name(tmp_path: Path) -> None:
-    assert " --nvtx-include=a/ " in said("ncu -n --domain", "", cwd=tmp_path)[1]
-
-
-@pytest.mark.parametrize("variables", [{}, {"POSIXLY_CORRECT": "1"}])
-def test_the_status_in_any_mode(variables: dict[str, str], tmp_path: Path) -> None:
-    nsys = tmp_path / "nsys"
-    nsys.write_text('#!/bin/sh\n[ "$1" != profile ] || [ "$2" = --help ] || exit 7\n')
-    nsys.chmod(0o755)
-    done = run("profile", "--", "true", cwd=tmp_path, NSYS=str(nsys), **variables)
-    assert done.returncode == 7
-    assert done.stderr == "nvprof-kit: no report: nothing was captured: nsys ended before it began the program\n"
