@@ -804,7 +804,7 @@ class Capture:
         if self._attributed_ops is None:
             from nvprof_kit._trace.open import open_capture
 
-            missing |= {"name"} if self._graphs is not None else set()
+            missing |= {"name", "stream"} if self._graphs is not None else set()
             trace = open_capture(self.path, domain=self.domain, optional=missing, cpu_only=True)
             from nvprof_kit._analysis.attribution.attribution import Operations
             from nvprof_kit._analysis.attribution.ranges import translated

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.foreign.translate import BLOCK
+from nvprof_kit._analysis.kernels.classes import CLASSES, classify, family_of
 from nvprof_kit._analysis.structure.align import similarity
 from nvprof_kit._analysis.structure.structure import replay_tid, with_ranges
 from nvprof_kit._trace.frames import labels
@@ -32,7 +33,7 @@ NEEDED = frozenset({"calls", "name"})
 
 _LAUNCH = re.compile(r"(?:cu|cuda|hip)(?:\w*Launch\w*Kernel|Mem(cpy|set))")
 _BEGIN = re.compile(r"(?:cu|cuda|hip)StreamBeginCapture")
-_REGION = re.compile(r"Torch-Compiled Region|## |AOTDispatcher|Pregraph|CompiledFunction|TorchDynamo")
+_REGION = re.compile(r"Torch-Compiled Region|## |AOTDispatcher|Pregraph|CompiledFunction|TorchDynamo|CUDAGraph")
 """What torch.compile records as operators around those that it calls."""
 _ALIKE = 0.5
 """A replay is of a captured graph only if at least this share of their kernels is the same."""
@@ -97,27 +98,31 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
 
 def _nodes(capture: Trace) -> pd.DataFrame:
     """The calls that became nodes of a graph, by thread and time: the ``token`` of what they launch, the number of the
-    ``graph``, and the outermost ``operator`` around them.
+    ``graph``, and the outermost ``operator`` around them. ROCm's calls tell which kernel they launch; CUDA's do not, so
+    the token is the kernel class of the innermost operator.
     """
     calls = capture.calls
     assert calls is not None, "read with NEEDED"
     calls = calls.astype({"name": object, "kernel": object})
     api = calls[calls["kind"] == CALL_KINDS.index("api")].sort_values(["tid", "start_ns"], kind="stable")
     memory = "mem" + api["name"].str.extract(f"^{_LAUNCH.pattern}", expand=False)
-    api = api.assign(graph=api["name"].str.match(_BEGIN).cumsum(), token=memory.fillna(api["kernel"]))
+    api = api.assign(graph=api["name"].str.match(_BEGIN).cumsum(), token=memory)
     is_node = api["name"].str.match(_LAUNCH) & (api["graph"] > 0)
     if capture.info.on_gpu:
         is_node &= ~api["correlation"].isin(capture.ops["correlation"])
     nodes: pd.DataFrame = api[is_node].reset_index(drop=True)
     operators = calls[(calls["kind"] == CALL_KINDS.index("operator")) & ~calls["name"].str.match(_REGION)]
-    operators = operators[nest(*_intervals(operators)).depth == 0]
-    around = nest(*_intervals(operators)).innermost(nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy())
-    nodes["operator"] = pd.Categorical(np.append(operators["name"], "")[around])
+    nesting = nest(*(operators[column].to_numpy() for column in ("start_ns", "end_ns", "tid")))
+    innermost = nesting.innermost(nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy())
+    top = np.where(nesting.depth == 0, np.arange(len(operators)), NONE)
+    nodes["operator"] = pd.Categorical(
+        np.append(operators["name"], "")[np.append(inherit(top, nesting), NONE)[innermost]]
+    )
+    launching = pd.Series(np.append(operators["name"], "")[innermost], dtype=object)
+    is_told = nodes["kernel"].ne("").any()
+    classes = launching.map({name: family_of(name).kernel_class for name in launching.unique()})
+    nodes["token"] = nodes["token"].fillna(nodes["kernel"] if is_told else classes)
     return nodes
-
-
-def _intervals(table: pd.DataFrame) -> Iterator[Int64Array]:
-    return (table[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
 
 
 def _layers(capture: Trace, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFrame:
@@ -170,11 +175,12 @@ def _positions(nodes: pd.DataFrame, tid: pd.Series[int], time: pd.Series[int]) -
 
 def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) -> Int64Array:
     """The node of each operation, a row of `nodes`, or `NONE`."""
-    is_told = nodes["token"].isin(ops["name"].cat.categories).any()  # only ROCm's calls tell which kernel they launch
-    kernels = ops["name"].astype(object) if is_told else ""
+    classes = pd.Series(np.array(list(CLASSES), dtype=object)[classify(ops).code], index=ops.index)
+    kernels = ops["name"].astype(object) if nodes["kernel"].ne("").any() else classes
     tokens = ops["kind"].map(dict(enumerate(OP_KINDS))).mask(ops["kind"] == OP_KINDS.index("kernel"), kernels)
     code, _ = pd.factorize(pd.concat([tokens, nodes["token"]]))
     code_of_op, code_of_node = np.split(code, [len(ops)])
+    stream = ops["stream"].to_numpy()
     graphs = [rows.to_numpy() for _, rows in nodes.groupby("graph").groups.items()]
     node = np.full(len(ops), NONE, dtype=np.int64)
     graphs_of: dict[bytes, deque[Int64Array]] = {}
@@ -191,20 +197,34 @@ def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) 
             graphs_of[key].rotate(-1)  # graphs that are alike, as of equal blocks, are replayed in the order of capture
             both = key, code_of_node[graph].tobytes()
             if both not in aligned:
-                aligned[both] = _align(code_of_op[rows], code_of_node[graph])
+                in_order = len(rows) == len(graph) and np.unique(stream[rows]).size == 1
+                align = np.arange(len(graph)) if in_order else _align(code_of_op[rows], code_of_node[graph])
+                aligned[both] = align
             node[rows] = np.append(graph, NONE)[aligned[both]]
     return node
 
 
 def _align(replay: Int64Array, graph: Int64Array) -> Int64Array:
-    """The position in a graph of each operation of its replay, or `NONE`. What differs between two stretches in common
-    is in order too: a kernel that was chosen anew is where the one was that it stands for.
-    """
+    """The position in a graph of each operation of its replay, or `NONE`."""
     position = np.full(len(replay), NONE, dtype=np.int64)
-    if np.array_equal(replay, graph):
-        return np.arange(len(graph))
-    matcher = SequenceMatcher(None, replay.tolist(), graph.tolist(), autojunk=False)
-    for _, first, end, node, last in matcher.get_opcodes():
-        if end > first and last > node:
-            position[first:end] = np.linspace(node, last, end - first, endpoint=False).astype(np.int64)
+    for first, node, size in SequenceMatcher(
+        None, replay.tolist(), graph.tolist(), autojunk=False
+    ).get_matching_blocks():
+        position[first : first + size] = np.arange(node, node + size)
+    # streams run beside each other: what is not in the common order is elsewhere in both
+    is_free = ~np.isin(np.arange(len(graph)), position)
+    for token in np.unique(replay[position == NONE]):
+        rows, nodes = np.flatnonzero((position == NONE) & (replay == token)), np.flatnonzero(is_free & (graph == token))
+        if len(rows) == len(nodes):
+            position[rows], is_free[nodes] = nodes, False
+    # a kernel that was chosen anew is between the same kernels as the one was that it stands for
+    bounds = np.flatnonzero(np.concatenate([[True], position != NONE, [True]])) - 1
+    for before, after in pairwise(bounds.tolist()):
+        low = position[before] + 1 if before >= 0 else 0
+        high = position[after] if after < len(replay) else len(graph)
+        between = low + np.flatnonzero(is_free[low:high])
+        if after > before + 1 and len(between):
+            position[before + 1 : after] = between[
+                np.linspace(0, len(between), after - before - 1, endpoint=False, dtype=np.int64)
+            ]
     return position

@@ -11,6 +11,7 @@ import pytest
 
 import nvprof_kit
 
+FOREIGN = Path(__file__).parents[3] / "data" / "foreign"
 BLOCK = ("rms_norm", "gemm_qkv", "flash_fwd", "gemm_out", "memset", "gemm_up")
 """What a block launches: in its attention until the first matrix product after it, then in its MLP."""
 
@@ -139,12 +140,33 @@ def test_operators_of_a_compiled_model_name_the_parts_of_blocks_found_by_structu
     assert any("named by the operators in capture.json" in warning for warning in warnings)
 
 
+@pytest.mark.parametrize(("name", "replays"), [("qwen3", 3), ("streams", 3), ("pieces", 2)])
+def test_replays_on_cuda_have_the_layers_of_the_same_work_launched_eagerly(name: str, replays: int) -> None:
+    """CUDA's calls do not tell what they launch, and several streams change the order of the kernels."""
+    eager, replay, capture = (FOREIGN / f"graph-{name}-{part}.json.xz" for part in ("eager", "replay", "capture"))
+    truth = kernels(nvprof_kit.open(eager).layers(columns="class"))
+    table = nvprof_kit.open(replay).layers(with_=capture, columns="class", steps="all")
+    assert {layer: (ops // replays, classes) for layer, (ops, classes) in kernels(table).items()} == truth
+    assert any(warning.startswith("100.0% of the GPU time") for warning in table.warnings)
+
+
+def kernels(table: nvprof_kit.Result) -> dict[str, tuple[int, frozenset[str]]]:
+    """The number of operations and the kernel classes of each part of a block."""
+    rows = table.to_frame()
+    rows = rows[rows["layer"].str.contains(r"\.\d") & (rows["gpu_ops"] > 0)]
+    layers, classes = rows["layer"].str.extract(r"(\w+\.\d.*)")[0], rows.filter(like="class_")
+    return {
+        layer: (ops, frozenset(times[times > 0].index))
+        for layer, ops, (_, times) in zip(layers, rows["gpu_ops"], classes.iterrows(), strict=True)
+    }
+
+
 def test_what_is_no_pair_is_refused_in_one_line(tmp_path: Path) -> None:
     capture = captured(tmp_path / "capture.json")
     trace = Trace()
     trace.replay(*BLOCK)
     replay = trace.write(tmp_path / "replay.json")
-    nsys = Path(__file__).parents[3] / "data" / "eager-2024.2.sqlite.xz"
+    nsys = FOREIGN.parent / "eager-2024.2.sqlite.xz"
     for path, with_, sentence in (
         (replay, replay, "no capture of a CUDA graph in it"),
         (capture, capture, "no replay of a CUDA graph in it"),
