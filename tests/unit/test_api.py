@@ -142,10 +142,6 @@ def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
     assert inspect.getdoc(getattr(nvprof_kit, name))
 
 
-def test_the_types_are_shipped() -> None:
-    assert (ROOT / "nvprof_kit" / "py.typed").is_file()
-
-
 def test_a_strictly_typed_program_passes_without_any(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

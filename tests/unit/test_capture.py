@@ -27,13 +27,6 @@ def run(tmp_path: Path) -> Path:
     return file.write()
 
 
-def test_what_is_read_later_is_what_is_read_at_once(run: Path) -> None:
-    later, at_once = nvprof_kit.open(run), nvprof_kit.open(run)
-    later.layers()
-    assert str(later.breakdown()) == str(at_once.breakdown())
-    assert later.tables["operations"].equals(at_once.tables["operations"])
-
-
 def test_an_answer_prints_gives_a_frame_and_is_saved(run: Path) -> None:
     layers = nvprof_kit.open(run).layers()
     assert "layers.0" in str(layers) and str(layers) == repr(layers)
@@ -54,16 +47,6 @@ def test_a_question_after_another_reads_what_it_needs_besides() -> None:
     capture.breakdown("steps")
     later = capture.advise().to_frame()
     assert later.equals(nvprof_kit.open(capture.path).advise().to_frame())
-
-
-def test_an_answer_without_a_picture_says_so(run: Path) -> None:
-    with pytest.raises(nvprof_kit.UsageError, match="has no plot"):
-        nvprof_kit.open(run).summary().save(run.with_name("x.png"))
-
-
-def test_no_file_is_an_error_when_it_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(nvprof_kit.CaptureError, match="no such file"):
-        nvprof_kit.open(tmp_path / "none.sqlite")
 
 
 def test_sql_sees_the_attributed_operations(run: Path) -> None:
@@ -180,26 +163,7 @@ def test_every_question_per_step_takes_the_steps_to_look_at(run: Path) -> None:
         capture.layers(steps=nvprof_kit.StepOptions(skip=2))
 
 
-def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    for number in range(2):  # in the first a library is loaded for half of it
-        file.range_(f"step {number}", 1000 * number, 1000 * number + 900, category="step", payload=number)
-        file.range_("a", 1000 * number + 1, 1000 * number + 10)
-        file.kernel(1000 * number + 20, 1000 * number + 30, launched=(1000 * number + 2, 1000 * number + 3))
-    file.call("cuLibraryLoadData", 40, 490)
-    capture = nvprof_kit.open(file.write())
-    assert len(capture.tables["ops"]) == 2
-    assert capture.layers().steps.shown.tolist() == [False, True]
-    assert capture.tables["loads"]["end_ns"].tolist() == [490]
-
-
 ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
-
-
-def test_a_result_of_any_length(run: Path) -> None:
-    capture = nvprof_kit.open(run)
-    assert len(capture.sql("SELECT * FROM range(300000)")) == 300_000
-    assert capture.sql("SELECT 1 AS one WHERE false").columns.tolist() == ["one"]
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])

@@ -84,13 +84,6 @@ def test_a_launch_without_its_kernel_is_counted(tmp_path: Path) -> None:
     assert any(warning.startswith("1 of 2 kernel launches have no kernel in the capture") for warning in warnings)
 
 
-def test_what_was_not_recorded_is_said() -> None:
-    (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.title == "tables")
-    assert tables.severity == "ok" and "(nvprof-kit profile --preset memory), GPU metrics" in tables.evidence
-    everything = {**WELL.rows, "GPU_METRICS": 1, "CUDA_GPU_MEMORY_USAGE_EVENTS": 1}
-    assert "tables" not in {one.title for one in examine_captures([replace(WELL, rows=everything)])["run.sqlite"]}
-
-
 def export(path: Path) -> Path:
     file = NsysFile(path)
     file.range_("layers.0", 100, 200, category="forward")
@@ -147,3 +140,11 @@ def test_a_trace_of_pytorch_is_checked(trace: str, level: str, said: str) -> Non
     rows = json.loads(done.stdout)["rows"]
     assert any(row["level"] == level and said in row["seen"] for row in rows), rows
     assert any("GPU operations" in row["seen"] for row in rows)
+
+
+def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
+    path = str(export(tmp_path / "my run.sqlite"))
+    status, said = ask(path, "--format", "json")
+    assert status == 0 and {row["subject"] for row in json.loads(said)["rows"]} == {path}
+    _, said = ask("--format", "json", "--", "python", "nope.py", "--format", "table")
+    assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)["rows"]}

@@ -9,10 +9,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
-from nvprof_kit._analysis.attribution.windows import step_times
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.timeline import OPTIONAL, _parts, timeline
@@ -65,40 +63,3 @@ def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
     assert busy <= total
     for _, lane in whole.spans.groupby(["lane", "level"]):
         assert (lane["start_ns"].to_numpy()[1:] >= lane["end_ns"].to_numpy()[:-1]).all()
-
-
-def test_a_number_that_two_loops_share(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    for begin in (0, 10_000):  # training, then evaluation, each with a step 0
-        file.range_("step 0", begin, begin + 500, category="step", payload=0)
-        file.range_("a", begin + 10, begin + 100, category="forward")
-        file.kernel(begin + 200, begin + 300, launched=(begin + 20, begin + 21))
-        file.kernel(begin + 700, begin + 900, launched=(begin + 30, begin + 31))  # ends after its range
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    attribution = attribute(trace)
-    # twice: 500 of the range, 100 + 200 on the GPU, from 200 to 900
-    assert step_times(trace, attribution).values.tolist() == [
-        [0, 500, 300, 300, 700, 900, 0, 900],
-        [0, 500, 300, 300, 700, 900, 10_000, 10_900],
-    ]
-    shown = timeline(trace, attribution, 0)
-    assert (shown.start_ns, shown.end_ns) == (0, 900) and len(shown.ops) == 2 and len(shown.ranges) == 2
-
-
-def test_some_steps_are_their_stretches_of_time(tmp_path: Path) -> None:
-    """Steps 0, 2 and 3 of four: the trace has what ran in them and between 2 and 3, and no gap where step 1 was."""
-    file = NsysFile(tmp_path / "run.sqlite")
-    for number in range(4):
-        at = 1000 * number
-        file.range_(f"step {number}", at, at + 800, category="step", payload=number)
-        file.kernel(at + 100, at + 300, launched=(at + 10, at + 20), name=f"in {number}")
-        file.kernel(at + 900, at + 950, launched=(at + 820, at + 830), name=f"after {number}")
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    attribution = attribute(trace)
-    shown = timeline(trace, attribution, chosen=np.array([True, False, True, True]))
-    assert shown.ops["name"].tolist() == ["in 0", "in 2", "after 2", "in 3"]
-    assert shown.ranges["text"].tolist() == ["step 0", "step 2", "step 3"]
-    gaps = [tuple(row[1:3]) for row in shown.idle.values.tolist()]
-    # a step lasts on the device from its range's begin to its range's end, since its last kernel ends before
-    assert gaps == [(0, 100), (300, 800), (2000, 2100), (2300, 2900), (2950, 3100), (3300, 3800)]
-    assert (shown.start_ns, shown.end_ns, shown.step, shown.instance) == (0, 3800, None, None)

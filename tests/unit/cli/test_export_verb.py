@@ -50,11 +50,6 @@ def test_a_format_and_a_choice_of_steps(words: list[str], capture: str, monkeypa
     assert [event["name"] for event in events if event.get("cat") == "step"] == ["step 7"]
 
 
-def test_to_a_pipe(capture: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert run("export", capture) == 0
-    assert json.loads(gzip.decompress(capfdbinary.readouterr().out))
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -72,11 +72,6 @@ def test_csv_has_the_columns_of_the_contract(capture: str, capsys: pytest.Captur
     assert list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv")))) == [CONTRACT, *ROWS]
 
 
-def test_by_step_has_the_step_in_front(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--by", "step"))))
-    assert rows == [["step", "instance", *CONTRACT[:-1]], *(["7", "0", *row[:-1]] for row in ROWS)]
-
-
 @pytest.mark.parametrize("form", ["csv", "json", "md"])
 def test_several_captures_in_one_table(form: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = answer(capsys, capture, capture, "--format", form)
@@ -95,11 +90,6 @@ def test_the_file_holds_what_stdout_would(
     path.write_text("something else, and longer than the answer\n" * 100)
     assert answer(capsys, capture, "-o", path) == ""
     assert path.read_text(encoding="utf-8") == printed
-
-
-def test_parquet(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(capsys, capture, "-o", tmp_path / "out.parquet")
-    assert pd.read_parquet(tmp_path / "out.parquet")["gpu_self_ns"].tolist() == [30, 10]
 
 
 def test_what_has_no_place_for_warnings_leaves_them_on_stderr(
@@ -155,21 +145,6 @@ def test_a_file_that_cannot_be_written(capture: str, tmp_path: Path, capsys: pyt
     assert "cannot write it: Is a directory" in refusal(capsys, capture, "-o", tmp_path, "--format", "table")
 
 
-@pytest.mark.parametrize(
-    ("form", "path", "chosen"),
-    [
-        (None, None, "table"),
-        ("csv", None, "csv"),
-        (None, "a.JSON", "json"),
-        ("md", "a.csv", "md"),
-        ("csv", "a.dat", "csv"),
-        (None, "a.svg", "svg"),
-    ],
-)
-def test_which_form(form: str | None, path: str | None, chosen: str) -> None:
-    assert Output.of(form, Path(path) if path else None).form == chosen
-
-
 def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match=r"-o FILE\.parquet"):
@@ -185,16 +160,6 @@ def foreign(tmp_path: Path) -> str:
     file.range_("fwd mine", 300, 350, category=None, domain="trainer")
     file.kernel(700, 701, launched=(310, 311))
     return str(file.write())
-
-
-def test_rules_of_a_preset_bring_their_domain(foreign: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (foreign, "--rules", "torch-nvtx", "--steps", "all", "--format", "csv")
-    table = list(csv.DictReader(io.StringIO(answer(capsys, *words))))
-    assert [(row["layer"], row["gpu_self_ns"]) for row in table] == [
-        ("layers.3", "1"),
-        ("layers.5", "1"),
-        ("(none)", "2"),
-    ]
 
 
 def test_rules_of_a_file(foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import nvprof_kit
 from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"
@@ -31,6 +32,11 @@ def test_layers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "they stand for 80.8 % of its 28.06 ms of GPU time" in out
     assert "model.layers.11" in out
     assert "model.layers.11.mlp" not in out
+
+
+def test_several_reports_are_one_table() -> None:
+    alone, both = (nvprof_kit.open_ncu(*[DATA / "own-2025.3.csv.xz"] * count).layers() for count in (1, 2))
+    assert (both.measured, both.gpu_ns) == (2 * alone.measured, 2 * alone.gpu_ns)
 
 
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -33,11 +33,6 @@ def test_views(view: str, suffix: str, start: bytes, capture: str, tmp_path: Pat
     assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
 
 
-def test_layers_draws_the_same_as_the_verb_layers(capture: str, tmp_path: Path) -> None:
-    assert run("plot", capture, "-o", tmp_path / "a.png") == run("layers", capture, "-o", tmp_path / "b.png") == 0
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import lzma
 import pickle
 from pathlib import Path
@@ -66,14 +65,6 @@ def test_equal_blocks_fold_where_there_are_many(capture: str) -> None:
     assert labels(text) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
     assert "forward +133 %" in text  # 350 beside 150
     assert len(labels(table("layers", capture, "--no-fold"))) == 20
-
-
-def test_csv_keeps_every_row_and_says_what_they_fold_into(capture: str) -> None:
-    plain, folded = rows("layers", capture), rows("layers", capture, "--fold")
-    assert len(plain) == len(folded) == 22 and "folded_into" not in plain[0]
-    told = {row["layer"]: (row["folded_into"], row["unlike"]) for row in folded}
-    assert told["layers.4.mlp"] == ("layers.0-2,4-9.mlp", "")
-    assert told["layers.3"] == ("", "forward +133 %")
 
 
 def test_where_sort_and_top(capture: str) -> None:
@@ -229,11 +220,6 @@ def test_folded_figures_are_those_of_all_the_blocks() -> None:
     assert each["mfu"].min() <= row["mfu"] <= each["mfu"].max()
     assert (row["count"], row["gpu_busy_ns"]) == (12, busy.sum())
     assert (row["min_ns"], row["max_ns"]) == (busy.min(), busy.max())
-
-
-@pytest.mark.parametrize("verb", ["breakdown --view idle", "advise"])
-def test_other_verbs_take_the_options(verb: str, capture: str) -> None:
-    assert "rows" in json.loads(table(*verb.split(), capture, "--format", "json", "--where", "layers.3*"))
 
 
 def test_sorting_tables_of_which_one_has_the_column(capture: str) -> None:

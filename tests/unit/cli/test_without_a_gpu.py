@@ -38,16 +38,6 @@ def test_layers_gives_the_cpus_times(calls: bool, tmp_path: Path) -> None:
     assert len(opened.tables["ranges"]) == 4 and opened.tables["ops"].empty
 
 
-def test_the_table_is_printed_with_the_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(capture(tmp_path / "run.sqlite"))
-    for more in ([], ["--by", "step"], ["--format", "csv"]):
-        with pytest.raises(SystemExit, match=r"^0$"):
-            main(["layers", path, *more])
-        said = capsys.readouterr()
-        assert "layers.0" in said.out
-        assert "no GPU operations" in said.out + said.err
-
-
 @pytest.mark.parametrize(
     "verb", ["breakdown", "summary", "advise", "export", "report", "metrics", "flops", "diff", "ncu plan"]
 )

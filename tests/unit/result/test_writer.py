@@ -44,21 +44,6 @@ def test_the_umask_holds_for_files_and_scripts(tmp_path: Path) -> None:
     assert stat.S_IMODE(script.stat().st_mode) == 0o700
 
 
-def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
-    target = tmp_path / "a"
-    target.touch()
-    target.chmod(0o640)
-    write_file(target, "x")
-    assert stat.S_IMODE(target.stat().st_mode) == 0o640
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to("real")
-    write_file(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
-
-
 @pytest.mark.parametrize("kind", ["itself", "symlink", "hard link", "folder's symlink", "relative"])
 def test_an_input_is_refused_by_whatever_name(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "in"
@@ -124,13 +109,6 @@ def test_no_planted_name_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:
     assert write_file("/dev/null", "x") == Path("/dev/null")
     assert not Path("/dev/null").is_file()
-
-
-@pytest.mark.parametrize("target", ["", "no/folder/a"])
-def test_what_cannot_be_written_is_one_line(tmp_path: Path, target: str) -> None:
-    with pytest.raises(WriteError, match="cannot write it") as caught:
-        write_file(tmp_path / target, "x")
-    assert isinstance(caught.value, OSError) and caught.value.strerror
 
 
 def limited(size: int, *argv: object) -> subprocess.CompletedProcess[str]:

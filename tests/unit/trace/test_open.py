@@ -59,15 +59,6 @@ def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) 
     assert trace.info.gpus == ("Test GPU",)
 
 
-def test_packed_captures(tmp_path: Path) -> None:
-    plain = small(tmp_path / "a.sqlite").write()
-    packed = tmp_path / "a.sqlite.xz"
-    packed.write_bytes(lzma.compress(plain.read_bytes()))
-    trace = open_capture(packed)
-    assert trace.info.path == str(packed)
-    assert len(trace.ops) == 1
-
-
 def test_a_capture_is_never_written_to(tmp_path: Path) -> None:
     path = small(tmp_path / "a.sqlite").write()
     path.chmod(stat.S_IRUSR)
@@ -216,14 +207,6 @@ def test_the_message_names_the_packed_file(tmp_path: Path) -> None:
     packed = tmp_path / "packed.sqlite.xz"
     packed.write_bytes(lzma.compress(plain.read_bytes()[:5000]))
     assert refusal(packed).startswith(str(packed))
-
-
-def test_an_end_of_0_is_a_missing_one(tmp_path: Path) -> None:
-    file = small(tmp_path / "a.sqlite")
-    file.range_("layers.1", 150, 0)
-    ranges = open_capture(file.write()).ranges
-    assert ranges["left_open"].tolist() == [False, True]
-    assert np.array_equal(ranges["end_ns"], [200, 310])
 
 
 def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:

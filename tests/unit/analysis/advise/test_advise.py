@@ -341,18 +341,6 @@ def test_chains_that_change_the_layout_name_the_memory_format(tmp_path: Path) ->
     assert "torch.channels_last" in finding.fix
 
 
-def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_path: Path) -> None:
-    """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 0", 0, 100_000, category="step", payload=0)
-    file.kernel(500, 1_000, launched=(0, 500))
-    file.kernel(60_000, 100_000, launched=(59_000, 60_000))
-    (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
-    assert (late.title, late.confidence) == ("The GPU waits while the host does something unknown", "medium")
-    assert "CUDA graph" not in late.fix
-    assert "nvprof_kit.phase('data')" in late.fix
-
-
 @pytest.mark.parametrize("stalls", [False, True])
 def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, tmp_path: Path) -> None:
     """Each of four steps is late by 59 µs in a layer; the last may sleep for 33 µs more, in no call and no layer."""
@@ -452,26 +440,6 @@ def test_the_wait_for_data_between_steps_counts(tmp_path: Path) -> None:
     assert (loading.saves_ns, result.wall_ns) == (34_000, 64_000)
 
 
-def test_work_that_runs_at_once_saves_its_time_once(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    for stream in range(4):
-        at = (stream, stream + 1)
-        file.kernel(10_000, 90_000, launched=at, stream=stream, name="ampere_sgemm_128x64_tn")
-    (finding,) = (one for one in found(file.write()).findings if one.rule == "fp32-gemms")
-    assert finding.saves_ns == 80_000 * 7 // 8
-
-
-def test_a_chain_is_shown_to_its_end(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    for number in range(8):  # 5 µs each, with gaps of 5 µs
-        at = (100 * number, 100 * number + 50)
-        file.kernel(10_000 * number, 10_000 * number + 5_000, launched=at, name="vectorized_elementwise_kernel")
-    (finding,) = (one for one in found(file.write()).findings if one.rule == "unfused-chains")
-    assert (finding.start_ns, finding.end_ns) == (0, 75_000)
-
-
 def test_what_is_saved_is_of_one_gpu(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for pid in (7, 8):
@@ -522,22 +490,6 @@ def test_the_slow_layer_is_named() -> None:
     (copies,) = by_rule["copies"]
     assert "5 through pageable memory" in copies.evidence and "83.9 MB" in copies.evidence
     assert (copies.layer, copies.phase) == ("(none)", "data")
-
-
-def test_communication_in_the_open_says_what_it_moved() -> None:
-    (finding,) = [one for one in found(DATA / "kineto/ddp.rank0.json.xz").findings if one.rule == "exposed-collectives"]
-    # the bucket of the embedding, 3 x 73.9 MB, is the last to be reduced and has nothing beside it
-    assert "AllReduce of model.embed_tokens backward" in finding.evidence
-    assert "exposed, 221.8 MB at 28.6 GB/s" in finding.evidence
-
-
-def test_findings_are_ranked(tmp_path: Path) -> None:
-    rows = found(DATA / "hooks-ddp-2024.2.sqlite.xz").rows
-    assert rows["rank"].tolist() == list(range(1, len(rows) + 1))
-    likely = rows["saves_ns"] * rows["confidence"].map({"low": 0.5}).fillna(1)
-    assert likely.is_monotonic_decreasing
-    assert rows["rule"].tolist()[:2] == ["unfused-chains", "exposed-collectives"]
-    assert rows["confidence"].tolist()[:2] == ["medium", "low"]
 
 
 def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category: str = "forward") -> None:

@@ -93,17 +93,3 @@ def test_steps_of_longer_batches_are_unequal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["garbage", "lengths"])
 def test_nothing_else_is_found(name: str) -> None:
     assert len(found(name).findings) == 1
-
-
-def test_garbage_collection_behind_the_gpus_work_is_no_finding(tmp_path: Path) -> None:
-    plain = Plain(tmp_path, "garbage-hidden")
-    every = plain.work(0, 1 << 62)
-    collections = plain.ranges("gc%")
-    assert len(collections) == 4
-    assert all(any(began > end for began, _ in every) and end - begin > 50_000_000 for begin, end in collections)
-    assert not {"gc", "unstable-step"} & {one.rule for one in found("garbage-hidden").findings}
-
-
-def test_even_steps_with_an_evaluation_between_them_are_no_finding(tmp_path: Path) -> None:
-    assert len(Plain(tmp_path, "lengths-even").ranges("evaluation")) == 3
-    assert found("lengths-even").findings == ()

@@ -29,18 +29,6 @@ def tree(name: str) -> tuple[pd.DataFrame, int]:
     return result.tree.set_index("layer"), result.summary.steps
 
 
-@pytest.mark.parametrize("program", ["compile-model-parts", "compile-graphs-parts"])
-@pytest.mark.parametrize("block", range(1, 4))
-def test_a_block_of_the_whole_costs_what_the_block_compiled_alone_costs(program: str, block: int) -> None:
-    """The whole model's kernels at a block's edges are the model's, and so are 5 % of the block's."""
-    alone, steps = tree("compile-blocks")
-    whole, whole_steps = tree(program)
-    path = f"model.layers.{block}"
-    for phase in ("forward_ns", "backward_ns"):
-        assert whole.loc[path, phase] / whole_steps == pytest.approx(alone.loc[path, phase] / steps, rel=0.1)
-    assert {f"{path}.self_attn", f"{path}.mlp"} <= set(whole.index)
-
-
 def test_the_parts_of_a_block_compiled_alone_add_up_to_it() -> None:
     parts, _ = tree("compile-blocks-parts")
     block = parts.loc["model.layers.1"]

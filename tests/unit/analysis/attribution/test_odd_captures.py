@@ -31,26 +31,6 @@ def sums(result: nvprof_kit.Layers) -> dict[tuple[Any, ...], int]:
     }
 
 
-def test_two_hundred_threads(file: NsysFile) -> None:
-    """Each has a layer of its own; an autograd thread among so many takes no phase, since two have one."""
-    for tid in range(1, 201):
-        file.range_(f"layers.{tid}", 100, 200, tid=tid)
-        file.kernel(1000 + tid, 1001 + tid, launched=(110, 111), tid=tid)
-    for tid in (1, 2):
-        file.range_("backward", 300, 400, category="phase", tid=tid)
-    file.kernel(2000, 2007, launched=(350, 351), tid=777)
-    assert sums(table(file)) == {(f"layers.{tid}", "forward"): 1 for tid in range(1, 201)} | {("(none)", "other"): 7}
-
-
-def test_times_before_the_captures_zero(file: NsysFile) -> None:
-    file.range_("step -1", -900, -100, category="step", payload=-1)
-    file.range_("layers.0", -800, -700)
-    file.range_("layers.0", -50, 50)
-    file.kernel(-600, -590, launched=(-750, -740))  # 10 ns
-    file.kernel(-5, 15, launched=(-10, -9))  # 20 ns across the zero
-    assert sums(table(file, by="step")) == {(-1, "layers.0", "forward"): 10, (None, "layers.0", "forward"): 20}
-
-
 def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
     """The ranges that were open when the window opened are not in it: what they held is told as far as it goes."""
     file.kernel(500, 501, launched=(10, 11))  # of step 3 and its layers, which nothing tells
@@ -80,16 +60,6 @@ def test_windows_repeated(file: NsysFile) -> None:
     assert sums(result) == {(0, "layers.0", "forward"): 1, (0, "layers.1", "forward"): 2}
 
 
-def test_a_range_left_open_in_one_of_two_processes(file: NsysFile) -> None:
-    file.range_("layers.0", 100, None, pid=1)
-    file.range_("layers.1", 100, 200, pid=2)
-    file.kernel(500, 501, launched=(300, 301), pid=1)
-    file.kernel(500, 502, launched=(300, 301), pid=2)
-    result = table(file)
-    assert sums(result) == {("layers.0", "forward"): 1, ("(none)", "other"): 2}
-    assert any("1 ranges were still open" in warning for warning in result.warnings)
-
-
 def test_a_range_that_ends_on_another_thread(file: NsysFile) -> None:
     """It holds what its own thread launches; what the other launches meanwhile is not its."""
     file.range_("layers.0", 100, 300, style=START_END)
@@ -117,20 +87,6 @@ def test_a_call_that_is_not_named_a_launch_where_another_process_has_its_id(file
     file.call("cuModuleLoadData", 50, 51, pid=2, correlation=77)
     file.kernel(300, 330, pid=2, correlation=77, table="MEMCPY")
     assert sums(table(file)) == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
-
-
-def test_a_layer_called_as_what_lies_outside_layers(file: NsysFile) -> None:
-    file.range_("(none)", 0, 100)
-    file.range_("forward", 200, 300, category="phase")
-    for n, start in enumerate((50, 250, 350)):
-        file.kernel(500 + 100 * n, 510 + 100 * n + n, launched=(start, start + 1))
-    assert sums(table(file)) == {("(none)", "forward"): 10 + 11, ("(none)", "other"): 12}
-
-
-def test_a_step_whose_number_fits_no_integer(file: NsysFile) -> None:
-    file.range_("step 99999999999999999999", 0, 100, category="step")
-    file.kernel(500, 510, launched=(50, 51))
-    assert sums(table(file, by="step")) == {(0, "(none)", "other"): 10}
 
 
 def test_operations_of_a_device_that_is_not_told_are_refused(file: NsysFile) -> None:

@@ -33,13 +33,6 @@ def test_a_number_that_returns_is_a_step_each_time(two_epochs: nvprof_kit.Captur
     assert two_epochs.steps["wall_ns"].tolist() == [1000] * 4
 
 
-def test_layers_count_instances(two_epochs: nvprof_kit.Capture) -> None:
-    assert two_epochs.layers().summary.steps == 4
-    rows = two_epochs.layers(steps="all", by="step").rows
-    told = rows[["step", "instance", "gpu_self_ns"]].astype("Int64").fillna(-1).values.tolist()
-    assert told == [[0, 0, 10], [1, 1, 10], [0, 2, 10], [1, 3, 10], [-1, -1, 40]]
-
-
 def test_a_step_in_a_step_is_a_part_of_it(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "micro.sqlite")
     for begin in (0, 1000):
@@ -55,14 +48,6 @@ def test_ranks_of_one_capture_run_a_step_together(tmp_path: Path) -> None:
         file.range_(f"step {number}", begin, begin + 1000, category="step", pid=7, tid=7)
         file.range_(f"step {number}", begin + 100, begin + 950, category="step", pid=8, tid=8)
     assert instances(file) == [0, 1, 0, 1]
-
-
-def test_one_number_for_every_step_of_two_ranks(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "zero.sqlite")
-    for begin in (0, 1000, 2000):  # rank 1 is late: its step still runs when rank 0 begins the next
-        file.range_("step 0", begin, begin + 1000, category="step", pid=7, tid=7)
-        file.range_("step 0", begin + 100, begin + 1100, category="step", pid=8, tid=8)
-    assert instances(file) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("threads", [(1, 2), (2, 1)])

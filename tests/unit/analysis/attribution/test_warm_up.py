@@ -12,7 +12,6 @@ import nvprof_kit
 from nvprof_kit.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "data"
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"
 
 
 def steps_of(tmp_path: Path, lengths: tuple[int, ...], loading: dict[int, int] | None = None) -> nvprof_kit.Capture:
@@ -83,17 +82,6 @@ def test_steps_that_are_asked_for(tmp_path: Path, text: str | None, skip: int, k
     assert capture.advise(**chosen).steps == len(kept)
 
 
-@pytest.mark.parametrize("text", ["x", ":", "1-3", "1:2:3"])
-def test_what_is_no_range_of_steps(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match="needed 5:20"):
-        steps_of(tmp_path, (100, 100)).layers(steps=text)
-
-
-def test_steps_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="none of the requested steps is in it; it has 2 steps, 0 to 1"):
-        steps_of(tmp_path, (100, 100)).layers(steps="7:9")
-
-
 def test_work_outside_steps_is_in_no_figure_per_step(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for number in range(2):
@@ -103,15 +91,6 @@ def test_work_outside_steps_is_in_no_figure_per_step(tmp_path: Path) -> None:
     result = nvprof_kit.open(file.write()).layers()
     assert (result.summary.total_ns, result.summary.outside_ns) == (20, 400)
     assert result.tree["total_ns"].sum() == result.rows["gpu_self_ns"].sum() == 20
-
-
-def test_waiting_does_not_make_less_of_the_time_in_layers(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("a", 0, 100)
-    file.kernel(200, 300, launched=(1, 2), name="nvjet_a")
-    file.kernel(300, 10_000, launched=(110, 111), name=NCCL)
-    summary = nvprof_kit.open(file.write()).layers().summary
-    assert summary.layer_ns == summary.work_ns == 100
 
 
 def test_the_first_collective_of_a_window_is_named() -> None:

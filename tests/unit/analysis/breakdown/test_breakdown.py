@@ -84,28 +84,10 @@ def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFil
     assert idle_of(analysed(file)) == {"launch": 10 + 15, "unknown": 10 + 380, "queued": 5}
 
 
-def test_idle_that_begins_while_the_host_waits_is_the_synchronisations(file: NsysFile) -> None:
-    gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 50, 210)
-    result = analysed(file)
-    # it had waited for 160, so it launched at least 90 later than it could have; 290-300 it had launched
-    assert idle_of(result) == {"sync": 10, "after_sync": 80, "queued": 10}
-    assert result.idle["call"].tolist() == ["", "cudaStreamSynchronize", "cudaLaunchKernel", ""]
-
-
 def test_a_short_wait_makes_the_host_late_by_no_more_than_it_took(file: NsysFile) -> None:
     gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 190, 210)
     # 200-210 it waits; without the wait of 20 it had launched 20 earlier; the other 50 it had needed all the same
     assert idle_of(analysed(file)) == {"sync": 10, "after_sync": 20, "launch": 10, "unknown": 50, "queued": 10}
-
-
-def test_overlapping_causes_are_counted_once(file: NsysFile) -> None:
-    gap(file, (280, 290))
-    file.range_("data", 200, 280, category="data")
-    file.call("cudaMalloc_v3020", 210, 230)
-    file.overhead("CUPTI: Buffer flush", 220, 250)
-    # profiler 30 first, then allocation 210-220, then data 200-210 and 250-280, then the launch, and its way
-    expected = {"launch": 10, "dataloader": 40, "allocation": 10, "profiler": 30, "queued": 10}
-    assert idle_of(analysed(file)) == expected
 
 
 def test_idle_between_two_graph_replays(file: NsysFile) -> None:
@@ -140,16 +122,6 @@ def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:
     queue = analysed(file).queue
     assert len(queue) == 7 and queue["step"].isna().all()
     assert queue["queue_mean"].tolist() == [0] * 7
-
-
-def test_communication_of_a_layer(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 50, category="backward")
-    file.kernel(100, 200, launched=(10, 12))
-    file.kernel(150, 250, launched=(14, 16), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=9)
-    row = analysed(file).communication.iloc[0]
-    assert row[["layer", "phase", "collective", "ops", "gpu_ns", "exposed_ns", "hidden"]].tolist() == [
-        "layers.0", "backward", "AllReduce", 1, 100, 50, 0.5,
-    ]  # fmt: skip
 
 
 def test_copies_by_memory(file: NsysFile) -> None:
@@ -202,16 +174,6 @@ def test_copies_against_the_link_of_the_gpu(file: NsysFile, gpu: str, host: str,
     assert copies.loc["memcpy PtoP", "link"] == ("NVLink" if peer else "")
     assert not peer or copies.loc["memcpy PtoP", "of_link"] == 225 / peer
     assert copies.loc["memcpy DtoD", "link"] == "" and isnan(copies.loc["memcpy DtoD", "of_link"])
-
-
-def test_launches_of_a_layer(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.kernel(120, 125, launched=(10, 20))  # 5 ns of work, 10 ns to launch, starts 100 after
-    file.kernel(125, 225, launched=(30, 35))
-    row = analysed(file).launches.iloc[0]
-    assert row[["ops", "gpu_ns", "call_ns", "short_ops", "delay_ns", "idle_ns", "launch_bound"]].tolist() == [
-        2, 105, 15, 1, 95, 0, False,
-    ]  # fmt: skip
 
 
 def test_a_step_that_another_range_crosses_is_one_step(file: NsysFile) -> None:

@@ -89,38 +89,6 @@ def test_the_least_time_of_a_collective_over_the_link(
     assert rows["of_limit"]["AllGather"] == pytest.approx(70_000 / gb_per_s / 10_000)
 
 
-def test_an_unknown_number_of_ranks(file: NsysFile) -> None:
-    file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 16_000, 0)
-    file.kernel(1_000, 2_000, launched=(210, 220), name=nccl("AllReduce_Sum_f32"))
-    file.nccl("ncclAllGather", 300, 330, "move", 77, 1_000)
-    file.kernel(4_000, 5_000, launched=(310, 320), name=nccl("AllGather"))
-    result = analysed(file.write())
-    assert moved(result)["AllReduce"] == [1, 16_000, 16_000, None, 16.0, None]
-    assert moved(result)["AllGather"] == [1, None, None, None, None, None]
-    assert any("bytes of collectives" in warning for warning in result.warnings)
-
-
-def test_a_group_is_the_kernels_that_its_end_launches(file: NsysFile) -> None:
-    file.nccl("ncclSend", 210, 220, "move", 77, 3_000)
-    file.nccl("ncclRecv", 220, 230, "move", 77, 2_000)
-    file.nccl("ncclGroupEnd", 240, 260, "move", 77, 0)
-    file.kernel(1_000, 2_000, launched=(245, 250), name=nccl("SendRecv"))
-    file.nccl("ncclAllReduce", 300, 330, "reduce", 77, 700, 0)  # its kernel is a graph's
-    file.nccl("ncclBroadcast", 400, 430, "move", 77, 500)
-    file.kernel(4_000, 5_000, launched=(410, 420), name=nccl("Broadcast"))
-    found = moved(analysed(file.write()))
-    assert found["SendRecv"] == [1, 5_000, 5_000, None, 5.0, 5.0]
-    assert found["Broadcast"] == [1, 500, 500, None, 0.5, 0.5]
-
-
-def test_of_two_kernels_of_one_call_nothing_is_told(file: NsysFile) -> None:
-    file.nccl("ncclSend", 210, 220, "move", 77, 3_000)
-    file.nccl("ncclGroupEnd", 240, 280, "move", 77, 0)
-    file.kernel(1_000, 2_000, launched=(245, 250), name=nccl("SendRecv"))
-    file.kernel(2_000, 3_000, launched=(255, 260), name=nccl("SendRecv"))
-    assert moved(analysed(file.write()))["SendRecv"] == [2, None, None, None, None, None]
-
-
 def test_a_replay_of_a_graph_takes_no_call(file: NsysFile) -> None:
     file.nccl("ncclAllReduce", 300, 330, "reduce", 77, 700, 0)
     launch = file.call("cudaGraphLaunch_v10000", 400, 410)

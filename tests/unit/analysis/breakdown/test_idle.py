@@ -90,14 +90,6 @@ def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path: Path, call: 
     assert row["call"] == (call.partition("_v3")[0] if cause == "sync" else "")
 
 
-@pytest.mark.parametrize("memory", [0, 1])
-def test_an_asynchronous_copy_of_pageable_memory_waits(file: NsysFile, memory: int) -> None:
-    """It takes 8 ms to return."""
-    copy = file.call("cudaMemcpyAsync_v3020", 3 * MS, 11 * MS)
-    file.kernel(11 * MS, 11 * MS + 1, correlation=copy, table="MEMCPY", memory=(memory, 2), size=8)
-    assert by_cause(analysed(file))["sync" if memory == 0 else "copy"] == pytest.approx(8, abs=1e-3)
-
-
 @pytest.mark.parametrize("call", ["cudaFuncGetAttributes_v3020", "cudaMemcpyAsync_v3020", "cuKernelSetAttribute"])
 def test_a_call_that_returns_at_once_loads_nothing(file: NsysFile, call: str) -> None:
     file.call(call, 5 * MS, 5 * MS + 3_000)
@@ -112,20 +104,6 @@ def test_loading_takes_the_time_since_the_work_before(file: NsysFile) -> None:
     file.call("cudaMemsetAsync_v3020", 10 * MS, 10 * MS + 10_000)
     # from the end of one memset to the begin of the other
     assert by_cause(analysed(file)) == {"loading": 6.99, "launch": 3.01}
-
-
-def test_loading_does_not_reach_out_of_the_layer_that_it_is_in(file: NsysFile) -> None:
-    file.range_("layers.0.attention", 8 * MS, 11 * MS)
-    file.call("cuLibraryLoadData", 9 * MS, 9 * MS + 40_000)
-    found = analysed(file)
-    assert by_cause(found) == {"loading": 3, "launch": 7}
-    assert set(found.idle[found.idle["cause"] == "loading"]["layer"]) == {"layers.0.attention"}
-
-
-def test_garbage_collection_by_a_range(file: NsysFile) -> None:
-    file.range_("gc.collect", 4 * MS, 7 * MS, category="user")
-    file.range_("gcn_layer", 8 * MS, 9 * MS, category="user")  # no garbage
-    assert by_cause(analysed(file)) == {"gc": 3, "launch": 7}
 
 
 def test_work_that_goes_on_another_thread_is_told_there(tmp_path: Path) -> None:
@@ -220,13 +198,6 @@ def test_python_functions_over_a_gap_are_named(
     assert by_cause(result) == causes
     named = result.idle[result.idle["operator"] != ""]
     assert (named.groupby("operator", observed=True)["idle_ns"].sum() / MS).to_dict() == names
-
-
-def test_a_layers_own_python_is_the_layers(tmp_path: Path) -> None:
-    module = frame("nn.Module: Block_0", 500, 9_995)
-    result = kineto(tmp_path / "trace.json", module, frame("model.py(5): forward", 600, 9_000))
-    assert by_cause(result)["launch"] == pytest.approx(9.495, abs=0.011)
-    assert set(result.idle["operator"]) == {""}
 
 
 def test_lazy_loading_that_the_profiler_notes_is_its_operators(tmp_path: Path) -> None:

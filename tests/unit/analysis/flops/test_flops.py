@@ -26,8 +26,6 @@ from nvprof_kit.errors import CaptureError, UsageError
 
 TESTS = Path(__file__).parents[3]
 
-ABOVE = "above the peak: the peak given is too low, or "
-
 ONE = {"bf16": 1e9, "fp32": 0.5e9}
 """A GPU of one operation a nanosecond in bf16, and a half in fp32."""
 
@@ -313,51 +311,6 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
     assert not result.rows["note"].any()
 
 
-def test_the_recompute_of_a_block_without_a_counted_operation(tmp_path: Path) -> None:
-    """Time is where it belongs all the same, and an unknown operator of the recompute is no one else's."""
-    ranges = [
-        ("block", "forward", None, 1),
-        ("block.act", "forward", 0, 1),
-        ("block", "backward", None, 1),
-        ("block.act", "backward", 2, 1),
-        ("block", "recompute", 3, 1),
-    ]
-    path = counts(tmp_path / "run.flops.json", ranges, [(3, "bf16", 10)], unknown=[(4, "lib::op")])
-    file = NsysFile(tmp_path / "run.sqlite")
-    for (text, phase, *_), (start, end) in zip(
-        ranges, [(0, 90), (10, 80), (100, 300), (110, 290), (120, 220)], strict=True
-    ):
-        file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
-    for number, (launch, length) in enumerate([(30, 10), (150, 40), (250, 20)]):
-        file.kernel(1000 + 100 * number, 1000 + 100 * number + length, launched=(launch, launch + 1), name="gemm")
-    rows = table(nvprof_kit.open(file.write()).flops(path, peak=ONE))
-    assert (rows["block.act", "backward"]["gpu_busy_ns"], rows["block.act", "backward"]["mfu"]) == (20, 0.5)
-    assert (rows["block", "backward"]["gpu_busy_ns"], rows["block", "recompute"]["gpu_busy_ns"]) == (20, 40)
-    assert [key for key, row in rows.items() if "lib::op" in row["unknown"]] == [("block", "recompute")]
-
-
-def test_above_the_peak_never_without_saying_why(tmp_path: Path) -> None:
-    rows = table(joined(tmp_path, [(1, "bf16", 150)]))
-    assert rows["m.a", "forward"]["mfu"] == 1.5 and ABOVE in rows["m.a", "forward"]["note"]
-    # 2 x 150 of 240 ns
-    assert rows["m", "forward"]["mfu"] == 1.25 and ABOVE in rows["m", "forward"]["note"]
-    assert all(row["note"] for row in rows.values() if row["hfu"] > 1)
-    # 150 of 1000 ns, and of 470 in which the GPU works: 600 are too many for these, 1200 for those
-    assert not any(ABOVE in warning for warning in joined(tmp_path, [(1, "bf16", 150)]).warnings)
-    for count in (600, 1200):
-        assert ABOVE in joined(tmp_path, [(1, "bf16", count)]).warnings[0]
-
-
-def test_unknown_work_makes_a_lower_bound_of_every_row_around_it(tmp_path: Path) -> None:
-    result = joined(tmp_path, [(1, "bf16", 50)], unknown=[(1, "my::op")])
-    rows = table(result)
-    for layer in ("m", "m.a"):
-        assert rows[layer, "forward"]["unknown"] == "my::op"
-        assert "at least" in rows[layer, "forward"]["note"]
-    assert rows["m", "backward"]["unknown"] == ""
-    assert any("my::op" in warning for warning in result.warnings)
-
-
 def test_matrix_kernels_of_a_layer_without_operations_are_said(tmp_path: Path) -> None:
     rows = table(joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50)]))  # the kernels are all called gemm
     assert "100% of its own time is in matrix kernels that were not counted" in rows["m.a", "backward"]["note"]
@@ -401,19 +354,6 @@ def test_figures_go_by_the_call(tmp_path: Path) -> None:
     result = nvprof_kit.open(capture).flops(file, peak=ONE)
     assert table(result)["m.a", "forward"]["flops"] == 800 * 2 / 8
     assert any("0.25 to 0.5 times as often" in warning for warning in result.warnings)
-
-
-def test_without_steps_it_is_the_whole_capture(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    for at in (0, 1000):
-        file.range_("m", at, at + 100)
-        file.kernel(at + 110, at + 210, launched=(at + 20, at + 30))
-    capture = file.write()
-    counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)], steps=0)
-    result = nvprof_kit.open(capture).flops(counted, peak=ONE)
-    assert table(result)["m", "forward"]["mfu"] == 0.5
-    # 2 x 50 operations from 110 to 1210
-    assert (result.whole.steps, result.whole.flops, result.whole.step_ns) == (0, 100, 1100)
 
 
 def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path: Path) -> None:

@@ -167,30 +167,9 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
     assert any("operators of unknown work" in warning for warning in result.warnings)
 
 
-def test_an_operator_in_another_counts_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.json", event("aten::mm", 0, 10, **MM), event("aten::mm", 1, 5, **MM))
-    assert nvprof_kit.open(path).flops().whole.flops == 48
-
-
 def test_a_trace_without_shapes_says_how_to_record_them(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="record_shapes=True"):
         nvprof_kit.open(write(tmp_path / "a.json", event("aten::mm", 0, 10))).flops()
-
-
-@pytest.mark.parametrize(
-    ("types", "dtype"),
-    [
-        (["c10::Half", "c10::Half"], "fp16"),
-        (["c10::BFloat16", "float"], "bf16"),
-        (["c10::Float8_e4m3fn", "c10::Float8_e4m3fn", "float"], "fp8"),
-        (["signed char", "signed char"], "int8"),
-        (["double", "Scalar"], "fp64"),
-        (["", "long int"], ""),
-    ],
-)
-def test_types_of_number(types: list[str], dtype: str) -> None:
-    said = json.dumps([MM["Input Dims"], types, []])
-    assert work_of("aten::mm", said) == (dtype, 48)
 
 
 @pytest.mark.parametrize(

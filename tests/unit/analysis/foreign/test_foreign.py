@@ -136,28 +136,6 @@ def test_backward_of_our_ranges_beside_emit_nvtx(file: NsysFile) -> None:
     }
 
 
-def test_our_backward_ranges_are_the_truth(file: NsysFile) -> None:
-    emit_nvtx(file, modules=False)
-    file.range_("layers.0", 100, 200)
-    file.range_("layers.7 backward", 600, 680, category="backward", tid=ENGINE)
-    result = table(file, "emit-nvtx")
-    assert sums(result)["layers.7", "backward"] == 12
-    assert ("layers.0", "backward") not in sums(result)
-
-
-def test_operators_stand_for_layers_where_nothing_else_does(file: NsysFile) -> None:
-    emit_nvtx(file, modules=False)
-    result = table(file, "emit-nvtx")
-    assert sums(result) == {
-        ("aten::addmm", "forward"): 1,
-        ("aten::addmm", "backward"): 11 + 3,
-        ("aten::t", "backward"): 10,
-        ("aten::relu", "backward"): 12,
-        ("aten::mean", "backward"): 13,
-    }
-    assert any("each operator stands for a layer" in warning for warning in result.warnings)
-
-
 def test_a_window_that_begins_behind_the_forward(file: NsysFile) -> None:
     plain(file, "model.layers.0", 100, 200)
     plain(file, "aten::mm, seq = 5, op_id = 1", 110, 120)
@@ -202,19 +180,6 @@ def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> No
         ("model.block", "recompute"): 2,
         ("model.block", "backward"): 4,
     }
-
-
-def test_a_node_with_hooks_bears_its_number_inside(file: NsysFile) -> None:
-    """Where a node has hooks, the engine's range has no number, and what the hooks launch is the node's layer's too."""
-    plain(file, "model.layers.0", 100, 200)
-    plain(file, "aten::mm, seq = 5, op_id = 1", 110, 120)
-    plain(file, f"{NODE}MmBackward0, op_id = 2", 500, 600, tid=ENGINE)
-    plain(file, "MmBackward0, seq = 5, op_id = 3", 540, 590, tid=ENGINE)
-    file.kernel(1000, 1001, launched=(510, 511), tid=ENGINE)  # a hook's
-    file.kernel(1010, 1012, launched=(550, 551), tid=ENGINE)
-    result = table(file, "emit-nvtx")
-    assert sums(result) == {("model.layers.0", "backward"): 3}
-    assert sums(result, "calls")["model.layers.0", "backward"] == 1
 
 
 def test_several_domains_at_once_and_ranges_that_cross(file: NsysFile) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
+from nvprof_kit._analysis.foreign.rules import parse_rules, preset
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category, RangeName
 
@@ -98,14 +98,6 @@ def test_a_wrong_file_is_told_in_one_line(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as error:
         parse_rules(text, "own.toml")
     assert "\n" not in str(error.value)
-
-
-def test_presets_name_their_sources() -> None:
-    named = ("deepspeed", "emit-nvtx", "megatron-lm", "nemo", "sglang", "tensorrt-llm", "torch-nvtx", "vllm")
-    assert presets() == named
-    for name in presets():
-        assert all(": " in source and "/" in source for source in preset(name).sources)
-        assert preset(name).sources and preset(name).domain is not None
 
 
 SHAPES = "'TrainableParams': {'weight': [64, 64]}, 'Inputs': [[8, 64]]"

@@ -20,12 +20,6 @@ else:
 
 DATA = Path(__file__).parents[3] / "data"
 RULES = tomllib.loads((Path(nvprof_kit.__file__).parent / "_analysis/kernels/classes.toml").read_text())["rule"]
-OWN = """
-[[rule]]
-name = "ours"
-class = "attention"
-match = "my_kernel"
-"""
 
 
 def classified(folder: Path, names: Iterable[str], **options: Path) -> dict[str, tuple[str, str]]:
@@ -83,13 +77,6 @@ def test_labelled_names_of_real_kernels_have_their_class(tmp_path: Path) -> None
     assert [row for row in rows if found[row["name"]][0] != row["class"]] == []
 
 
-def test_rules_of_a_user_are_asked_first(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(OWN)
-    names = ["my_kernel_elementwise_kernel", "nvjet_sm90"]
-    found = classified(tmp_path, names, kernel_rules=tmp_path / "own.toml")
-    assert [found[name] for name in names] == [("attention", "ours"), ("gemm", "cuBLAS nvjet")]
-
-
 def test_what_matches_no_rule_is_other_and_told(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("layers.0", 100, 200)
@@ -106,11 +93,6 @@ def test_what_matches_no_rule_is_other_and_told(tmp_path: Path) -> None:
     (warning,) = (warning for warning in summary.warnings if "class rule" in warning)
     # 25 of 56 ns
     assert warning.startswith("2 kernel names, 44.6 % of the time, matched no class rule") and "'strange'" in warning
-
-
-@pytest.mark.parametrize("capture", sorted(DATA.glob("*.sqlite.xz")), ids=lambda path: path.name.partition(".")[0])
-def test_every_kernel_of_a_real_capture_is_recognised(capture: Path) -> None:
-    assert not any("class rule" in warning for warning in nvprof_kit.open(capture).summary("kernel").warnings)
 
 
 @pytest.mark.parametrize(

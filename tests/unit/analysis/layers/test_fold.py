@@ -6,7 +6,8 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvprof_kit._analysis.layers.fold import fold
+from nvprof_kit._analysis.layers.fold import fold, fold_ranked
+from nvprof_kit._result.column import Column
 from nvprof_kit.names import NO_LAYER
 
 COLUMNS = ["layer", "phase", "parent", "depth", "calls", "forward_ns", "backward_ns", "recompute_ns", "other_ns"]
@@ -42,14 +43,6 @@ def told(tree: pd.DataFrame, *columns: str, folds: bool | None = True) -> list[t
     return list(fold(tree, folds).tree[["layer", *columns]].itertuples(index=False, name=None))
 
 
-def test_equal_blocks_and_their_parts_are_one_row_each() -> None:
-    assert told(blocks(80), "parent", "count", "total_ns", "median_ns", "min_ns", "max_ns", "unlike") == [
-        ("model", "", 1, 24_000, 24_000, 24_000, 24_000, ""),
-        ("model.layers.0-79", "model", 80, 24_000, 300, 300, 300, ""),
-        ("model.layers.0-79.mlp", "model.layers.0-79", 80, 12_000, 150, 150, 150, ""),
-    ]
-
-
 def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> None:
     # layer 3 takes 150 ns forward where the others take 100
     tree = blocks(10, {3: 150})
@@ -63,16 +56,6 @@ def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> Non
     names = {layer: fold(tree).folding(tree).into.get(layer, "") for layer in tree["layer"]}
     assert names["model"] == names["model.layers.3"] == ""
     assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
-
-
-def test_waiting_does_not_make_a_block_unlike() -> None:
-    # 50 of layer 3's 150 ns are an all-reduce
-    tree = blocks(10, {3: 150})
-    tree.loc[tree["layer"] == "model.layers.3", ["forward_comm_ns", "comm_ns"]] = 50
-    found = fold(tree).tree
-    assert found["layer"].tolist()[1] == "model.layers.0-9"
-    assert found["total_ns"].tolist()[1] == 3050
-    assert found["max_ns"].tolist()[1] == 300
 
 
 def test_two_kinds_in_turn_are_two_rows() -> None:
@@ -94,13 +77,6 @@ def test_nested_lists_fold_together() -> None:
         ("stages.0-3", 4, "", 120),
         ("stages.0-3.blocks.0-2", 12, "stages.0-3", 120),
     ]
-
-
-def test_a_model_by_its_class_name_holds_blocks_by_their_paths() -> None:
-    """The root is called by its class, which the paths of its parts do not begin with."""
-    tree = made(("Net", "", 4, 0), *((f"blocks.{number}", "Net", 1, 0) for number in range(4)))
-    assert told(tree, "count") == [("Net", 1), ("blocks.0-3", 4)]
-    assert told(tree, "count", folds=False) == [(layer, 1) for layer in tree["layer"]]
 
 
 def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
@@ -133,3 +109,15 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], fo
         for depth in (0, 1):
             kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
             assert kept == all_of_it
+
+
+def test_ranked_lists_in_lists_fold_by_place_unless_the_places_are_alike() -> None:
+    # experts cost the same; of each decoder block, layer.0 is self-attention, layer.1 cross-attention
+    expert = [{"layer": f"layers.{one}.experts.{two}", "gpu_ns": 100 + one} for one in range(4) for two in range(3)]
+    decoder = [{"layer": f"block.{one}.layer.{two}", "gpu_ns": (600, 200)[two]} for one in range(4) for two in range(2)]
+    columns = {"gpu_ns": Column("time", "ns")}
+    assert fold_ranked(pd.DataFrame([*expert, *decoder]), columns, "gpu_ns", True)["layer"].tolist() == [
+        "block.0-3.layer.0 x4",
+        "layers.0-3.experts.0-2 x12",
+        "block.0-3.layer.1 x4",
+    ]

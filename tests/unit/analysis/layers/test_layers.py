@@ -151,21 +151,6 @@ def test_autograd_threads_take_phase_and_step_from_the_one_other_thread_that_has
     assert result.summary.by_how == {"launch": 1, "other thread": 2, "none": 4}
 
 
-def test_of_two_other_threads_neither_is_believed(file: NsysFile) -> None:
-    file.range_("forward", 0, 100, category="phase", tid=1)
-    file.range_("backward", 0, 100, category="phase", tid=2)
-    file.kernel(200, 210, launched=(50, 51), tid=3)
-    assert numbers(table(file), "gpu_self_ns")["(none)", "other"] == 10
-
-
-def test_correlation_ids_that_collide_between_processes(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100, pid=1)
-    file.range_("layers.1", 0, 100, pid=2)
-    file.kernel(200, 210, launched=(50, 51), pid=1, correlation=77)
-    file.kernel(300, 330, launched=(50, 51), pid=2, correlation=77)
-    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
-
-
 def test_correlation_ids_that_repeat_in_a_second_window(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     file.range_("layers.1", 1000, 1100)
@@ -228,14 +213,6 @@ def test_operations_without_a_launching_call_are_kept_and_warned_of(file: NsysFi
     assert "so 1.500 ms of their time have no layer" in warning
 
 
-def test_a_range_left_open_is_closed_at_the_end_and_warned_of(file: NsysFile) -> None:
-    file.range_("layers.0", 0, None)
-    file.kernel(50, 60, launched=(10, 11))
-    result = table(file)
-    assert numbers(result, "gpu_self_ns", "cpu_ns") == {("layers.0", "forward"): (10, 60)}
-    assert any("still open" in warning for warning in result.warnings)
-
-
 def test_one_domain_under_different_ids_in_two_processes(file: NsysFile) -> None:
     file.range_(
         "noise", 0, 100, domain="other", pid=2, category=None
@@ -263,19 +240,6 @@ def test_the_models_order_even_where_the_window_begins_in_the_middle(file: NsysF
     assert tree["depth"].tolist()[:2] == [0, 1]
 
 
-def test_steps_without_a_payload_take_the_number_of_their_text(file: NsysFile) -> None:
-    file.range_("step 12", 0, 100, category="step")
-    file.range_("step", 100, 200, category="step", payload=13)
-    file.range_("layers.0", 10, 20)
-    file.range_("layers.0", 110, 120)
-    file.kernel(300, 301, launched=(11, 12))
-    file.kernel(301, 302, launched=(111, 112))
-    assert list(numbers(table(file, by_step=True), "gpu_ops")) == [
-        (12, "layers.0", "forward"),
-        (13, "layers.0", "forward"),
-    ]
-
-
 def test_layers_that_run_on_after_the_last_launch_tell_of_lost_ones(file: NsysFile) -> None:
     for n in range(10):
         file.range_(f"layers.{n}", n * 100, n * 100 + 50)
@@ -286,36 +250,3 @@ def test_layers_that_run_on_after_the_last_launch_tell_of_lost_ones(file: NsysFi
     )
     file.kernel(5001, 5002, launched=(930, 931))
     assert not table(file).warnings
-
-
-def test_one_template_instantiated_twice_and_a_second_capture_stay_apart(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.range_("layers.1", 200, 300)
-    file.graph_node(1 << 32, 10)  # captured in layers.0, instantiated twice
-    for graph, moment in ((2, 110), (3, 120)):
-        file.graph_node(graph << 32, moment)
-        file.graph_node(graph << 32, moment + 1, original=1 << 32)
-    file.graph_node(4 << 32, 210)  # captured again, in layers.1
-    file.graph_node(5 << 32, 310, original=4 << 32)
-    file.graph_node(6 << 32, 320, original=5 << 32)  # a copy of a copy
-    for number, (graph, length) in enumerate(((2, 1), (3, 2), (5, 4), (6, 8), (2, 16))):
-        start = 1000 + number * 100
-        file.range_(f"step {number}", start, start + 50, category="step", payload=number)
-        file.kernel(
-            start + 60,
-            start + 60 + length,
-            correlation=file.call("cudaGraphLaunch", start + 10, start + 20),
-            node=graph << 32,
-        )
-    assert numbers(table(file), "calls", "gpu_self_ns") == {
-        ("layers.0", "forward"): (4, 1 + 2 + 16),  # its capture and three replays
-        ("layers.1", "forward"): (3, 4 + 8),
-    }
-    by_step = numbers(table(file, by_step=True), "gpu_self_ns")
-    assert {key: ns for key, ns in by_step.items() if ns} == {
-        (0, "layers.0", "forward"): 1,
-        (1, "layers.0", "forward"): 2,
-        (2, "layers.1", "forward"): 4,
-        (3, "layers.1", "forward"): 8,
-        (4, "layers.0", "forward"): 16,
-    }

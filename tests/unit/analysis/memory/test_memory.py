@@ -89,38 +89,6 @@ def test_growth_and_leaks(tmp_path: Path) -> None:
     assert list(result.leaks) == list(Memory.columns["memory-leak"])
 
 
-def test_what_layers_allocate_over_the_whole_history(tmp_path: Path) -> None:
-    file = SnapshotFile()
-    first = file.alloc(100, f"{FORWARD};step=0")
-    file.alloc(300, f"{FORWARD};step=0")
-    file.free(first)
-    file.alloc(200, f"{FORWARD};step=0")  # held: 100, 400, 300, 500 (the most)
-    file.free(file.alloc(50, f"{BACKWARD} backward;step=0"))
-    result = analysed(file, tmp_path)
-    assert list(result.traffic) == list(Memory.columns["memory-allocation"])
-    assert result.traffic.to_dict("split")["data"] == [
-        ["layers.0", "forward", 3, 600, 300, 500, 500],
-        ["layers.0", "backward", 1, 50, 50, 50, 0],
-    ]
-
-
-def test_fragmentation(tmp_path: Path) -> None:
-    file = SnapshotFile()
-    blocks = [file.alloc(size) for size in (100, 200, 300, 400)]
-    file.free(blocks[0])
-    file.free(blocks[2])  # idle: 100 and 300, apart
-    segment = analysed(file, tmp_path).segments
-    assert list(segment) == list(Memory.columns["memory-segment"])
-    row = segment.iloc[0]
-    assert (row["total_bytes"], row["allocated_bytes"], row["free_bytes"], row["largest_free_bytes"]) == (
-        1000,
-        600,
-        400,
-        300,
-    )
-    assert row["fragmentation"] == 0.25
-
-
 def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     file = SnapshotFile()
     file.alloc(100, event=False)

@@ -12,7 +12,7 @@ from support.captures.nsys_file import NsysFile
 import nvprof_kit
 from nvprof_kit._analysis.kernels.signatures import NEEDED
 from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters, tensor_bases
-from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers, tidy
+from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers
 from nvprof_kit._analysis.ncu.owners import own_layers
 from nvprof_kit._analysis.ncu.roofline import roofline
 from nvprof_kit._analysis.ncu.sums import BUSY
@@ -151,12 +151,6 @@ def test_bound(metrics: dict[str, float], bound: str, reason: str) -> None:
     assert (row["bound"], row["reason"]) == (bound, reason)
 
 
-def test_dram_bytes_of_a_consumer_blackwell() -> None:
-    """Its metrics have other names."""
-    counted = counters(report({"ns": 2000, "dram__bytes_op_read.sum": 500, "dram__bytes_op_write.sum": 20}))
-    assert counted["dram_bytes"].iloc[0] == 520
-
-
 def test_amounts_from_rates_and_cycles() -> None:
     counted = counters(
         report(
@@ -260,32 +254,7 @@ def test_a_report_without_times() -> None:
         ncu_layers(report({"compute": 3}))
 
 
-def test_tidy() -> None:
-    table = tidy(report({"stack": ("forward", "m.0"), "ns": 3}))
-    assert table[["id", "kernel", "layer", "phase", NAMES["ns"]]].values.tolist() == [
-        [0, "gemm", "m.0", "forward", 3.0]
-    ]
-
-
 # ---------------------------------------------------------------- roofline
-
-
-def test_roofline() -> None:
-    measured = report(
-        {
-            "ns": 1000,
-            "dram": 100,
-            "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 200,
-            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
-            "dram__bytes.sum.peak_sustained": 2,
-            "sm__cycles_elapsed.avg.per_second": 1e9,
-            "dram__cycles_elapsed.avg.per_second": 3e9,
-        }
-    )
-    made = roofline(measured, ncu_layers(measured))
-    # 400 operations in 1 µs over 100 bytes; 16 fused operations a cycle are 32e9 a second; 2 bytes a cycle 6e9
-    assert made.points[["intensity", "rate"]].values.tolist() == [[4.0, 4e8]]
-    assert (made.peaks, made.bandwidth) == ({"FP32": 32e9}, 6e9)
 
 
 TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32"
@@ -322,12 +291,6 @@ def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict
         }
     )
     assert roofline(measured, ncu_layers(measured)).peaks == {"FP32": 32e9, **tensor}
-
-
-def test_roofline_without_operations() -> None:
-    measured = report({"ns": 1000, "dram": 100})
-    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --roofline"):
-        roofline(measured, ncu_layers(measured))
 
 
 # ---------------------------------------------------------------- the H200
@@ -376,13 +339,6 @@ def test_the_bytes_of_collectives() -> None:
     received = made.rows["nvlink_received_bytes"]
     assert (received < made.rows["nvlink_sent_bytes"]).all()  # the peer began before
     assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
-
-
-def test_a_range_that_was_run_again_as_one() -> None:
-    """Application range replay has one row for all that a layer launched, and no links were used."""
-    made = ncu_layers(open_ncu(DATA / "range-2025.3.csv.xz"))
-    assert rows(made, "launches", "gpu_ns", "nvlink_sent_bytes")[-1] == ["model.layers.0", "forward", 1, 560954272, 0]
-    assert made.warnings == ()
 
 
 def test_a_live_page_of_one_layer() -> None:

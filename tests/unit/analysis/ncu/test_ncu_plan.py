@@ -24,7 +24,7 @@ from nvprof_kit._analysis.ncu.plan import _cover, plan
 from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
 from nvprof_kit._report.text.ncu import plan_lines
 from nvprof_kit._trace.open import open_capture
-from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.errors import CaptureError
 
 LLAMA = Path(__file__).parents[3] / "data" / "llama-2023.4.sqlite.xz"
 
@@ -63,11 +63,6 @@ def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(fil
     assert (made.gpu_ns, made.launches) == (300, 7)
 
 
-def test_copies_cannot_be_measured(file: NsysFile) -> None:
-    with pytest.raises(UsageError, match=r"--share 0\.99 cannot be reached: .* take 97\.33% of the GPU time"):
-        planned(file, share=0.99)
-
-
 def test_collectives_are_left_out_and_said(file: NsysFile) -> None:
     file.kernel(3000, 9000, launched=(3000, 3001), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")
     made = planned(file, share=0.9)
@@ -85,19 +80,6 @@ def test_a_layer_of_collectives_alone_cannot_be_planned(file: NsysFile) -> None:
     file.kernel(3000, 9000, launched=(3000, 3001), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")
     with pytest.raises(CaptureError, match="every kernel in sync is a collective's"):
         planned(file, layer="sync")
-
-
-def test_what_is_measured_reaches_the_share_also_where_many_small_kinds_make_it(tmp_path: Path) -> None:
-    """1,000 signatures of one name, each 0.1 % of the time, half of them the second launch with their grid: each is
-    below the share that earns a launch of its own.
-    """
-    file = NsysFile(tmp_path / "run.sqlite")
-    for number in range(1000):
-        file.range_("a", 100 * number, 100 * number + 90, category="forward")
-        at = 100 * number
-        file.kernel(at + 10, at + 20, launched=(at, at + 1), name="f", grid=(1 + number // 2, 1, 1))
-        file.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["registersPerThread"] = 16 + number % 2
-    assert planned(file, share=0.9).covered >= 0.9
 
 
 def test_one_layer_or_phase(file: NsysFile) -> None:
@@ -237,15 +219,6 @@ def test_one_rank_of_several_is_measured(tmp_path: Path, rank: str, measured: bo
     assert (tmp_path / "plan.ncu-rep").exists() is measured
 
 
-def test_a_script_of_one_rank_needs_a_rank(tmp_path: Path) -> None:
-    (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["a"], rank=0)))
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-    environ = {name: value for name, value in os.environ.items() if name not in names}
-    command = ["bash", "plan.sh", "--", "true"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "no rank is known" in done.stderr
-
-
 def test_a_script_of_any_name(script: Path) -> None:
     """Neither the script's name nor that of the capture becomes a command."""
     text = ncu_script(NcuScript(["a"], about=["of a\ntouch line"], report="my plan $(touch name)"))
@@ -287,26 +260,3 @@ def test_a_signal_ends_the_script_and_the_program(script: Path, number: signal.S
     running.communicate(timeout=30)
     assert running.returncode == 128 + signal.SIGTERM
     assert not Path(f"/proc/{pid.read_text()}").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        ([], 2, "no program to run"),
-        (["-o"], 2, "-o needs a value"),
-        (["--fast"], 2, "no option --fast"),
-        (["--", "x"], 3, "no ncu"),
-    ],
-)
-def test_refusals_of_the_script(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "plan.sh"
-    path.write_text(ncu_script(NcuScript(["a"])))
-    done = subprocess.run(
-        ["bash", path, *argv],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "NCU": "/no/ncu"},
-    )
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr

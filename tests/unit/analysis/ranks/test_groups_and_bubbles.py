@@ -37,11 +37,6 @@ def test_the_waiting_for_each_micro_batch(pipeline: Job) -> None:
     assert (table["bubble_ns"] <= table["wait_ns"]).all()
 
 
-def test_a_pipeline_is_a_group_of_stages(pipeline: Job) -> None:
-    (group,) = pipeline.groups().to_frame().to_dict("records")
-    assert (group["parallel"], group["size"], group["ranks"]) == ("pipeline", 2, "0, 1")
-
-
 def test_kineto_names_its_groups_and_counts_collectives() -> None:
     job = open_job([RANKS / "kineto" / f"tensor-loader.rank{rank}.json.xz" for rank in (0, 1)], workers=1)
     (group,) = job.groups().to_frame().to_dict("records")

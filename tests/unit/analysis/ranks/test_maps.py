@@ -76,13 +76,6 @@ def test_the_error_of_a_capture_is_that_of_the_job(tmp_path: Path, workers: int)
         open_job([capture(tmp_path, 0), tmp_path / "broken.rank1.sqlite"], workers=workers)
 
 
-def test_ranks_are_added_without_redoing_others(tmp_path: Path) -> None:
-    maps = tmp_path / "maps"
-    map_captures([capture(tmp_path, 0)], maps, workers=1)
-    map_captures([capture(tmp_path, 1, slower=3 * MS)], maps, workers=1)
-    assert open_job(maps).ranks["rank"].tolist() == [0, 1]
-
-
 def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     (name,) = map_captures([capture(tmp_path, 0)], maps, workers=1)

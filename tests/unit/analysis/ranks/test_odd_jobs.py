@@ -7,13 +7,11 @@ import lzma
 import sqlite3
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from support.brute_force.ranks import kernels, late
 from support.captures.nsys_file import NsysFile
-from support.captures.tiny_ranks import AR, MS, capture
+from support.captures.tiny_ranks import AR, MS
 
-from nvprof_kit import Job, open_job
+from nvprof_kit import open_job
 
 RANKS = Path(__file__).parents[3] / "data" / "ranks"
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -23,17 +21,6 @@ def unpacked(folder: Path, name: str, rank: int) -> Path:
     file = folder / f"{name}.rank{rank}.sqlite"
     file.write_bytes(lzma.decompress((RANKS / f"{name}.rank{rank}-2024.2.sqlite.xz").read_bytes()))
     return file
-
-
-def lose(file: Path, places: range) -> None:
-    """Delete some of NCCL's kernels, by their order."""
-    with sqlite3.connect(file) as db:
-        rows = db.execute(
-            f"SELECT k.rowid FROM {KERNELS} AS k JOIN StringIds AS s ON s.id = k.demangledName "
-            "WHERE s.value LIKE 'ncclDevKernel%' ORDER BY k.start"
-        ).fetchall()
-        db.executemany(f"DELETE FROM {KERNELS} WHERE rowid = ?", [rows[place] for place in places])
-    db.close()
 
 
 def keep_steps(file: Path, first: int, last: int) -> None:
@@ -56,36 +43,6 @@ def keep_steps(file: Path, first: int, last: int) -> None:
     db.close()
 
 
-def matched(job: Job) -> pd.DataFrame:
-    """The matched collectives: each rank's own start, and who was late."""
-    assert job._aligned is not None
-    return job._tables._frame(
-        "SELECT m.rank, m.c, m.s, m.k, x.start_ns, i.late_rank FROM matched AS m JOIN collectives AS x "
-        "USING (rank, index) JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike"
-    )
-
-
-def test_collectives_lost_on_both_ranks_are_matched_by_their_ends(tmp_path: Path) -> None:
-    """Of 28 a step rank 0 loses the fourth of every seven and rank 1 the sixth: as many, and hardly one by order."""
-    files = [unpacked(tmp_path, "tensor-host", rank) for rank in (0, 1)]
-    place = [{start: which for which, (start, _) in enumerate(kernels(file))} for file in files]
-    true = late(*files)
-    lose(files[0], range(3, 112, 7))
-    lose(files[1], range(5, 112, 7))
-    job = open_job(files, workers=1)
-    found = 0
-    for _, pair in matched(job).groupby(["c", "s", "k"]):
-        first, second = (place[rank][start] for rank, start in sorted(zip(pair["rank"], pair["start_ns"], strict=True)))
-        assert first == second
-        found += 1
-        if true[first].wait_ns > 200_000:
-            assert pair["late_rank"].iloc[0] == true[first].late_rank
-    assert found >= 75  # 112 - 2 · 16 = 80 are left on both
-    clock = job.clocks().to_frame().iloc[1]
-    assert clock["residual_ns"] < 20_000 and abs(clock["offset_ns"] - 19_821_923) < 20_000
-    assert (job.verdict.rank, job.verdict.layer) == (1, "model.layers.2.self_attn")
-
-
 @pytest.mark.parametrize(("name", "place"), [("early", (0, 1)), ("later", (2, 3))])
 def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path: Path, name: str, place: tuple[int, int]) -> None:
     """Half of the steps have rank 0 alone: they tell nobody's lateness, and are no steps without a fault."""
@@ -105,12 +62,6 @@ def test_other_windows_of_one_run_are_said(tmp_path: Path) -> None:
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)
     assert "not aligned" in str(job)
     assert job.report(tmp_path / "job.html").stat().st_size > 1000
-
-
-def test_one_is_one(tmp_path: Path) -> None:
-    assert str(open_job(capture(tmp_path, 0), workers=1)).startswith("1 rank · 2 steps · 0 matched collectives")
-    files = [capture(tmp_path, rank, slower=rank * MS) for rank in (0, 2)]
-    assert any("1 of 3 ranks is missing (1)" in one for one in open_job(files, workers=1).warnings)
 
 
 def stretched(file: Path, copies: int, period: int, drift: float, ahead: int) -> None:

@@ -50,12 +50,6 @@ def test_lost_operations_do_not_shift_the_others(tmp_path: Path) -> None:
     assert found["collective"].tolist() == [f"{COMM:#x} AllReduce {70 + id_}" for id_ in (0, 2, 4, 5)]
 
 
-def test_a_job_in_which_some_ranks_have_no_ids_goes_by_order(tmp_path: Path) -> None:
-    files = [capture(tmp_path, rank, 3 * MS, (0, 1, 2, 3), ids=rank == 0) for rank in (0, 1)]
-    found = open_job(files, workers=1).waits().to_frame()
-    assert found["wait_ns"].tolist() == [3 * MS] * 4
-
-
 def test_sizes_come_with_the_operations(tmp_path: Path) -> None:
     job = open_job([capture(tmp_path, rank, 3 * MS, (0, 1, 2)) for rank in (0, 1)], workers=1)
     assert set(job._tables.table("collectives")["bytes"]) == {2_000}  # 1,000 of two bytes

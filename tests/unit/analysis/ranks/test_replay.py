@@ -39,15 +39,6 @@ def test_a_slow_link_that_is_repaired(tmp_path: Path) -> None:
     assert row["step_ns"] == pytest.approx(mean_step(replace(job, fault=Fault())), rel=0.03)
 
 
-def test_the_critical_path_goes_through_the_slow_layer(tmp_path: Path) -> None:
-    job = SyntheticJob(3, 3, 6, 20, fault=Fault("slow_layer", rank=5, layer=2), seed=3)
-    write_maps(job, tmp_path, 9)
-    path = open_job(tmp_path).critical_path().to_frame()
-    by_place = path.groupby(["rank", "layer", "what"])["ns"].sum()
-    assert by_place.idxmax() == (5, "model.layers.2", "compute")
-    assert path["share"].sum() == pytest.approx(1)
-
-
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
     job = SyntheticJob(2, 2, 3, 10)
     write_maps(job, tmp_path, 4)

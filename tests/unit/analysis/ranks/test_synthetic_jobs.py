@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -98,27 +97,6 @@ def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monke
     said = opened(job, tmp_path)
     assert misjudged(job, said.verdict) == ""
     assert said.charges().to_frame()["wait_ns"].sum() == said.answer().total_wait_ns
-
-
-def test_missing_ranks_are_named(tmp_path: Path) -> None:
-    job = SyntheticJob(3, 3, 4, 10, missing=(5,), seed=2)
-    assert any("1 of 9 ranks is missing (5)" in line for line in opened(job, tmp_path).warnings)
-
-
-def test_ranks_that_share_nothing_are_not_aligned(tmp_path: Path) -> None:
-    job = SyntheticJob(2, 2, 4, 4, seed=3)  # too few collectives a step for one of a column
-    said = opened(job, tmp_path)
-    assert np.isnan(said.clocks().to_frame()["residual_ns"]).sum() == 2
-    assert any("not aligned" in line for line in said.warnings)
-
-
-def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
-    job = SyntheticJob(3, 3, 6, 20, fault=Fault("slow_gpu", 4, size=2), seed=9, named=False)
-    said = opened(job, tmp_path)
-    assert said.verdict.rank == 4 and said.verdict.cause == "slow_gpu"
-    rows = said.waits().to_frame()
-    rows = rows[rows["collective"].str.startswith("stream 0") & (rows["late_rank"] == 4)]
-    assert set(rows["waiting_rank"]) == {3, 5}  # of its row of the grid
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -48,11 +48,6 @@ def result(tmp_path: Path) -> Summary:
     return analysed(small(tmp_path / "run.sqlite"))
 
 
-def test_there_are_eight(result: Summary) -> None:
-    assert len(result.views) == 8
-    assert result.steps == 2
-
-
 def switches(file: NsysFile, tid: int, *moments: int, pid: int = PID, on: bool = True) -> None:
     """A thread is put on a CPU at the first moment (or taken off), taken off at the second, and so on."""
     for place, moment in enumerate(moments):
@@ -82,21 +77,6 @@ def test_how_busy_the_cpu_is(tmp_path: Path) -> None:
         [1, None, None, "CPU, other processes", 0, 0],
     ]
     assert "cores" in views.notes["device"]
-
-
-def test_operators_with_their_kernels_below(result: Summary) -> None:
-    rows = result.views["operator"]
-    assert rows[["operator", "kernel", "calls", "cpu_total_ns", "gpu_total_ns"]].to_numpy().tolist() == [
-        ["aten::mm", "", 2, 16, 500],
-        ["aten::mm", "nvjet_a", 2, 8, 500],
-    ]
-
-
-def test_user_ranges_hold_what_is_nested(result: Summary) -> None:
-    rows = result.views["user"].set_index("range")
-    assert rows.loc["layers.0", ["calls", "cpu_total_ns", "gpu_total_ns"]].tolist() == [2, 60, 500]
-    assert rows.loc["forward", "gpu_total_ns"] == 500
-    assert rows.loc["step 1", "gpu_total_ns"] == 300 + 100 + 20
 
 
 def test_by_step_and_sorted(tmp_path: Path) -> None:
@@ -193,19 +173,6 @@ def test_the_kernel_view_alone_reads_less_and_says_the_same(name: str) -> None:
     pd.testing.assert_frame_equal(later.summary("kernel").to_frame(), among)
 
 
-def test_launches_of_two_processes_and_of_an_id_that_stands_twice(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 0, 5000)
-    for at, took in ((100, 7), (1100, 9)):  # two windows of one process, which count from 1 again
-        file.kernel(at + 50, at + 60, launched=(at, at + took), name="k")
-        file.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["correlationId"] = 1
-        file.rows["CUPTI_ACTIVITY_KIND_RUNTIME"][-1]["correlationId"] = 1
-    row = nvprof_kit.open(file.write()).summary("kernel").to_frame().iloc[0]
-    # quantiles lie between the two: 7 + 0.5 * 2, 7 + 0.95 * 2 = 8.9
-    names = ["calls", "cpu_total_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_p50_ns", "cpu_p95_ns"]
-    assert row[names].tolist() == [2, 16, 8, 9, 7, 8, 9]
-
-
 def test_the_verb(tmp_path: Path) -> None:
     path = str(small(tmp_path / "run.sqlite"))
     run = CliRunner().invoke
@@ -214,19 +181,3 @@ def test_the_verb(tmp_path: Path) -> None:
     assert csv.splitlines()[0].startswith("copy,memory,calls,cpu_total_ns")
     assert "name it with --view" in str(run(group, ["summary", path, "--format", "csv"]).exception)
     assert "no such column" in str(run(group, ["summary", path, "--sort", "x"]).exception)
-
-
-def test_the_kernel_view_alone_tells_what_was_not_launched_or_created(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 0, 5000)
-    file.kernel(150, 160, launched=(100, 110))
-    file.kernel(200, 230, correlation=77)  # no call has this id: 30 ns without a launch
-    file.graph_node(5, 50)
-    file.kernel(300, 310, launched=(250, 260), node=6)  # no creation of node 6
-    path = file.write()
-    capture = nvprof_kit.open(path)
-    alone = capture.summary("kernel").warnings
-    assert any("1 of 3 operations were launched by calls that are not in the capture" in one for one in alone)
-    assert any("1 operations replay CUDA graphs" in one for one in alone)
-    assert "attribution" not in vars(capture._operations())  # no operation was attributed
-    assert alone == nvprof_kit.open(path).summary(("kernel", "memory")).warnings

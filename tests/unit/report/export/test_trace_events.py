@@ -132,23 +132,6 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
     assert ("GPU 0 · stream 7 · phases", "forward") in found
 
 
-@pytest.mark.parametrize("capture", ["slow-2024.2", "ddp.rank0-2024.2", "generate-2024.2", "graph-2023.4"])
-def test_steps_are_as_long_as_in_breakdown(capture: str) -> None:
-    path = DATA / f"{capture}.sqlite.xz"
-    found = database(exported(path)).execute("SELECT step, dur FROM slice WHERE category = 'step' ORDER BY ts")
-    steps = nvprof_kit.open(path).breakdown().steps
-    steps = steps[steps["step"].notna()]
-    assert found.fetchall() == [*zip(steps["step"].tolist(), steps["wall_ns"].tolist(), strict=True)]
-
-
-def test_one_step(tmp_path: Path) -> None:
-    document = exported(DATA / "hooks-train-2023.4.sqlite.xz", step=3)
-    check(document)
-    spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
-    rows = nvprof_kit.open(DATA / "hooks-train-2023.4.sqlite.xz").layers(steps="all", by="step").rows
-    assert database(document).execute(spent).fetchone()[0] == rows[rows["step"] == 3]["gpu_self_ns"].sum()
-
-
 def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> None:
     """Perfetto shows an escaped letter of a track's name as it is escaped."""
     event = {"ph": "X", "pid": 7, "tid": 7, "ts": 1, "dur": 1}
@@ -160,13 +143,3 @@ def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> Non
     path.write_text(json.dumps({"traceEvents": events}))
     packed = nvprof_kit.open(path).perfetto(form="json").data.decode()
     assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed
-
-
-def test_a_gpu_is_named_whatever_its_ordinal(tmp_path: Path) -> None:
-    """A rank's own capture holds one GPU, which need not be the first."""
-    file = NsysFile(tmp_path / "rank1.sqlite")
-    file.range_("layers.0", 0, 100)
-    file.kernel(200, 300, launched=(10, 20), device=1)
-    document = exported(file.write())
-    names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
-    assert names == ["GPU 1 Test GPU", "Process 0: ranges on the CPU"]

@@ -51,13 +51,3 @@ def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
 def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
     assert layers_result().save(tmp_path / f"layers{suffix}").read_bytes().startswith(start)
     assert layers_result(tree=tree()[:0]).save(tmp_path / f"empty{suffix}").stat().st_size > 500
-
-
-def test_what_the_plot_says() -> None:
-    figure = layers_result(depth=1).figure()
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["model", "(none) forward", "(none) optimizer"]
-    assert [text.get_text() for text in axes.texts] == ["75.0 %", "5.0 %", "20.0 %"]
-    assert axes.get_xlabel() == "GPU time, ms per step"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "backward", "other"]
-    assert max(bar.get_width() for bar in axes.patches) == 9.0  # the model's backward, 18 ms in 2 steps

@@ -12,7 +12,6 @@ from support.captures.tiny_ranks import capture
 
 from nvprof_kit import open_job
 from nvprof_kit._cli.verbs.ranks import _given
-from nvprof_kit._trace.jobs import tables as jobs_tables
 from nvprof_kit._trace.jobs.schema import TABLES
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -96,12 +95,3 @@ def test_of_a_few_ranks_only_their_maps_are_read(tmp_path: Path) -> None:
     (tmp_path / "away").rename(tmp_path / "collectives" / "part-00001.parquet")
     assert tables.segments([4]).equals(segments[segments["rank"] == 4].reset_index(drop=True))
     assert tables.points(range(6)).equals(every)
-
-
-def test_medians_do_not_depend_on_how_many_ranks_are_looked_at_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_maps(SyntheticJob(rows=3, columns=2, steps=3, per_step=6), tmp_path, 4)
-    whole = open_job(tmp_path).layers().to_frame()
-    monkeypatch.setattr(jobs_tables, "_AT_ONCE", 2)
-    assert open_job(tmp_path).layers().to_frame().equals(whole)

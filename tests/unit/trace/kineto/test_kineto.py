@@ -61,18 +61,6 @@ def test_our_ranges_on_the_gpu(tmp_path: Path, name: str) -> None:
     assert open_capture(path).info.gpus == ("NVIDIA H200",)
 
 
-def test_without_our_ranges_what_pytorch_annotates_counts(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        event("user_annotation", "ProfilerStep#4", 0, 90),
-        event("user_annotation", "Optimizer.step#AdamW.step", 5, 20),
-        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 45, 20, tid=2),
-        *GPU_EVENTS,
-    )
-    assert sums(path) == {("(none)", "optimizer"): 1500, ("(none)", "backward"): 2250}
-    assert nvprof_kit.open(path).layers().summary.steps == 1
-
-
 def test_pytorchs_annotation_inside_our_phase_of_that_name_is_no_second_call(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json",
@@ -92,16 +80,6 @@ def test_pytorchs_annotation_inside_our_phase_of_that_name_is_no_second_call(tmp
         ("optimizer", 40000),
         ("step 0", 0),
     ]
-
-
-def test_the_users_own_annotations_are_layers(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        event("user_annotation", "block 0", 5, 20),
-        event("user_annotation", "nccl:all_reduce", 45, 20, tid=2),
-        *GPU_EVENTS,
-    )
-    assert sums(path) == {("block 0", "forward"): 1500, ("(none)", "other"): 2250}
 
 
 def test_without_a_gpu_the_operations_are_what_cpu_operators_do_themselves(tmp_path: Path) -> None:
@@ -241,18 +219,3 @@ def test_what_the_quick_decoder_refuses_is_read_event_by_event(
     quick = answer()
     monkeypatch.setattr(stream, "_TRIES", 0)
     assert answer() == quick
-
-
-def test_modules_without_names_are_told_of(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        event("python_function", "nn.Module: Block_1", 0, 30),
-        event("python_function", "nn.Module: Linear_7", 5, 20),
-        event("cpu_op", "aten::mm", 10, 5),
-    )
-    trace = open_capture(path)
-    assert trace.ranges["text"].tolist() == ["Block", "Block.Linear"]
-    assert any(
-        "by class and order (Block.Linear), not by their names in the model" in warning
-        for warning in trace.info.warnings
-    )

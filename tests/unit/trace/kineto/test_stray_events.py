@@ -28,10 +28,6 @@ def trace(path: Path, changed: int = -1, **change: Any) -> Path:
     return path
 
 
-def test_the_trace_itself(tmp_path: Path) -> None:
-    assert open_capture(trace(tmp_path / "run.json")).info.warnings == ()
-
-
 @pytest.mark.parametrize("moment", [-1.0, 0.0, 99.0, BOOTED_US + 86_400e6])
 def test_a_call_hours_away_from_all_others(tmp_path: Path, moment: float) -> None:
     (said, *_) = open_capture(trace(tmp_path / "run.json", 7, ts=moment)).info.warnings[-1:]

@@ -57,30 +57,6 @@ def read(tmp_path: Path, text: str, **options: str) -> NcuReport:
 TIME = {"gpu__time_duration.sum": ("ns", "9600")}
 
 
-def test_raw_page(tmp_path: Path) -> None:
-    report = read(
-        tmp_path, raw({**TIME, "launch__func_cache_config": ("", "CachePreferNone")}, nvtx=cell("step 0", "a.b"))
-    )
-    assert list(report.kernels) == list(KERNELS)
-    assert report.kernels.to_dict("records") == [
-        {
-            "id": 0,
-            "pid": 557,
-            "tid": 557,
-            "kernel": "gemm(int)",
-            "grid": "(64, 2, 1)",
-            "block": "(128, 1, 1)",
-            "device": 0,
-            "cc": "9.0",
-            "stack": ("step 0", "a.b"),
-        }
-    ]
-    assert report.metrics.to_dict("list") == {"gpu__time_duration.sum": [9600.0]}
-    assert report.texts.to_dict("list") == {"launch__func_cache_config": ["CachePreferNone"]}
-    assert report.units == {"gpu__time_duration.sum": "ns"}
-    assert report.warnings == ()
-
-
 def test_what_is_printed_around_the_page_is_not_in_it(tmp_path: Path) -> None:
     noise = '==WARNING== Note: x\n==PROF== Connected to process 557 (/usr/bin/python3)\nloss 3.2, "quoted"\n'
     text = raw(TIME, noise=noise) + '==PROF== Disconnected\n"GPU ID","GPU Name"\nloss 3.1\n\n'
@@ -307,8 +283,3 @@ def test_a_damaged_report(tmp_path: Path) -> None:
 )
 def test_a_plan_says_which_launches_it_measured(noise: str, launches: tuple[int, ...], tmp_path: Path) -> None:
     assert read(tmp_path, raw(TIME, noise=noise)).invocations == launches
-
-
-def test_a_number_that_is_none_of_a_result(tmp_path: Path) -> None:
-    report = read(tmp_path, raw(TIME).replace('"557"', f'"{"9" * 400}"', 1))
-    assert report.kernels["pid"].tolist() == [10**18 - 1]

@@ -67,24 +67,6 @@ def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
     assert blocks["segment"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_what_bears_no_label_is_told_by_time(tmp_path: Path) -> None:
-    file = SnapshotFile()
-    file.alloc(1)  # before every stretch
-    file.alloc(2, "nvprof_kit:forward:layers.0;step=3")
-    file.alloc(3)
-    file.alloc(4)
-    times = [event["time_us"] for event in file.events]
-    stretches = [(times[2] - 1, "nvprof_kit:phase:backward;step=3"), (times[3], "")]
-    path = tmp_path / "run.pickle"
-    path.write_bytes(pickle.dumps(file.snapshot() | {"nvprof_kit_stretches": stretches}))
-    assert open_snapshot(path).snapshot.events["label"].tolist() == [
-        "",
-        "nvprof_kit:forward:layers.0;step=3",
-        "nvprof_kit:phase:backward;step=3",
-        "",
-    ]
-
-
 def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path, trace = tmp_path / "run.pickle", tmp_path / "ran"
     snapshot = SnapshotFile().snapshot() | {"extra": Attack(trace)}
