@@ -191,12 +191,11 @@ def _window(db: Database) -> tuple[int, int]:
 
 def _whole_graphs(db: Database) -> int:
     table = "CUPTI_ACTIVITY_KIND_RUNTIME"
-    if not db.has(table, "nameId"):
-        return 0
-    for ops in _OPS:
+    names = db.ids_like("cudaGraphLaunch%", "cuGraphLaunch%") if db.has(table, "nameId") else {}
+    launches = db.count(table, [Where("nameId", names)]) if names else 0
+    for ops in _OPS if launches else ():
         if db.has(ops, "graphNodeId"):
             rows, faults = db.faults(ops, {"graphNodeId": ""})
             if faults["graphNodeId"][0] < rows:
                 return 0
-    names = db.ids_like("cudaGraphLaunch%", "cuGraphLaunch%")
-    return db.count(table, [Where("nameId", names)]) if names else 0
+    return launches
