@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, instrument_method, phase
+from nvprof_kit import annotate_model, phase
 
 
 def bare(sink) -> list[str]:
@@ -44,18 +44,6 @@ class Tied(nn.Module):
 TOKENS = torch.arange(6).reshape(2, 3)
 
 
-def test_tied_weights_and_layers_chosen_at_run_time(sink) -> None:
-    model = Tied()
-    annotate_model(model, depth=1)
-    model(tokens=TOKENS).sum().backward()
-    assert sink.lines[:6] == ["Tied", "  embed", "  layers.1", "  layers.0", "  layers.1", "  head"]
-    backward = [line for line in bare(sink) if line.endswith("backward")]
-    assert backward[:5] == ["Tied backward", "head backward", *(f"layers.{i} backward" for i in (1, 0, 1))]
-    sink.lines.clear()
-    model(TOKENS, order=(0,))
-    assert bare(sink) == ["Tied", "embed", "layers.0", "head"]
-
-
 @pytest.mark.parametrize("places", [1, 2])
 def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, sink) -> None:
     """PyTorch runs no hooks after what is no Exception."""
@@ -74,29 +62,6 @@ def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, 
     model(torch.ones(1, 2)).sum().backward()
     assert sink.open_count() == 0
     assert sink.lines[-1].strip() == "0.0 backward"
-
-
-def test_forward_called_by_hand(sink) -> None:
-    model = Tied()
-    with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Tied, "encode"):
-        model.encode(TOKENS).sum().backward()
-        assert sink.lines[:3] == ["Tied.encode", "  embed", "  layers.0"]
-        assert "layers.0 backward" in bare(sink)
-        sink.lines.clear()
-        model(TOKENS, order=(0, 1))
-        assert bare(sink) == ["Tied", "embed", "layers.0", "layers.1", "head"], "a call is ranged once"
-        sink.lines.clear()
-        model.layers[1].forward(model.embed(TOKENS))
-        assert bare(sink) == ["embed"], "only the one instance"
-        with pytest.raises(TypeError):
-            model.layers[0].forward()
-        assert sink.open_count() == 0
-    sink.lines.clear()
-    model.encode(TOKENS)
-    assert sink.lines == []
-    assert Tied.encode.__qualname__ == "Tied.encode"
-    assert "__wrapped__" not in vars(Tied.encode)
-    assert "__wrapped__" not in vars(nn.TransformerEncoderLayer.forward)
 
 
 def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
@@ -145,24 +110,6 @@ def test_copies(live: bool, sink) -> None:
             twin(TOKENS)
         assert sink.lines[0] == "Tied"
         sink.lines.clear()
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("live", [True, False])
-def test_export(live: bool, strict: bool, sink) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    bare_graph = torch.export.export(model, (torch.ones(1, 2),), strict=strict).graph_module.code
-    if not live:
-        session.deactivate()
-    annotate_model(model)
-    exported = torch.export.export(model, (torch.ones(1, 2),), strict=strict)
-    assert exported.graph_module.code == bare_graph
-    stored = io.BytesIO()
-    torch.export.save(exported, stored)
-    session.activate(sink)
-    sink.lines.clear()
-    assert torch.equal(exported.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
-    assert sink.lines == ["Sequential", "  0", "  1"]
 
 
 def test_replicas_on_many_threads(sink) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, record, step
+from nvprof_kit import annotate_model, step
 from nvprof_kit._instrument import ranks
 from nvprof_kit.names import RankName
 
@@ -81,12 +77,6 @@ def test_every_step_where_the_capture_may_begin_late(sink, monkeypatch: pytest.M
     assert sink.lines == ["step 0", "mark rank 0 of 2", "step 1", "mark rank 0 of 2"]
 
 
-def test_no_mark_where_no_rank_is_known(sink) -> None:
-    with step(0):
-        pass
-    assert sink.lines == ["step 0"]
-
-
 def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch) -> None:
     with step(0):
         pass
@@ -94,20 +84,6 @@ def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch
     with step(1):
         pass
     assert sink.lines == ["step 0", "step 1", "mark rank 1 of 2"]
-
-
-def test_each_recording_has_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    launched(monkeypatch, RANK="1", WORLD_SIZE="2", NVPROF_KIT_RUN_ID="r")
-    assert session.backend is None
-    with annotate_model(torch.nn.Linear(1, 1)):
-        for number in range(2):
-            with record(tmp_path / f"{number}.json.gz"), step(number):
-                pass
-    for number in range(2):
-        with gzip.open(tmp_path / f"{number}.json.gz") as file:
-            names = [event["name"] for event in json.load(file)["traceEvents"]]
-        assert names.count("nvprof_kit:user:rank 1 of 2 run r") == 1
 
 
 def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch: pytest.MonkeyPatch) -> None:

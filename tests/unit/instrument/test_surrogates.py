@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-import nvprof_kit._instrument.session as session
 from nvprof_kit import (
     LayerProfiler,
-    MemoryProfiler,
     annotate_model,
     layer_range,
     mark,
@@ -57,29 +55,6 @@ def test_every_name_reaches_the_tool_with_a_number_in_place(sink) -> None:
         loop(model)
     assert {line.strip() for line in sink.lines} >= {WRITTEN, f"mark {WRITTEN}", f"start {WRITTEN}", f"{WRITTEN}.0"}
     assert all(line == encodable(line) for line in sink.lines)
-
-
-def test_nvtx_takes_them() -> None:
-    model = Odd()
-    session.activate(session.Nvtx())
-    try:
-        with annotate_model(model):
-            loop(model)
-    finally:
-        session.deactivate()
-
-
-def test_the_memory_profiler_takes_them(tmp_path: Path) -> None:
-    model = Odd()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with warnings.catch_warnings(), MemoryProfiler(model, optimizer, tmp_path) as profiling:
-        warnings.simplefilter("error")
-        loop(model)
-        optimizer.step()
-        profiling.point(NAME)
-    log = (profiling.folder / "memory.log").read_text()
-    assert f"point: {WRITTEN}" in log and f"{WRITTEN}.0" in log
-    assert WRITTEN in (profiling.folder / "memory.csv").read_text()
 
 
 @pytest.mark.parametrize("kinds", [None, {f"{NAME}.*": NAME}])

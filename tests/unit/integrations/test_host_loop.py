@@ -109,18 +109,6 @@ def test_a_step_ends_when_all_optimizers_have_stepped(optimizers: int, heard: Ou
     assert {"Sequential", "Sequential2", "Sequential2.0", "0"} <= set(heard.under("forward"))
 
 
-def test_optimizers_that_nobody_announced_are_known_after_a_step(heard: Outline) -> None:
-    adversaries(HostLoop(annotation={}, own_steps=True), 3, 0)
-    body = ["  forward", "  backward", "  optimizer"]
-    assert heard.outline == [
-        "step 0",
-        *body,
-        "step 1",
-        *body,
-        *(line for number in (2, 3) for line in (f"step {number}", *body * 2)),
-    ]
-
-
 def test_a_frozen_teacher_takes_part_in_the_step(heard: Outline) -> None:
     teacher, student = small().eval(), small()
     loop = HostLoop(annotation={}, own_steps=True)
@@ -223,29 +211,6 @@ def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
         "nvprof_kit:step:step 1",
         "nvprof_kit:step:step 2",
     ]
-
-
-def test_of_two_hosts_around_one_model_the_first_ranges(heard: Outline) -> None:
-    model = small()
-    outer = begun(model)
-    inner = begun(nn.Sequential(model))
-    train(model, outer)
-    inner.step_end()
-    inner.end()
-    outer.end()
-    assert heard.outline == ["step 0", *STEP]
-
-
-def test_a_model_that_the_program_annotated_stays_as_it_is(heard: Outline) -> None:
-    from nvprof_kit import annotate_model
-
-    model = small()
-    handle = annotate_model(model, depth=0)
-    loop = begun(model)
-    train(model, loop)
-    loop.end()
-    handle.remove()
-    assert heard.under("forward") == ["Sequential"]
 
 
 def test_the_table_of_a_torchtitan_trace_imports_nothing_of_the_current_folder(

@@ -96,18 +96,6 @@ def test_layers_in_a_graph_are_named_by_its_batch_size(heard: Outline, runner: A
     assert heard.under("decode")[:2] == ["Model", "layers.0"]
 
 
-def test_a_draft_models_runner_has_no_steps_of_its_own(heard: Outline, runner: Any) -> None:
-    draft = type(runner)()
-    runner.load_model()
-    draft.load_model()
-    runner.execute_model(batch(a=1))
-    draft.execute_model(batch(a=1))
-    runner.sample_tokens(None)
-    serving.engine().end()
-    assert heard.outline == ["step 0", "  decode"]
-    assert "draft.layers.1" in heard.under("decode")
-
-
 def test_sglang_steps(heard: Outline) -> None:
     runner = type("ModelRunner", (), {"model": Model()})()
     sglang.load_model(lambda _runner: None, runner)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,15 +141,6 @@ def test_one_step_needs_no_step(options: dict[str, Any]) -> None:
     assert "no plain step ran to compare it with" in str(one.cost)
 
 
-def test_a_loop_that_ends_early_has_only_the_steps_that_ran(options: dict[str, Any]) -> None:
-    training = Training()
-    profiling = LayerProfiler(training.model, "1:100", **options)
-    training.loop(profiling, 3)
-    (one,) = profiling.recorded
-    assert one.window.last_step == 2
-    assert one.profile.layers.summary.steps == 2 and len(one.cost.recorded) == 2
-
-
 def test_a_decorated_step(options: dict[str, Any]) -> None:
     training = Training()
     profiling = LayerProfiler(training.model, "2:4", **options)
@@ -176,14 +165,6 @@ def test_the_loops_own_steps(options: dict[str, Any]) -> None:
         (one,) = profiling.recorded
         assert one.profile.rows["step"].dropna().unique().tolist() == expected
         assert one.profile.layers.summary.steps == 2
-
-
-def test_kinds_of_the_users_own(options: dict[str, Any]) -> None:
-    training = Training()
-    chosen = dict(folder=options["folder"], kinds={"temporal_blocks.*": "temporal"}, plots=False, echo=False)
-    profiling = LayerProfiler(training.model, "0:1", **chosen)
-    training.loop(profiling, 1)
-    assert profiling.recorded[0].profile.kinds["kind"].tolist() == ["Block in spatial_blocks", "temporal"]
 
 
 class Allocator:
@@ -263,41 +244,6 @@ def test_what_the_program_raises_goes_through_and_the_window_is_written(
         training.step()
     (one,) = profiling.recorded
     assert one.window.last_step == 1
-    assert {f"Net_{name}" for name in PLAIN} == names(options)
-
-
-def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "traces").write_text("a file")
-    training = Training()
-    profiling = LayerProfiler(training.model, "1:2", tmp_path / "traces")
-    with pytest.warns(UserWarning, match=r"LayerProfiler stops: (NotADirectory|FileExists)Error"):
-        training.loop(profiling, 4)
-    assert len(training.losses) == 4 and profiling.recorded == []
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[str, Any], before: bool) -> None:
-    meter = Throughput[object](warm_up=1)
-    options = dict(options, throughput=meter)
-    training = Training()
-    handler = lambda *_: time.sleep(1)  # noqa: E731
-    with LayerProfiler(training.model, "1:3", **options, on_trace_ready=handler) as profiling:
-        for _ in range(4):
-            training.step()
-            if before:
-                meter.step()
-            profiling.step()
-            if not before:
-                meter.step()
-    assert meter.summary().steps == 3
-    assert meter.summary().batch_cost.max < 1
-
-
-def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    training, options = Training(), dict(folder=tmp_path, echo=False)
-    with pytest.warns(UserWarning, match="curves of Net are not drawn"):
-        training.loop(LayerProfiler(training.model, "0:1", **options), 1)
     assert {f"Net_{name}" for name in PLAIN} == names(options)
 
 

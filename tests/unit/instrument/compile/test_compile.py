@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, generation
+from nvprof_kit import annotate_model
 
 
 class Block(nn.Module):
@@ -183,22 +183,6 @@ def test_where_the_graph_breaks_the_layers_are_ranged(sink) -> None:
     assert compiles() == (0, 0, {})
 
 
-@pytest.mark.parametrize("way", [whole_in_place, by_forward, blocks_in_place, blocks_wrapped])
-def test_generation_of_a_compiled_model(way, sink) -> None:
-    net = Net(2)
-    annotate_model(net)
-    way(net, backend="aot_eager")
-    with generation(net):
-        for tokens in (3, 1, 1):
-            net(torch.ones(2, tokens, 4))
-    shallow = [line for line in sink.lines if not line.startswith("      ")]
-    assert shallow == [
-        line
-        for number, name in enumerate(("prefill", "decode", "decode"))
-        for line in (f"step {number}", f"  {name}", "    Net")
-    ]
-
-
 class Decorated(nn.Sequential):
     @torch.enable_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -252,11 +236,3 @@ def test_what_is_lost_is_warned_of_once(sink) -> None:
     blocks = blocks_in_place(Net(2), backend="aot_eager")
     by_block = annotate_model(blocks)
     assert by_block.inside_compiled == ("layers.0.norm", "layers.0.linear", "layers.1.norm", "layers.1.linear")
-
-
-def test_a_compiled_block_that_raises_closes_its_range(sink) -> None:
-    net = blocks_in_place(Net(2), backend="aot_eager")
-    annotate_model(net)
-    with pytest.raises(Exception, match=r"shape|size|mat"):
-        net.layers[0](torch.ones(2, 3))
-    assert sink.open_count() == 0

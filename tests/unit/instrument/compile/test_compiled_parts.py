@@ -115,21 +115,6 @@ def test_the_parts_of_compiled_blocks_which_share_their_code(sink) -> None:
         assert f"    layers.{index}.norm backward" in sink.lines
 
 
-@pytest.mark.parametrize("way", [whole, by_block])
-def test_recompute_of_a_compiled_block(way, sink) -> None:
-    """A compiled block that runs inside a backward pass runs again."""
-    from torch.utils.checkpoint import checkpoint
-
-    net = Net(1)
-    annotate_model(net, compiled_parts=True)
-    block = by_block(net).layers[0]
-    x = torch.randn(8, 16, requires_grad=True)
-    for _ in range(2):
-        sink.lines.clear()
-        checkpoint(block, x, use_reentrant=False).sum().backward()
-    assert "layers.0.mlp recompute" in [line.strip() for line in sink.lines]
-
-
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_recompute_inside_one_compiled_graph(checkpointed: bool, sink) -> None:
     """What the backward graph computes of the forward once more is a checkpoint's recompute; nothing, without one."""

@@ -57,18 +57,3 @@ def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt: list[lis
             torch.ones(1, 9).long(), decoder_input_ids=torch.tensor(prompt), max_new_tokens=2, min_new_tokens=2
         )
     assert [line for line in sink.lines if "step" not in line] == [f"  {first}", "  decode"]
-
-
-def test_a_scheduler_that_batches_tells_its_own_phases(sink, llama) -> None:
-    waves = [("mixed", torch.zeros(1, 9, dtype=torch.long)), ("decode", torch.zeros(4, 1, dtype=torch.long))]
-    names = iter([name for name, _ in waves])
-    with generation(llama, first=100, phase_of=lambda _args, _kwargs: next(names)), torch.inference_mode():
-        for _, tokens in waves:
-            llama(tokens)
-    assert sink.lines == ["step 100", "  mixed", "step 101", "  decode"]
-
-
-def test_a_call_that_raises_leaves_nothing_open(sink, llama) -> None:
-    with annotate_model(llama), pytest.raises(IndexError), generation(llama):
-        llama(torch.full((1, 3), 99))
-    assert sink.open_count() == 0

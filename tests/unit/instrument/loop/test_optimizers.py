@@ -144,15 +144,6 @@ def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name: str, sink, t
     assert sink.lines == []
 
 
-@pytest.mark.parametrize("optimizer", [ChainedOptimizer([]), MegatronOptimizer(None)])
-def test_a_rank_without_weights_to_train(optimizer: Any, sink, tmp_path: Path) -> None:
-    model = net()
-    with annotate_optimizer(optimizer), MemoryProfiler(model, optimizer, tmp_path, pages=False):
-        model(torch.ones(1, 2))
-        optimizer.step()
-    assert "step" not in vars(optimizer)
-
-
 def test_a_pipeline_of_diffusers(sink) -> None:
     diffusers = pytest.importorskip("diffusers")
     unet = diffusers.UNet2DModel(

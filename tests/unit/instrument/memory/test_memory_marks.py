@@ -50,24 +50,6 @@ def test_begin_end_and_a_peak_where_it_rises() -> None:
     ]
 
 
-def test_what_is_left_open_is_balanced() -> None:
-    backend = Noting([Level(1, 1)])
-    for range_ in (LAYER, PHASE, INNER):
-        backend.open(range_, range_)
-    backend.close(LAYER)  # an exception went through all three
-    assert [text for text, _ in backend.said] == ["allocated at begin"] * 2 + ["allocated at end"] * 2
-    backend.close(LAYER)
-    assert len(backend.said) == 4
-
-
-def test_nothing_is_said_where_there_is_nothing_to_read() -> None:
-    backend = Noting([None])
-    backend.open(LAYER, LAYER)
-    backend.close(LAYER)
-    assert backend.said == []
-    assert session.read_cuda() is None, "no CUDA here"
-
-
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
     backend = Nvtx()

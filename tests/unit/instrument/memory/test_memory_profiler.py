@@ -16,11 +16,10 @@ from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import nvprof_kit._instrument.session as session
 from nvprof_kit import MemoryProfiler
 from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit._instrument.memory.files import log_text
-from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows, optimizer_rows
+from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows
 from nvprof_kit.errors import UsageError
 
 N = 16
@@ -75,21 +74,6 @@ def test_the_five_kinds_by_hand(options: dict[str, Any]) -> None:
     assert end.sum_of("os_state") == 2 * 232 + 4 * 4  # two moments, and a step of 4 bytes for each parameter
 
 
-def test_what_autograd_keeps_is_neither_input_nor_output_again(options: dict[str, Any]) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid())
-    with MemoryProfiler(model, **options) as profiler:
-        kept = model(torch.ones(N, 4))
-        nn.ReLU()(kept)
-    forward = profiler.points[-1]
-    # the input is kept for the linear, the output for its own sigmoid
-    assert by_path(forward, "activation") == {"0": N * 4 * 4, "1": N * 8 * 4}
-    assert by_path(forward, "inputs") == by_path(forward, "outputs") == {}
-    with torch.no_grad(), MemoryProfiler(model, **options) as profiler:
-        model(torch.ones(N, 4))
-    assert by_path(profiler.points[-1], "inputs") == {"0": N * 4 * 4}
-    assert by_path(profiler.points[-1], "outputs") == {"(none)": N * 8 * 4}
-
-
 def test_tied_weights_and_views_count_once() -> None:
     model = nn.Module()
     model.embed = nn.Embedding(10, 4)
@@ -100,22 +84,6 @@ def test_tied_weights_and_views_count_once() -> None:
     model.second = nn.Parameter(whole[40:])  # 20 of its 60 numbers are the first one's
     rows = {row.path: row.bytes for row in model_rows(model, Ledger())}
     assert rows == {"embed.weight": 160, "first": 240, "second": 160}
-
-
-def test_wrappers_of_optimizers_and_master_copies_in_the_state() -> None:
-    class Wrapper:
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self.optimizer = optimizer
-
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    weight = model[0].weight
-    optimizer.state[weight]["master_param"] = torch.zeros(32)
-    ledger = Ledger()
-    list(model_rows(model, ledger))
-    assert list(optimizer_rows(model, Wrapper(optimizer), ledger)) == [
-        Held("os_params", "0.weight.master_param", 128, "cpu")
-    ]
 
 
 def test_shards_count_by_their_local_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,16 +225,6 @@ def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: dict[str
     assert (profiler.folder / "memory.log").read_text().count("Memory State:") == 4
 
 
-def test_one_at_a_time_and_off(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = mlp()
-    with MemoryProfiler(model, None, **options), pytest.raises(UsageError, match="end it first"):
-        MemoryProfiler(model, None, **options).__enter__()
-    monkeypatch.setattr(session, "mode", "off")
-    with MemoryProfiler(model, None, options["folder"] / "none") as profiler:
-        profiler.point("here")
-    assert not (options["folder"] / "none").exists()
-
-
 def test_the_files_of_the_documents(tmp_path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -338,36 +296,10 @@ def test_the_log_is_laid_out_as_internlm_does() -> None:
     ]
 
 
-class Wrapper:
-    """As accelerate's and DeepSpeed's: an optimizer around another one, without hooks."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def step(self) -> None:
-        self.optimizer.step()
-
-
 @pytest.mark.parametrize("other", [object(), nn.Linear(2, 2), [torch.optim.SGD([torch.zeros(1)]), None], "sgd"])
 def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not an optimizer: it has no method step\(\)"):
         MemoryProfiler(nn.Linear(8, 8), other, tmp_path)
-
-
-def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    class Broken(torch.optim.SGD):
-        def register_step_pre_hook(self, _hook: object) -> None:
-            raise AttributeError("_optimizer_step_pre_hooks")
-
-    model = nn.Sequential(nn.Linear(8, 8))
-    optimizer = Broken(model.parameters(), lr=0.1)
-    with pytest.raises(AttributeError):
-        MemoryProfiler(model, optimizer, tmp_path).__enter__()
-    assert not model._forward_hooks and not model[0]._forward_pre_hooks
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # newer than torch 2.4
-    assert top(False) is None
-    with MemoryProfiler(model, None, tmp_path):  # none is "already running"
-        pass
 
 
 @pytest.fixture(params=["told", "noted"])
@@ -400,14 +332,3 @@ def test_a_forward_on_another_thread_is_a_warning(tmp_path: Path) -> None:
         thread = threading.Thread(target=lambda: model(torch.randn(4, 8)).sum().backward())
         thread.start()
         thread.join()
-
-
-def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
-    model, other = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with (
-        pytest.warns(UserWarning, match="saw no forward of the model"),
-        MemoryProfiler(model, optimizer, tmp_path),
-    ):
-        other(torch.randn(4, 8)).sum().backward()
-        optimizer.step()

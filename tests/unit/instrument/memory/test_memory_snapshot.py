@@ -112,16 +112,6 @@ def test_written_when_memory_runs_out_and_when_the_program_raises(allocator: All
     assert len(recorded.written) == 2
 
 
-def test_ranges_go_on_to_who_had_them(allocator: Allocator, sink, tmp_path: Path) -> None:
-    with phase("forward"):
-        with memory_snapshot(tmp_path / "run.pickle"), phase("inner"):
-            pass
-        with memory_snapshot(tmp_path / "run.pickle"):
-            reached = phase("reached").__enter__()
-        reached.__exit__(None, None, None)
-    assert sink.lines == ["forward", "  inner", "  reached"]
-
-
 def test_without_cuda_it_warns_and_does_nothing(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no CUDA here"), memory_snapshot(tmp_path / "run.pickle"):
         assert session.backend is None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
-from nvprof_kit._instrument.memory import history as memory_history
 from nvprof_kit._instrument.memory.blocks import Block, Unknown
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.history import History
@@ -102,21 +99,3 @@ def test_the_largest_allocation_of_each_call() -> None:
     boundaries.left(part)
     boundaries.settle()
     assert boundaries.seen[-1].largest is None
-
-
-@pytest.fixture
-def recorded_by_others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(memory_history, "_recorded_by_others", lambda: True)
-    yield
-
-
-@pytest.mark.usefixtures("recorded_by_others")
-def test_a_history_that_others_record_is_left_alone() -> None:
-    memory = Memory()
-    history = History(0, memory)
-    history.start()
-    history.label(1)
-    assert history.take() is None
-    history.stop()
-    assert memory.calls == []
-    assert memory.label == ""

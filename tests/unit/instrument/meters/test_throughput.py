@@ -74,17 +74,6 @@ def test_it_prints_what_paddle_prints(clock: Clock) -> None:
     assert str(Throughput().summary()) == "Throughput: no step was timed"
 
 
-def test_a_reader_is_the_loader_and_serves_every_epoch(clock: Clock) -> None:
-    meter = Throughput[int](warm_up=0)
-    reader = meter.reader([1, 2, 3])
-    assert len(reader) == 3 and reader.index(2) == 1
-    for _epoch in range(2):
-        for _batch in reader:
-            clock.seconds += 1
-            meter.step()
-    assert meter.summary().steps == 6
-
-
 def test_a_loader_that_raises_ends_the_reading(clock: Clock) -> None:
     meter = Throughput[int](warm_up=0)
 

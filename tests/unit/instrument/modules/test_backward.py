@@ -38,19 +38,6 @@ def test_backward_nests_in_reverse(sink) -> None:
     ]
 
 
-def test_work_after_the_model_is_outside(sink) -> None:
-    model = nn.Linear(2, 2)
-    annotate_model(model)
-    before = torch.ones(1, 2, requires_grad=True) * 2
-    seen = []
-    before.grad_fn.register_hook(lambda *_grads: seen.append(sink.open_count()))
-    after = model(before).exp()
-    after.grad_fn.register_hook(lambda *_grads: seen.append(sink.open_count()))
-    after.sum().backward()
-    assert seen == [0, 0]
-    assert lines_of(sink, " backward") == ["Linear backward"]
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_recomputes_inside_the_backward(reentrant: bool, sink) -> None:
     subject = make("checkpoint_reentrant" if reentrant else "checkpoint_non_reentrant")
@@ -114,36 +101,6 @@ def test_an_inner_backward_that_fails_is_survived(sink) -> None:
     ]
 
 
-def test_retained_graph_and_double_backward(sink) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    annotate_model(model)
-    x = torch.ones(1, 2, requires_grad=True)
-    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    grad.square().sum().backward(retain_graph=True)
-    grad.square().sum().backward()
-    assert lines_of(sink, " backward").count("Sequential backward") >= 3
-
-
-def test_forward_and_backward_on_different_threads(sink) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    annotate_model(model)
-    loss = model(torch.ones(1, 2)).sum()
-    thread = threading.Thread(target=loss.backward, name="other")
-    thread.start()
-    thread.join()
-    assert sink.threads["other"] == 0
-    assert sink.lines[3:] == ["Sequential backward", "  1 backward", "  0 backward"]
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(2), nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.linear(self.norm(x)).tanh()
-
-
 def on_a_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
@@ -170,22 +127,6 @@ def test_recomputes_on_a_thread_that_counts_nodes_by_itself(name: str, nodes_bef
     loss = loss_of(model)
     on_a_thread(lambda: backward(loss))
     assert sink.lines == expected
-
-
-def test_a_call_on_a_thread_with_what_another_made(sink) -> None:
-    model, head = nn.Sequential(Residual(), Residual()), Residual()
-    annotate_model(model)
-    annotate_model(head, root="head")
-
-    def lines(run: Callable[[Callable[[], object]], object]) -> list[str]:
-        sink.lines.clear()
-        made = model(torch.ones(3, 2)).sin()
-        losses: list[torch.Tensor] = []
-        run(lambda: losses.append(head(made).sum()))
-        losses[0].backward()
-        return list(sink.lines)
-
-    assert lines(on_a_thread) == lines(lambda function: function())
 
 
 def test_a_gradient_inside_a_forward(sink) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, layer_range, phase
+from nvprof_kit import annotate_model, phase
 
 
 class Block(nn.Module):
@@ -80,34 +80,6 @@ def test_a_checkpointed_call_of_a_ranged_module_says_so_itself(reentrant: bool, 
     with annotate_model(model, depth=1):
         train(model)
     assert passed(sink) == ["part recompute"]
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_inside_a_checkpoint(reentrant: bool, sink: Sink) -> None:
-    class Twice(Block):
-        def inside(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-            return checkpoint(super().inside, x.sin(), scale, use_reentrant=reentrant)
-
-    model = nn.Sequential(Twice(reentrant))
-    with annotate_model(model, depth=2):
-        train(model)
-    assert set(passed(sink)) == {"0 recompute", "0.norm recompute", "0.linear recompute"}
-    again = [depth for depth, text in map(depth_and_text, sink.lines) if text == "0 recompute"]
-    assert len(again) == 2, "once for the outer one, in which the inner one runs, and once for the inner one"
-    assert sink.open_count() == 0
-
-
-def test_of_a_decorated_function(sink: Sink) -> None:
-    weight = torch.ones(4, requires_grad=True)
-
-    @layer_range("scaled")
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(lambda y: (y * weight).exp(), x, use_reentrant=False)
-
-    out = scaled(torch.ones(4)).sum()
-    with phase("pass"):
-        out.backward()
-    assert passed(sink) == ["scaled recompute"]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

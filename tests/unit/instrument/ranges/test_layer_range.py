@@ -231,29 +231,6 @@ def test_module_class_numbers_its_instances(sink):
         layer_range(type("Plain", (), {}))
 
 
-def test_decorated_function_leads_the_backward_pass(sink):
-    weight = torch.ones(3, requires_grad=True)
-
-    @layer_range
-    def scale(x):
-        return {"y": [x * weight]}
-
-    @layer_range(backward=False)
-    def shift(x):
-        return x + weight
-
-    shift(scale(torch.ones(3))["y"][0]).sum().backward()
-    assert [line.rsplit(".")[-1] for line in sink.lines] == ["scale", "shift", "scale backward"]
-
-
-def test_category(sink):
-    with layer_range("all_reduce", category="comm"):
-        pass
-    assert sink.ranges[0].category is Category.COMM
-    with pytest.raises(UsageError, match="'colour' is not a category"):
-        layer_range("x", category="colour")
-
-
 def test_calls_without_tensors_among_the_arguments_are_followed_all_the_same(sink):
     """Such calls are only noted; they become frames when a call in them, or their result, needs it."""
     weight = torch.ones(3, requires_grad=True)
