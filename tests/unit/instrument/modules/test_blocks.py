@@ -88,7 +88,8 @@ MODELS: list[tuple[str | Callable[[], nn.Module], str]] = [
     (lambda: Holder(layers=some(Block(), Other(), Block())), "layers.0 layers.1 layers.2"),
     (lambda: Holder(module=Holder(layers=some(Block(), Block()))), "module.layers.0 module.layers.1"),
     (lambda: Holder(layers=some(torch.compile(Block()), torch.compile(Block()))), "layers.0 layers.1"),
-    (lambda: Holder(model=Holder(layers=some(Parts(), Parts())), head=nn.Linear(8, 8)), "model.layers.0 model.layers.1"),
+    (lambda: Holder(model=Holder(layers=some(Parts(), Parts())), head=nn.Linear(8, 8)),
+     "model.layers.0 model.layers.1"),
     # a model of one block
     *((lambda kind=kind: Holder(model=Holder(layers=some(kind())), head=nn.Linear(8, 8)), "model.layers.0")
       for kind in (Block, Parts)),
@@ -102,7 +103,7 @@ def test_blocks(model: str | Callable[[], nn.Module], blocks: str) -> None:
     assert [part.path for part in find_blocks(Submodule("", made))] == blocks.split()
 
 
-VIDEO = "spatial_blocks.0 spatial_blocks.1 temporal_blocks.0 temporal_blocks.1".split()
+VIDEO = ["spatial_blocks.0", "spatial_blocks.1", "temporal_blocks.0", "temporal_blocks.1"]
 
 
 @pytest.mark.parametrize(
