@@ -14,6 +14,7 @@ import argparse
 import compileall
 import lzma
 import os
+import pickle
 import platform
 import shutil
 import sqlite3
@@ -55,9 +56,6 @@ for table, columns in {READ!r}.items():
     pyarrow.parquet.read_table(f"{{sys.argv[1]}}/{{table}}.parquet", columns=list(columns))
 pyarrow.parquet.read_table(f"{{sys.argv[1]}}/StringIds.parquet")
 """
-
-
-BARE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 
 
 class Row(NamedTuple):
@@ -130,13 +128,14 @@ LARGE, SMALL, FOLDER, SNAPSHOT = "large.sqlite", "small.sqlite", "large_pqtdir",
 
 def prepare(folder: Path, capture: Path, copies: int, events: int) -> dict[str, int]:
     """Write what is read; returns the rows of the large capture by table."""
-    from bench_memory import made
     from support.captures.as_folder import as_folder
+    from support.captures.snapshot_file import amplified
 
     counts = amplify(capture, folder / LARGE, copies)
     amplify(capture, folder / SMALL, max(copies // 10, 1))
     as_folder(folder / LARGE, folder / FOLDER)
-    made(folder / SNAPSHOT, events, made_up=False)
+    snapshot = pickle.loads(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    (folder / SNAPSHOT).write_bytes(pickle.dumps(amplified(snapshot, events)))
     return counts
 
 
@@ -184,6 +183,10 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
         theirs = "`nsys stats -r nvtx_gpu_proj_sum`, SQLite"
         rows[theirs] = Row([nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", *table, str(large)])
         rows["`layers` of the folder beside nsys"] = Row(verb("layers", *table, str(folder)), theirs, 0.5)
+        theirs = "`nsys stats -r cuda_gpu_kern_sum`, SQLite"
+        rows[theirs] = Row([nsys, "stats", "-q", "-r", "cuda_gpu_kern_sum", *table, str(large)])
+        kernels = verb("summary", "--view", "kernel", *table, str(large))
+        rows["`summary --view kernel` beside nsys"] = Row(kernels, theirs, 1)
     return rows
 
 
