@@ -62,7 +62,8 @@ class NcuReports:
         Raises:
             CaptureError: A file cannot be read or lacks what is needed.
         """
-        from nvprof_kit._trace.ncu.open import open_ncu, together
+        from nvprof_kit._trace.ncu.reader import together
+        from nvprof_kit._trace.open import open_ncu
 
         return together([open_ncu(path, domain=self.domain) for path in self.paths])
 
@@ -137,9 +138,9 @@ class MemorySnapshot:
     @cached_property
     def snapshot(self) -> Snapshot:
         """Its contents; read on first access."""
-        from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
+        from nvprof_kit._trace.open import open_snapshot
 
-        return read_snapshot(self.path)
+        return open_snapshot(self.path)
 
     def memory(
         self,

@@ -1,33 +1,44 @@
-"""Open a capture of any kind as a `Trace`.
+"""Open a file of any format, as the tables of its reader.
 
-The kind is detected from the file's first bytes, never from its name alone. A capture is never modified; the SQLite
-export of an ``.nsys-rep`` is a separate file next to it.
+The format is detected from the file's first bytes, never from its name alone. A file is never modified; the export of
+an ``.nsys-rep`` is separate, next to it.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from nvprof_kit._trace.domains import DEFAULT
 from nvprof_kit._trace.files.kinds import NEEDED, NEEDED_NSYS, description_of
 from nvprof_kit._trace.files.packed import check_file, unpack
 from nvprof_kit._trace.kineto.reader import KinetoReader
+from nvprof_kit._trace.ncu.reader import PageReader, ReportReader
 from nvprof_kit._trace.nsys.reader import NSYS_READERS
-from nvprof_kit._trace.reader import Reader, Request, Source
+from nvprof_kit._trace.reader import CaptureReader, Reader, Request, Source
+from nvprof_kit._trace.torch_memory.snapshot import SnapshotReader
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.files.database import Database
+    from nvprof_kit._trace.ncu.schema import NcuReport
     from nvprof_kit._trace.schema import Trace
+    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
 _XZ = b"\xfd7zXZ\x00"
-READERS: tuple[Reader, ...] = (*NSYS_READERS, KinetoReader())
+READERS: list[CaptureReader] = [*NSYS_READERS, KinetoReader()]
 """The formats of captures."""
+NCU_READERS: list[Reader[NcuReport]] = [ReportReader(), PageReader()]
+"""The formats of ncu's results."""
+SNAPSHOT_READERS: list[Reader[Snapshot]] = [SnapshotReader()]
+"""The format of snapshots of PyTorch's allocator."""
+_NEEDED_NCU = "a raw or details page of ncu, or an .ncu-rep"
+_NEEDED_SNAPSHOT = "a snapshot of torch.cuda.memory._dump_snapshot"
 
 
 def open_capture(
@@ -51,13 +62,11 @@ def open_capture(
         CaptureError: The file cannot be read, is not a capture, is damaged, or lacks ranges or operations.
         ToolError: An ``.nsys-rep`` needs nsys, which is not installed or is older than the report.
     """
-    path = Path(path)
-    request = Request(domain, frozenset(optional), cpu_only)
-    try:
-        with _unpacked(path) as source:
-            trace = _reader(source).read(source, request)
-    except (CaptureError, OSError) as error:
-        raise _for_user(error, path) from None
+    from nvprof_kit._trace.validate import validate
+
+    with _opened(path, READERS, NEEDED) as (reader, source):
+        trace = reader.read(source, Request(domain, frozenset(optional), cpu_only))
+        trace = validate(trace, source.named, reader.sources)
     return replace(trace, info=replace(trace.info, path=str(path)))
 
 
@@ -76,12 +85,39 @@ def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
     Raises:
         CaptureError: As in `open_capture`, or the file has changed since.
     """
-    path = Path(trace.info.path)
-    try:
-        with _unpacked(path) as source:
-            return _reader(source).read_more(source, trace, Request(domain, frozenset(optional)))
-    except (CaptureError, OSError) as error:
-        raise _for_user(error, path) from None
+    from nvprof_kit._trace.validate import check_tables
+
+    with _opened(trace.info.path, READERS, NEEDED) as (reader, source):
+        more = reader.read_more(source, trace, Request(domain, frozenset(optional)))
+        added = [name for name, table in vars(more).items() if table is not vars(trace)[name] and name != "info"]
+        check_tables(more, source.named, reader.sources, added)
+    return more
+
+
+def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
+    """Read an ncu report.
+
+    Args:
+        path: The raw or details page as CSV (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
+            compressed as ``.xz``.
+        domain: NVTX domain to take the ranges from; '' or ``default`` is the default domain.
+
+    Raises:
+        CaptureError: The file cannot be read, is another page, or contains no result.
+        ToolError: An ``.ncu-rep`` needs the ncu-report package or an installed ncu.
+    """
+    with _opened(path, NCU_READERS, _NEEDED_NCU) as (reader, source):
+        return reader.read(source, Request("" if domain == DEFAULT else domain))
+
+
+def open_snapshot(path: str | Path) -> Snapshot:
+    """Read a snapshot of PyTorch's CUDA caching allocator, also compressed as ``.xz``.
+
+    Raises:
+        CaptureError: The file cannot be read, is not a pickle, contains more than plain data, or is not a snapshot.
+    """
+    with _opened(path, SNAPSHOT_READERS, _NEEDED_SNAPSHOT) as (reader, source):
+        return reader.read(source, Request())
 
 
 @contextmanager
@@ -92,43 +128,46 @@ def nsys_export(path: Path) -> Iterator[Database]:
         CaptureError: The file cannot be read or is not an nsys capture.
         ToolError: As in `open_capture`.
     """
-    try:
-        with _unpacked(path) as source:
-            header = _head(source.path)
-            reader = next((reader for reader in NSYS_READERS if reader.sniff(source.path, header)), None)
-            if reader is None:
-                raise CaptureError(f"{path}: not an nsys capture; needed {NEEDED_NSYS}")
-            with reader.opened(source) as db:
-                yield db
-    except OSError as error:
-        raise _for_user(error, path) from None
+    with _opened(path, NSYS_READERS, NEEDED_NSYS) as (reader, source), reader.opened(source) as db:
+        yield db
 
 
-def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
-    """The error with the user's path instead of a temporary file."""
-    if isinstance(error, CaptureError):
-        return error
-    reason = {
-        FileNotFoundError: "no such file",
-        IsADirectoryError: f"a directory; needed {NEEDED}",
-        PermissionError: "no permission to read it",
-    }.get(type(error), error.strerror or str(error))
-    return CaptureError(f"{path}: {reason}")
+_Format = TypeVar("_Format", bound="Reader[Any]")
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[Source]:
-    """The path itself or, for an xz-compressed capture, a temporary decompressed copy that is deleted afterwards."""
-    if not _head(path).startswith(_XZ):
-        yield Source(path, path)
-        return
-    with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
-        plain = Path(folder) / (path.stem if path.suffix == ".xz" else path.name)
-        unpack(path, plain)
-        yield Source(plain, path)
+def _opened(path: str | Path, readers: Iterable[_Format], needed: str) -> Iterator[tuple[_Format, Source]]:
+    """The reader of a file, and the file; of an xz file a temporary decompressed copy, which is deleted afterwards.
+
+    Raises:
+        CaptureError: The file cannot be read, or is of none of these formats.
+    """
+    path = Path(path)
+    try:
+        with ExitStack() as stack:
+            source = Source(path, path)
+            if _header(path, needed).startswith(_XZ):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvprof-kit-"))
+                source = Source(Path(folder) / (path.stem if path.suffix == ".xz" else path.name), path)
+                unpack(path, source.path)
+            header = _header(source.path, needed)
+            reader = next((reader for reader in readers if reader.sniff(source.path, header)), None)
+            if reader is None:
+                is_folder = source.path.is_dir()
+                description = "a directory without tables of nsys" if is_folder else description_of(header)
+                description = description or f"of an unknown format (it begins {header[:12]!r})"
+                raise CaptureError(f"{path}: {description}; needed {needed}")
+            yield reader, source
+    except OSError as error:
+        reason = {
+            FileNotFoundError: "no such file",
+            IsADirectoryError: f"a directory; needed {needed}",
+            PermissionError: "no permission to read it",
+        }.get(type(error), error.strerror or str(error))
+        raise CaptureError(f"{path}: {reason}") from None
 
 
-def _head(path: Path) -> bytes:
+def _header(path: Path, needed: str) -> bytes:
     """The first bytes of a file; none of a folder."""
     if path.is_dir():
         return b""
@@ -136,20 +175,5 @@ def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         header = file.read(64)
     if not header:
-        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {NEEDED}")
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {needed}")
     return header
-
-
-def _reader(source: Source) -> Reader:
-    """The reader for a file, by its first bytes, or for a folder, by its files."""
-    header = _head(source.path)
-    for reader in READERS:
-        if reader.sniff(source.path, header):
-            return reader
-    if source.path.is_dir():
-        raise CaptureError(f"{source.named}: a directory without tables of nsys; needed {NEEDED}")
-    if description := description_of(header):
-        raise CaptureError(f"{source.named}: {description}; needed {NEEDED}")
-    raise CaptureError(
-        f"{source.named}: neither SQLite, an nsys report nor JSON (it begins {header[:12]!r}); needed {NEEDED}"
-    )

@@ -1,15 +1,18 @@
-"""A format of captures: a `Reader`, which gets a `Source` and a `Request` and makes a `Trace`."""
+"""A format of files: a `Reader`, which gets a `Source` and a `Request` and gives its tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.schema import Trace
+
+Tables_co = TypeVar("Tables_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Request:
     cpu_only: bool = False
 
 
-class Reader(Protocol):
-    """A format of captures."""
+class Reader(Protocol[Tables_co]):
+    """A format of files."""
 
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format.
@@ -51,12 +54,22 @@ class Reader(Protocol):
             header: The first bytes of the file; empty for a folder.
         """
 
-    def read(self, source: Source, request: Request) -> Trace:
-        """Read a capture.
+    def read(self, source: Source, request: Request) -> Tables_co:
+        """Read a file or folder.
 
         Raises:
-            CaptureError: The capture is damaged, or lacks ranges or operations.
+            CaptureError: It is damaged, or lacks what its tables need.
         """
+
+
+class CaptureReader(Reader["Trace"], Protocol):
+    """A format of captures; `nvprof_kit._trace.validate` checks what it reads.
+
+    Attributes:
+        sources: What the tables of a `Trace` are called in the file, for messages.
+    """
+
+    sources: ClassVar[Mapping[str, str]]
 
     def read_more(self, source: Source, trace: Trace, request: Request) -> Trace:
         """Add optional columns and tables to a capture that is already read.

@@ -7,6 +7,7 @@ categorical. Nothing here is derived: attribution and all views are computed fro
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +21,19 @@ if TYPE_CHECKING:  # readers start before pandas is loaded: see `nvprof_kit._tra
 
 
 class Column(NamedTuple):
-    """One column: its NumPy or pandas type, its meaning, and whether it is read only on request."""
+    """One column: its NumPy or pandas type, its meaning, whether it is read only on request, and the least and the
+    greatest value that can be.
+    """
 
     dtype: str
     meaning: str
     optional: bool = False
+    bounds: tuple[float, float] | None = None
+
+
+LARGEST_BYTES = 1 << 50
+"""Larger than any size or count on a real machine."""
+_DEVICES = (0, 1023)
 
 
 RANGES: Mapping[str, Column] = MappingProxyType(
@@ -50,7 +59,7 @@ API: Mapping[str, Column] = MappingProxyType(
         "correlation": Column(
             "int64", "correlation id, which the launched GPU operations share; unique within a process"
         ),
-        "duration_ns": Column("int64", "duration of the call", optional=True),
+        "duration_ns": Column("int64", "duration of the call", optional=True, bounds=(0, math.inf)),
     }
 )
 """CUDA runtime and driver calls that launched operations."""
@@ -63,7 +72,9 @@ CALLS: Mapping[str, Column] = MappingProxyType(
         "pid": Column("int64", "process that made the call"),
         "correlation": Column("int64", "correlation id, which the launched GPU operations share; -1 if none"),
         "kind": Column(
-            "int8", "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection"
+            "int8",
+            "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection",
+            bounds=(0, 2),
         ),
         "name": Column("category", "name of the function, without its version suffix"),
         "kernel": Column("category", "kernel that the call launches; '' if none, or not recorded", optional=True),
@@ -91,16 +102,18 @@ OPS: Mapping[str, Column] = MappingProxyType(
     {
         "start_ns": Column("int64", "when it began on the device"),
         "end_ns": Column("int64", "when it ended on the device"),
-        "device": Column("int64", "device ordinal as the process sees it"),
+        "device": Column("int64", "device ordinal as the process sees it", bounds=_DEVICES),
         "pid": Column("int64", "process that launched it"),
         "correlation": Column("int64", "correlation id of the launching call, -1 if unknown"),
         "graph_node": Column(
             "int64", "CUDA graph node that a replay ran; -1 if it is not part of a replay that was traced by node"
         ),
-        "kind": Column("int8", "0: kernel; 1: memcpy; 2: memset; 3: a whole CUDA graph replay; 4: CPU operator"),
+        "kind": Column(
+            "int8", "0: kernel; 1: memcpy; 2: memset; 3: a whole CUDA graph replay; 4: CPU operator", bounds=(0, 4)
+        ),
         "name": Column("category", "name of the kernel, or direction of the copy", optional=True),
         "stream": Column("int64", "stream id, unique within process and context", optional=True),
-        "bytes": Column("int64", "bytes copied or set, -1 for a kernel", optional=True),
+        "bytes": Column("int64", "bytes copied or set, -1 for a kernel", optional=True, bounds=(-1, LARGEST_BYTES)),
         "host_memory": Column(
             "category", "host memory of a copy: pageable, pinned or managed; '' if none", optional=True
         ),
@@ -186,7 +199,11 @@ SAMPLES: Mapping[str, Column] = MappingProxyType(
         "time_ns": Column("int64", "start of the sampling interval, which lasts until the next sample of the same GPU"),
         "device": Column("int64", "device ordinal in the process; if unknown, the GPU's id in nsys"),
         "metric": Column("category", "name of the metric without its unit, such as `SM Active`"),
-        "value": Column("float64", "mean over the interval; in percent of the maximum for throughput metrics"),
+        "value": Column(
+            "float64",
+            "mean over the interval; in percent of the maximum for throughput metrics",
+            bounds=(0, LARGEST_BYTES),
+        ),
     }
 )
 """GPU metrics samples, if nsys recorded them (`--gpu-metrics-device`)."""
@@ -264,8 +281,8 @@ ALLOCATIONS: Mapping[str, Column] = MappingProxyType(
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread of the call, -1 if the call is not in the capture"),
         "call_ns": Column("int64", "when the call began, -1 if it is not in the capture"),
-        "device": Column("int64", "device ordinal as the process sees it"),
-        "bytes": Column("int64", "bytes allocated; negative for a free"),
+        "device": Column("int64", "device ordinal as the process sees it", bounds=_DEVICES),
+        "bytes": Column("int64", "bytes allocated; negative for a free", bounds=(-LARGEST_BYTES, LARGEST_BYTES)),
         "kind": Column("category", "kind of memory: device, managed, array, pinned, static, …"),
     }
 )
@@ -294,12 +311,14 @@ class NsysTable(NamedTuple):
         partial: Required columns that are NULL in rows to which they do not apply, but not in all rows.
         nullable: Required columns that can be NULL in all rows.
         texts: The text columns; all others are integers.
+        bounds: The least and the greatest value of columns with bounds that their columns of a `Trace` do not have.
     """
 
     required: tuple[str, ...]
     partial: tuple[str, ...] = ()
     nullable: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    bounds: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 _OPERATION = ("start", "end", "deviceId", "streamId")
@@ -307,6 +326,7 @@ _PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 _LAUNCHED = ("correlationId", "globalPid")
 _LAUNCH = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
+_SIZED = MappingProxyType({"bytes": (0, LARGEST_BYTES)})
 
 NSYS_SOURCES: Mapping[str, NsysTable] = MappingProxyType(
     {
@@ -318,8 +338,10 @@ NSYS_SOURCES: Mapping[str, NsysTable] = MappingProxyType(
             texts=("text",),
         ),
         "CUPTI_ACTIVITY_KIND_KERNEL": NsysTable((*_OPERATION, "demangledName", *_LAUNCH, *_SHARED), partial=_LAUNCHED),
-        "CUPTI_ACTIVITY_KIND_MEMCPY": NsysTable((*_OPERATION, "bytes", "copyKind"), _LAUNCHED, ("srcKind", "dstKind")),
-        "CUPTI_ACTIVITY_KIND_MEMSET": NsysTable((*_OPERATION, "bytes"), partial=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_MEMCPY": NsysTable(
+            (*_OPERATION, "bytes", "copyKind"), _LAUNCHED, ("srcKind", "dstKind"), bounds=_SIZED
+        ),
+        "CUPTI_ACTIVITY_KIND_MEMSET": NsysTable((*_OPERATION, "bytes"), partial=_LAUNCHED, bounds=_SIZED),
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": NsysTable(_OPERATION, partial=_LAUNCHED),
         "CUPTI_ACTIVITY_KIND_RUNTIME": NsysTable(("start", "end", "nameId"), partial=("globalTid", "correlationId")),
         "PROFILER_OVERHEAD": NsysTable(("start", "end", "globalTid", "nameId")),
@@ -330,10 +352,13 @@ NSYS_SOURCES: Mapping[str, NsysTable] = MappingProxyType(
             ("start", "bytes", "deviceId", "memKind", "memoryOperationType"),
             partial=("globalPid",),
             nullable=("correlationId",),
+            bounds=MappingProxyType({**_SIZED, "memoryOperationType": (0, 1)}),
         ),
         "GPU_METRICS": NsysTable(("typeId", "metricId", "value"), partial=("timestamp",)),
         "TARGET_INFO_GPU_METRICS": NsysTable(("typeId", "metricId", "metricName"), texts=("metricName",)),
-        "SCHED_EVENTS": NsysTable(("start", "isSchedIn"), partial=("globalTid",)),
+        "SCHED_EVENTS": NsysTable(
+            ("start", "isSchedIn"), partial=("globalTid",), bounds=MappingProxyType({"isSchedIn": (0, 1)})
+        ),
         "NVTX_PAYLOAD_SCHEMA_ENTRIES": NsysTable(
             ("domainId", "schemaId"), partial=("name",), nullable=("offset",), texts=("name",)
         ),

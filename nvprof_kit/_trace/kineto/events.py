@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.checks import check_moments, check_spans, strays, whole_ns
+from nvprof_kit._trace.files.checks import check_spans, strays, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
+from nvprof_kit._trace.validate import check_moments
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN

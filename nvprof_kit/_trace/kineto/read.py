@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
-from nvprof_kit._trace.files.checks import check_operations
 from nvprof_kit._trace.frames import empty_frame, make_frame
 from nvprof_kit._trace.kineto.calls import (
     host_memory,
@@ -79,7 +78,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     ranges = read_ranges(events, process)
     ours = has_ours(events)
     operators = read_operators(events, process)
-    event_warnings = as_issues("events", (*check_operations(named, ops, api), *events.warnings))
+    event_warnings = as_issues("events", events.warnings)
     return Trace(
         info=CaptureInfo(
             path=str(named),

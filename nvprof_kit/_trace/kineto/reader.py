@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._trace.files.packed import UNREADABLE
 from nvprof_kit._trace.reader import Request, Source
@@ -20,6 +22,8 @@ _GZIP = b"\x1f\x8b"
 
 class KinetoReader:
     """A trace of PyTorch's profiler."""
+
+    sources: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is of this format."""

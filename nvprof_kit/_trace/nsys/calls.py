@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels, spared
-from nvprof_kit._trace.nsys.sources import check_rows, strings_of
+from nvprof_kit._trace.nsys.sources import read_columns, strings_of
 from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
@@ -53,19 +51,8 @@ def fetch_calls(db: Database, where: Sequence[Where] = ()) -> Fetched:
     columns = {}
     for kind, (table, correlation) in _TABLES.items():
         if table in db.tables:
-            columns[kind] = db.columns(
-                table,
-                {
-                    "start_ns": "start",
-                    "end_ns": "end",
-                    "tid": "globalTid",
-                    "correlation": correlation,
-                    "name": "nameId",
-                },
-                where=where if kind == "api" else (),
-                required=("start_ns", "end_ns", "tid", "correlation", "name"),
-                diagnose=partial(check_rows, db, (table,)),
-            )
+            sources = {"start_ns": "start", "end_ns": "end", "tid": "globalTid", "correlation": correlation}
+            columns[kind] = read_columns(db, table, {**sources, "name": "nameId"}, where=where if kind == "api" else ())
     return columns
 
 
@@ -107,15 +94,7 @@ def read_loads(db: Database) -> dict[str, Any]:
     if not db.has(_RUNTIME, "start", "end", "nameId"):
         return {"start_ns": empty, "end_ns": empty}
     ids = [id_ for id_, text in db.ids_like("cu%Load%", "cuLink%").items() if LOADS_CODE.match(text)]
-    read = db.columns(
-        _RUNTIME,
-        {"start_ns": "start", "end_ns": "end"},
-        where=[Where("nameId", ids)],
-        required=("start_ns", "end_ns"),
-        diagnose=lambda: check_rows(db, (_RUNTIME,)),
-    )
-    check_spans(db.named, f"rows of {_RUNTIME}", read["start_ns"], read["end_ns"])
-    return read
+    return read_columns(db, _RUNTIME, {"start_ns": "start", "end_ns": "end"}, where=[Where("nameId", ids)])
 
 
 def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
@@ -128,7 +107,6 @@ def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
 
 
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
-    check_spans(db.named, f"rows of {_TABLES[kind][0]}", read["start_ns"], read["end_ns"])
     distinct_ids, code = distinct(read.pop("name"))
     strings = strings_of(db, distinct_ids)
     texts = [_plain(strings.get(id_) or "(unnamed call)") for id_ in distinct_ids.tolist()]
@@ -142,14 +120,13 @@ def _operators(db: Database) -> list[dict[str, Any]]:
     if "NVTX_EVENTS" not in db.tables:
         return []
     registered = db.ids_like(*_OPERATORS)
-    read = db.columns(
+    read = read_columns(
+        db,
         "NVTX_EVENTS",
         {"start": "start", "end": "end", "tid": "globalTid", "id": "textId", "text": "text"},
         where=[Where("eventType", (59,))],
         missing=MISSING_PAYLOAD,
         texts=("text",),
-        required=("start", "tid"),
-        diagnose=lambda: check_rows(db, ("NVTX_EVENTS",)),
     )
     code, texts = pandas.factorize(read["text"])
     is_operator = np.array([_IS_OPERATOR.fullmatch(text) is not None for text in texts], dtype=bool)
@@ -160,10 +137,8 @@ def _operators(db: Database) -> list[dict[str, Any]]:
     ids = read["id"][rows].tolist()
     labels_of_rows = [registered.get(id_, text) for id_, text in zip(ids, read["text"][rows], strict=True)]
     names, code = np.unique([text.partition(",")[0] for text in labels_of_rows], return_inverse=True)
-    start, end = read["start"][rows], read["end"][rows]
-    check_spans(db.named, "ranges of NVTX_EVENTS", start, end)
     return [{
-        "start_ns": start, "end_ns": end,
+        "start_ns": read["start"][rows], "end_ns": read["end"][rows],
         "tid": read["tid"][rows], "correlation": np.full(len(rows), -1, dtype=np.int64),
         "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": names.tolist(),
     }]  # fmt: skip

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import check_devices, check_flags, check_sizes
 from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import distinct_rows, labels
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import read_columns
 from nvprof_kit._trace.nsys.tables import RUNTIME, Domains, process_of, read_nvtx
 
 Columns = dict[str, Any]
@@ -32,7 +31,8 @@ def read_allocations(db: Database) -> Columns:
     if _EVENTS not in db.tables:
         empty: Columns = {name: np.empty(0, dtype=np.int64) for name in ("time_ns", "pid", "tid", "call_ns", "device")}
         return {**empty, "bytes": np.empty(0, dtype=np.int64), "kind": labels(np.empty(0, dtype=np.int64), ())}
-    read = db.columns(
+    read = read_columns(
+        db,
         _EVENTS,
         {
             "time": "start",
@@ -43,12 +43,7 @@ def read_allocations(db: Database) -> Columns:
             "kind": "memKind",
             "correlation": "correlationId",
         },
-        required=("time", "bytes", "freed", "pid", "device", "kind"),
-        diagnose=lambda: check_rows(db, (_EVENTS,)),
     )
-    check_sizes(db.named, f"{_EVENTS}.bytes", read["bytes"])
-    check_devices(db.named, f"{_EVENTS}.deviceId", read["device"])
-    check_flags(db.named, f"{_EVENTS}.memoryOperationType", read["freed"])
     if (strange := (read["kind"] < 0) | (read["kind"] >= len(_KINDS))).any():
         db.warn(f"{_EVENTS}.memKind is {read['kind'][strange][0]} in {int(strange.sum())} rows: memory of unknown kind")
     tid, call = _calls(db, read["pid"], read["correlation"])

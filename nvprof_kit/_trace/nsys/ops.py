@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.checks import check_sizes
 from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, few, labels
 from nvprof_kit._trace.nsys.calls import host_memory, host_memory_names
 from nvprof_kit._trace.nsys.enums import COPY_KINDS, defined
-from nvprof_kit._trace.nsys.sources import check_rows, strings_of, zero_is_missing
+from nvprof_kit._trace.nsys.sources import read_columns, strings_of, zero_is_missing
 from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 Columns = dict[str, Any]
@@ -61,7 +60,7 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     Each table is read alone, because in a union of them SQLite copies every value once more.
     """
     tables = op_tables(db)
-    parts = [_read_table(db, table, optional, lambda: check_rows(db, tables)) for table in tables]
+    parts = [_read_table(db, table, optional) for table in tables]
     kinds = [OP_KINDS.index(_OP_TABLES[table]) for table in tables]
     kind = np.repeat(np.array(kinds, dtype=np.int8), [len(table_columns["start_ns"]) for table_columns in parts])
     # pop: a part's column is free before the next is joined
@@ -70,18 +69,13 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     }
 
 
-def _read_table(db: Database, table: str, optional: Collection[str], diagnose: Callable[[], None]) -> Columns:
+def _read_table(db: Database, table: str, optional: Collection[str]) -> Columns:
     """The columns of one table. Most captures have one process, one GPU and no graphs: such columns are not read."""
     columns = {name: column for name, column in _OFTEN_ONE.items() if db.has(table, column)}
     constants = db.constants(table, columns.values())
     if any(value is None and column != "graphNodeId" for column, value in constants.items()):
         constants = {}  # the full read says what is wrong
-    read: Columns = db.columns(
-        table,
-        _sources(db, table, optional, constants),
-        required=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES, *_PARTS),
-        diagnose=diagnose,
-    )
+    read = read_columns(db, table, _sources(db, table, optional, constants))
     if "host_memory" in optional:
         read["host_memory"] = host_memory(read.pop("source_memory"), read.pop("destination_memory"))
     if "shared_bytes" in optional:
@@ -117,9 +111,6 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
         "graph_node": zero_is_missing(read["graph_node"]),
         "kind": read["kind"].astype(np.int8, copy=False),
     }
-    if "bytes" in optional:
-        moves = np.isin(ops["kind"], [OP_KINDS.index(kind) for kind in ("memcpy", "memset")])
-        check_sizes(db.named, "the size (bytes) of copies and memsets", ops["bytes"][moves])
     if "name" in optional:
         _warn_of_copy_kinds(db, read["name"][ops["kind"] == OP_KINDS.index("memcpy")])
         ops["name"] = _op_names(db, ops["kind"], read["name"])

@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.domains import DEFAULT, named_domains
-from nvprof_kit._trace.files.checks import (
-    DAY_NS,
-    check_after_zero,
-    check_moments,
-    check_operations,
-    check_spans,
-    repeated,
-)
-from nvprof_kit._trace.files.database import Database, Int64Array, Where
+from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.frames import few, make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, count_among, fetch_calls, launches_of, read_calls, read_loads
@@ -37,6 +29,7 @@ from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
 from nvprof_kit._trace.reader import Request
 from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Trace
+from nvprof_kit._trace.validate import DAY_NS, repeated
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
@@ -44,7 +37,6 @@ from nvprof_kit.names import DOMAIN
 _LIBRARY = re.compile(
     r"^(nccl|nvshmem|cublas|cudnn|cufft|cusparse|cusolver|cutlass|cccl|thrust|nvtx|ucx|ucp|openmp|mpi)", re.I
 )
-_MOMENTS = ("start_ns", "end_ns", "time_ns")
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -89,20 +81,13 @@ def read_nsys(db: Database, request: Request) -> Trace:
         else:
             api, launches = launches_of(db, fetched, lengths), count_among(fetched, launching)
         calls = read_calls(db, fetched, operators=not only) if calls_job else None
-        checks_job = pool.submit(check_operations, db.named, ops, api)
-        read_api, api = api, tables.with_missed_launches(db, api, ops)
+        api = tables.with_missed_launches(db, api, ops)
         if not others_ranges:
             _check_has_ranges(db, ranges, domain)
         tables.close_open_ranges(db, ranges, api, ops)
-        timed = [ranges, api, ops, *([calls] if calls else [])]
-        edges = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
-        check_moments(db.named, edges)
         _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
         _warn_of_other_devices(db, ops)
-        early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
-        checked = checks_job.result() if api is read_api else check_operations(db.named, ops, api)
-        early_warnings = as_issues("early", (*checked, *early))
-    more = _optional_tables(db, domain, {*optional} - {"calls"}, edges)
+    more = _optional_tables(db, domain, {*optional} - {"calls"})
     other_domains = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
     handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
     info = _info(
@@ -111,7 +96,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
         ranges,
         ops,
         launches,
-        more_warnings=(*early_warnings, *handed_over),
+        more_warnings=handed_over,
         other_domains=other_domains,
         reason=reason,
     )
@@ -139,8 +124,7 @@ def read_more(db: Database, trace: Trace, request: Request) -> Trace:
     """
     optional = request.optional
     check_columns(db, tables_for(optional))
-    edges = [trace.ops["start_ns"].to_numpy(), trace.ranges["start_ns"].to_numpy()]
-    new_tables = _optional_tables(db, request.domain, optional, edges)
+    new_tables = _optional_tables(db, request.domain, optional)
     columns = [name for name, column in OPS.items() if column.optional and name in optional]
     if columns:
         read = read_no_ops if trace.info.lacks else read_ops
@@ -156,10 +140,8 @@ def read_more(db: Database, trace: Trace, request: Request) -> Trace:
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **new_tables)
 
 
-def _optional_tables(
-    db: Database, domain: str, optional: Collection[str], edge_columns: Collection[Int64Array]
-) -> dict[str, Any]:
-    """The requested optional tables, by name; their times must be near these moments."""
+def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> dict[str, Any]:
+    """The requested optional tables, by name."""
     readers: dict[str, Callable[[], dict[str, Any]]] = {
         "calls": lambda: read_calls(db),
         "samples": lambda: read_samples(db),
@@ -172,13 +154,7 @@ def _optional_tables(
         "shapes": lambda: dict.fromkeys(SHAPES, ()),
         "frames": lambda: dict.fromkeys(FRAMES, ()),
     }
-    frames = {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
-    for name, frame in frames.items():
-        if {"start_ns", "end_ns"} <= {*frame}:
-            check_spans(db.named, f"rows of {name}", frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-    edges = [frame[edge].to_numpy() for frame in frames.values() for edge in _MOMENTS if edge in frame]
-    check_moments(db.named, (*edge_columns, *edges))
-    return frames
+    return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
 
 
 def _check_is_nsys(db: Database) -> None:

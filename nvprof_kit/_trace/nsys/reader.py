@@ -5,10 +5,11 @@ exported first. All of them have the same tables.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._trace.files.kinds import has_tables
 from nvprof_kit._trace.reader import Request, Source
@@ -19,8 +20,25 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.schema import Trace
 
 
-class _NsysReader(ABC):
+class NsysReader(ABC):
     """A form of an nsys capture."""
+
+    sources: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            **dict.fromkeys(("ranges", "marks", "collectives"), "NVTX_EVENTS"),
+            **dict.fromkeys(("api", "loads"), "CUPTI_ACTIVITY_KIND_RUNTIME"),
+            "calls": "CUPTI_ACTIVITY_KIND_RUNTIME or PROFILER_OVERHEAD",
+            "ops": "CUPTI_ACTIVITY_KIND_*",
+            "graph_nodes": "CUDA_GRAPH_NODE_EVENTS",
+            "allocations": "CUDA_GPU_MEMORY_USAGE_EVENTS",
+            "samples": "GPU_METRICS",
+            "scheduled": "SCHED_EVENTS",
+        }
+    )
+
+    @abstractmethod
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path is of this format."""
 
     @abstractmethod
     def opened(self, source: Source) -> AbstractContextManager[Database]:
@@ -49,7 +67,7 @@ class _NsysReader(ABC):
             return read_more(db, trace, request)
 
 
-class SqliteReader(_NsysReader):
+class SqliteReader(NsysReader):
     """An SQLite file, as ``nsys export --type=sqlite`` writes."""
 
     def sniff(self, path: Path, header: bytes) -> bool:
@@ -68,7 +86,7 @@ class SqliteReader(_NsysReader):
             db.close()
 
 
-class FolderReader(_NsysReader):
+class FolderReader(NsysReader):
     """A folder, as ``nsys export --type=parquetdir`` and ``arrowdir`` write."""
 
     def sniff(self, path: Path, header: bytes) -> bool:
@@ -92,7 +110,7 @@ class FolderReader(_NsysReader):
             db.close()
 
 
-class ReportReader(_NsysReader):
+class ReportReader(NsysReader):
     """A report, which the installed nsys exports once."""
 
     def sniff(self, path: Path, header: bytes) -> bool:
@@ -111,4 +129,4 @@ class ReportReader(_NsysReader):
             yield db
 
 
-NSYS_READERS = (SqliteReader(), FolderReader(), ReportReader())
+NSYS_READERS: tuple[NsysReader, ...] = (SqliteReader(), FolderReader(), ReportReader())

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import check_sizes, without_doubles
+from nvprof_kit._trace.files.checks import without_doubles
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import check_rows, read_columns
 
 Columns = dict[str, Any]
 
@@ -38,13 +38,8 @@ def _table(db: Database) -> Columns:
         check_rows(db, ("TARGET_INFO_GPU_METRICS",))
         rows = db.rows("TARGET_INFO_GPU_METRICS", ("typeId", "metricId", "metricName"))
         named = {(type_, metric): str(name) for type_, metric, name in rows if not _AVERAGE_OF_WARPS.search(str(name))}
-    read = db.columns(
-        "GPU_METRICS",
-        {"time": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"},
-        missing=_NO_TIME,
-        required=("time", "type", "metric", "value"),
-        diagnose=lambda: check_rows(db, ("GPU_METRICS",)),
-    )
+    sources = {"time": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"}
+    read = read_columns(db, "GPU_METRICS", sources, missing=_NO_TIME)
     if (timeless := read["time"] == _NO_TIME).any():
         read = {name: values[~timeless] for name, values in read.items()}
     (types, type_at), (metrics, metric_at) = (
@@ -53,7 +48,6 @@ def _table(db: Database) -> Columns:
     names = [named.get((type_, metric), "") for type_ in types.tolist() for metric in metrics.tolist()]
     index = type_at * len(metrics) + metric_at
     keep = np.array([bool(name) for name in names], dtype=bool)[index]
-    check_sizes(db.named, "GPU_METRICS.value", read["value"][keep])  # nsys itself overflows averages of warps
     return {
         "time_ns": read["time"][keep],
         "device": read["type"][keep],

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import check_flags
 from nvprof_kit._trace.files.database import Database
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import read_columns
 from nvprof_kit._trace.nsys.tables import process_of
 
 _TABLE = "SCHED_EVENTS"
@@ -22,13 +21,7 @@ def read_scheduled(db: Database) -> dict[str, Any]:
     """
     if _TABLE not in db.tables:
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "pid", "tid")}
-    read = db.columns(
-        _TABLE,
-        {"start": "start", "put_on": "isSchedIn", "tid": "globalTid"},
-        required=("start", "put_on", "tid"),
-        diagnose=lambda: check_rows(db, (_TABLE,)),
-    )
-    check_flags(db.named, f"{_TABLE}.isSchedIn", read["put_on"])
+    read = read_columns(db, _TABLE, {"start": "start", "put_on": "isSchedIn", "tid": "globalTid"})
     read = {name: values[read["tid"] != -1] for name, values in read.items()}
     order = np.lexsort((read["start"], read["tid"]))  # the sort is stable: at equal times the file's order holds
     time, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))

@@ -7,13 +7,15 @@ by id, and missing ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.database import Database, Int64Array
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
 from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES
+from nvprof_kit._trace.validate import check_bounds
 
 ALWAYS = (
     "StringIds",
@@ -121,6 +123,37 @@ def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
                     f"{table}.{column} is not {sort} in {nulls + wrong_count} of {rows} rows: what they describe is "
                     "unknown"
                 )
+
+
+def read_columns(
+    db: Database,
+    table: str,
+    columns: Mapping[str, str | tuple[str, ...]],
+    *,
+    where: Sequence[Where] = (),
+    missing: int = -1,
+    texts: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Columns of a table, checked against `NSYS_SOURCES`; see `Database.columns`.
+
+    Raises:
+        CaptureError: A required value is missing, has the wrong type or is outside of its bounds.
+    """
+    source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
+    required = {name for name, column in columns.items() if column in (*source.required, *source.partial)}
+    read = db.columns(
+        table,
+        columns,
+        where=where,
+        missing=missing,
+        texts=texts,
+        required=required,
+        diagnose=lambda: _check_table(db, table),
+    )
+    for name, column in columns.items():
+        if isinstance(column, str) and column in source.bounds:
+            check_bounds(f"{db.named}: {table}.{column}", read[name], *source.bounds[column])
+    return read
 
 
 def _check_table(db: Database, table: str) -> None:

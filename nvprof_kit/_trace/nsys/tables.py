@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
-from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few, labels
 from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
-from nvprof_kit._trace.nsys.sources import check_rows, node_table, strings_of, zero_is_missing
+from nvprof_kit._trace.nsys.sources import check_rows, node_table, read_columns, strings_of, zero_is_missing
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]
@@ -104,14 +103,9 @@ def has_ranges(db: Database, domains: Domains, domain: str) -> bool:
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
     """Columns of the schema's ``ranges`` for one domain, or several separated by commas. A range without an end is
     open; exporters before 2022 wrote 0 for it.
-
-    Raises:
-        CaptureError: A range ends before it begins.
     """
     read = read_nvtx(db, domains, domain, _NESTED + _START_END)
-    is_open = read["end"] < read["start"]  # true for `MISSING_PAYLOAD` too
-    ended = is_open & ~np.isin(read["end"], (*_OPEN, MISSING_PAYLOAD))
-    check_spans(db.named, "ranges of NVTX_EVENTS", read["start"][ended], read["end"][ended])
+    is_open = (read["end"] < read["start"]) & np.isin(read["end"], (*_OPEN, MISSING_PAYLOAD))
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
@@ -133,7 +127,8 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     pairs, types = _pairs_of(domains, domain), defined(db, EVENT_TYPES)
     registered = {pair for domain_ids in domains.by_name.values() for pair in domain_ids}
     other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in registered)} - _domain_ids(domains, domain)
-    read = db.columns(
+    read = read_columns(
+        db,
         "NVTX_EVENTS",
         {
             "start": "start",
@@ -152,8 +147,6 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         ],
         missing=MISSING_PAYLOAD,
         texts=("text",),
-        required=("start", "kind", "tid", "domain"),
-        diagnose=lambda: check_rows(db, ("NVTX_EVENTS",)),
     )
     read["domain"] = np.where(read["domain"] == MISSING_PAYLOAD, _DEFAULT_DOMAIN, read["domain"])
     pid = process_of(read["tid"])
@@ -280,7 +273,7 @@ def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns
     launching = np.isin(distinct_names, np.array([*db.ids_like(*_LAUNCHING), _NAMELESS], dtype=np.int64))
     rows = np.flatnonzero(launching[code])
     start, tid = calls["start_ns"][rows], calls["tid"][rows]
-    lengths = {"duration_ns": _lengths(db, calls["end_ns"][rows] - start)} if timed else {}
+    lengths = {"duration_ns": calls["end_ns"][rows] - start} if timed else {}
     return {"start_ns": start, "tid": tid, "pid": process_of(tid), "correlation": calls["correlation"][rows], **lengths}
 
 
@@ -289,22 +282,11 @@ def _read_api(db: Database, timed: bool, where: Where, named: bool = False) -> C
     if RUNTIME not in db.tables:
         return {name: np.empty(0, dtype=np.int64) for name in (*names, "pid", *(["duration_ns"] if timed else []))}
     sources = {"start_ns": "start", "tid": "globalTid", "correlation": "correlationId"}
-    api: Columns = db.columns(
-        RUNTIME,
-        sources | ({"end_ns": "end"} if timed else {}) | ({"name": "nameId"} if named else {}),
-        where=[where],
-        required=("start_ns", "tid", "correlation", "name", "end_ns"),
-        diagnose=lambda: check_rows(db, (RUNTIME,)),
-    )
+    sources |= ({"end_ns": "end"} if timed else {}) | ({"name": "nameId"} if named else {})
+    api = read_columns(db, RUNTIME, sources, where=[where])
     if timed:
-        api["duration_ns"] = _lengths(db, api.pop("end_ns") - api["start_ns"])
+        api["duration_ns"] = api.pop("end_ns") - api["start_ns"]
     return api | {"pid": process_of(api["tid"])}
-
-
-def _lengths(db: Database, lengths: Int64Array) -> Int64Array:
-    if (lengths < 0).any():
-        raise db.refuse(f"a call of {RUNTIME} ends before it begins, or has no end")
-    return lengths
 
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
@@ -343,12 +325,8 @@ def read_graph_nodes(db: Database) -> Columns:
     table = node_table(db)
     if table is None:
         return {name: np.empty(0, dtype=np.int64) for name in names}
-    read = db.columns(
-        table,
-        {"node": "graphNodeId", "original": "originalGraphNodeId", "start": "start", "tid": "globalTid"},
-        required=("node", "start", "tid"),
-        diagnose=lambda: check_rows(db, (table,)),
-    )
+    sources = {"node": "graphNodeId", "original": "originalGraphNodeId", "start": "start", "tid": "globalTid"}
+    read = read_columns(db, table, sources)
     return {
         "node": read["node"],
         "original": zero_is_missing(read["original"]),

@@ -1,6 +1,6 @@
-"""Load a pickle of plain data in a separate process and print it as a pickle, a snapshot as its columns.
+"""Load a snapshot in a separate process and print its columns as a pickle.
 
-``python -I load.py FILE WHAT [STRETCHES]``, started by `nvprof_kit._trace.files.plain_pickle`.
+``python -I load.py FILE STRETCHES``, started by `nvprof_kit._trace.torch_memory.snapshot`.
 
 An untrusted pickle can run arbitrary code when loaded, and a small one can use any amount of memory and time. It is
 therefore loaded with an unpickler that rejects all classes and functions, in a process with limited memory that imports
@@ -51,15 +51,13 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to objects outside of it")
 
 
-def main(path: str, noun: str, stretches_name: str = "") -> None:
-    """Print the content of a file, or a one-line error: with the argument `stretches_name`, the columns of a snapshot;
-    without it, everything unchanged.
-    """
+def main(path: str, stretches_name: str) -> None:
+    """Print the columns of a snapshot, or a one-line error. The key `stretches_name` has what this package added."""
     size = os.path.getsize(path)
     _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
     gc.disable()  # the collector would traverse a million live dicts again and again
-    outcome = _outcome(path, noun, stretches_name)
+    outcome = _outcome(path, stretches_name)
     try:
         pickle.dump(outcome, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
@@ -75,20 +73,19 @@ def _limit(of: int, to: int) -> None:
     resource.setrlimit(of, (to, to))
 
 
-def _outcome(path: str, noun: str, stretches_name: str) -> dict[str, Any]:
+def _outcome(path: str, stretches_name: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            plain = _PlainUnpickler(file).load()
-        return _columns(plain, stretches_name) if stretches_name else {"plain": plain}
+            return _columns(_PlainUnpickler(file).load(), stretches_name)
     except pickle.UnpicklingError as error:
         more = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
-        return {"error": f"refused as a {noun}: {more}{_one_line(error)}; nothing in it was run"}
+        return {"error": f"refused as a snapshot: {more}{_one_line(error)}; nothing in it was run"}
     except MemoryError:
-        return {"error": f"refused as a {noun}: it asks for far more memory than its size accounts for"}
+        return {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
     except _Refused as error:
         return {"error": str(error)}
     except Exception as error:  # a damaged or crafted pickle can raise anything
-        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the {noun} again"}
+        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"}
 
 
 def _one_line(error: Exception) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.annotations import loop_annotation
-from nvprof_kit._trace.files.checks import check_moments, check_sizes
 from nvprof_kit._trace.files.kinds import description_of
-from nvprof_kit._trace.files.packed import check_file
-from nvprof_kit._trace.files.plain_pickle import handed_over
+from nvprof_kit._trace.reader import Request, Source
+from nvprof_kit._trace.schema import LARGEST_BYTES
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import (
     MEMORY_SPANS,
@@ -64,7 +66,6 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
 )
 """Columns of `Snapshot.blocks`: the division of the segments at the time of the snapshot."""
 
-_PICKLE = b"\x80"
 _LATEST_US = 1 << 52
 """The year 2112; allocator times count from 1970."""
 
@@ -124,28 +125,60 @@ class Snapshot:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_snapshot(path: str | Path) -> Snapshot:
-    """Read a snapshot. A child process loads it (`nvprof_kit._trace.torch_memory.load`), so that neither its limits nor
-    the file's resource use affects this process.
-
-    Raises:
-        CaptureError: The file cannot be read, is not a pickle, contains more than plain data, or is not a snapshot.
+class SnapshotReader:
+    """A snapshot. A child process loads it (`nvprof_kit._trace.torch_memory.load`), so that neither its limits nor the
+    file's resource use affects this process.
     """
-    path = Path(path)
-    check_file(path)
-    try:
-        with path.open("rb") as file:
-            header = file.read(64)
-    except OSError as error:
-        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if not header.startswith(_PICKLE) and (description := description_of(header)):
-        raise CaptureError(f"{path}: {description}; needed a snapshot of torch.cuda.memory._dump_snapshot")
-    return _snapshot(handed_over(path, "snapshot", MEMORY_SPANS), path)
+
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path may be of this format."""
+        return not path.is_dir() and (header.startswith(b"\x80") or not description_of(header))
+
+    def read(self, source: Source, request: Request) -> Snapshot:
+        """Read a snapshot.
+
+        Raises:
+            CaptureError: The file is not a pickle, contains more than plain data, or is not a snapshot.
+        """
+        return _snapshot(_loaded(source), source.named)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads the output of the child process, which is plain data too."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it would load {module}.{name}")
+
+
+def _loaded(source: Source) -> dict[str, Any]:
+    """The columns of a snapshot. An untrusted pickle can run arbitrary code when it is loaded, so a child process with
+    limits of memory and time does it, by an unpickler that refuses all classes and functions.
+    """
+    # -I: import nothing from the current folder or the environment
+    script = Path(__file__).with_name("load.py").resolve()
+    command = [sys.executable, "-I", str(script), str(source.path.resolve()), MEMORY_SPANS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        try:
+            import pandas  # noqa: F401 - needed for the tables later; the import overlaps with the child process
+
+            content: dict[str, Any] = _PlainUnpickler(child.stdout).load()
+        except (EOFError, pickle.UnpicklingError):
+            content = {
+                "error": "refused as a snapshot: loading it takes more time or memory than its size accounts for"
+            }
+        finally:
+            child.kill()
+    if "error" in content:
+        raise CaptureError(f"{source.named}: {content['error']}")
+    return content
 
 
 def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
     import numpy as np
     import pandas as pd
+
+    from nvprof_kit._trace.validate import check_bounds, check_moments
 
     histories, numbers = [], [np.zeros(0, dtype=np.int64)]
     for device, history in enumerate(content["devices"]):
@@ -164,12 +197,11 @@ def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
     events = pd.concat(histories, ignore_index=True) if histories else _no_events()
     if len(histories) > 1:
         events = events.astype({"action": "category", "label": "category"})
-    size = events["size_bytes"].to_numpy()
-    check_sizes(path, "device_traces.size", size)
     segments, blocks = _segments(content["segments"]), _blocks(content["segments"])
-    for name in ("total_bytes", "allocated_bytes", "active_bytes"):
-        check_sizes(path, f"segments.{name}", segments[name].to_numpy())
-    check_sizes(path, "segments.blocks.size", blocks["size_bytes"].to_numpy())
+    sizes = {"device_traces.size": events["size_bytes"], "segments.blocks.size": blocks["size_bytes"]}
+    sizes |= {f"segments.{name}": segments[name] for name in ("total_bytes", "allocated_bytes", "active_bytes")}
+    for name, size in sizes.items():
+        check_bounds(f"{path}: {name}", size.to_numpy(), 0, LARGEST_BYTES)
     times = events["time_ns"].to_numpy()
     check_moments(path, [times[times > 0]])
     codes, lengths = (_integers(raw) for raw in content["stacks"])

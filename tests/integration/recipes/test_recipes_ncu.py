@@ -118,7 +118,7 @@ REFUSED = [
     ("-l a --rank 0 -- mpirun -np 8 python train.py", f"{LAUNCHER.format('mpirun')}{RECIPES}/rank.sh python train.py"),
     ("-l a --rank 0 -- accelerate launch rank.sh train.py", "--rank 0: without --no_python the launcher takes rank.sh"),
     ("-o top -c none.sqlite -- x", "none.sqlite: no such file"),
-    ("-o top -c text.sqlite -- x", "text.sqlite: neither SQLite, an nsys report"),
+    ("-o top -c text.sqlite -- x", "text.sqlite: of an unknown format"),
     (
         "-o roofline --roofline -- x",
         "no ncu: '/no/ncu' is not found; install Nsight Compute and put its folder on PATH",
@@ -463,7 +463,7 @@ def test_it_takes_the_options_of_a_recipe(ncu: str, name: str, variables: dict[s
 
 def test_a_report_is_read_without_a_gpu(ncu: str, tmp_path: Path) -> None:
     """What this ncu prints of a report of another release is read as what that one printed."""
-    from nvprof_kit._trace.ncu.open import open_ncu
+    from nvprof_kit._trace.open import open_ncu
 
     data = ROOT / "tests/data/ncu"
     (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((data / "own-2025.3.ncu-rep.xz").read_bytes()))

@@ -22,11 +22,9 @@ from nvprof_kit._result.formats import csv_cell, plain
 from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.jobs.finding import head_of
-from nvprof_kit._trace.ncu.open import open_ncu
-from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
 from nvprof_kit._trace.timer_log import read_timer_logs
-from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[2] / "data"
@@ -72,9 +70,15 @@ def test_a_column_that_is_missing_or_null_is_named(tmp_path: Path, table: str, c
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = -4", "the size (bytes) of copies and memsets is -4 in 1 rows"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = -1", "the device of operations is -1 in 1 rows"),
-        ("UPDATE PROFILER_OVERHEAD SET start = 170", "1 rows of PROFILER_OVERHEAD end before they begin"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = -4", "CUPTI_ACTIVITY_KIND_MEMCPY.bytes is -4 in 1 rows"),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = -1",
+            "operations (CUPTI_ACTIVITY_KIND_*): device is -1 in 1 rows",
+        ),
+        (
+            "UPDATE PROFILER_OVERHEAD SET start = 170",
+            "calls (CUPTI_ACTIVITY_KIND_RUNTIME or PROFILER_OVERHEAD): 1 end before they begin",
+        ),
         ("UPDATE NVTX_EVENTS SET domainId = NULL WHERE eventType = 75", "NVTX_EVENTS.domainId is None"),
         ("UPDATE NVTX_EVENTS SET category = NULL WHERE eventType = 33", "NVTX_EVENTS.category is None"),
         ("UPDATE NVTX_EVENTS SET eventType = eventType || ''", "NVTX_EVENTS.eventType is not a whole number"),
@@ -250,13 +254,13 @@ def test_a_snapshot_that_refers_to_itself_a_thousandfold_is_refused(tmp_path: Pa
     path = tmp_path / "a.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [], "allocator_settings": shared()} | broken))
     with pytest.raises(CaptureError, match=r"(segments|device_traces)") as refused:
-        read_snapshot(path)
+        open_snapshot(path)
     assert len(str(refused.value)) < 400
 
 
 def test_a_file_of_another_kind_is_recognised(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="an SQLite file, as nsys exports: `nvprof-kit layers`"):
-        read_snapshot(capture(tmp_path / "a.sqlite"))
+        open_snapshot(capture(tmp_path / "a.sqlite"))
     (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({}))
     with pytest.raises(CaptureError, match="a pickle: `nvprof-kit memory` reads"):
         open_capture(path)
@@ -296,7 +300,7 @@ def test_timer_lines_that_stand_twice_count_once_and_clocks_that_disagree_are_na
     ]
 
 
-@pytest.mark.parametrize("read", [open_capture, open_ncu, read_snapshot, read_flops, head_of,
+@pytest.mark.parametrize("read", [open_capture, open_ncu, open_snapshot, read_flops, head_of,
                                   lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
     os.mkfifo(pipe := tmp_path / "run.sqlite")

@@ -16,9 +16,8 @@ from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers
 from nvprof_kit._analysis.ncu.owners import own_layers
 from nvprof_kit._analysis.ncu.roofline import roofline
 from nvprof_kit._analysis.ncu.sums import BUSY
-from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.ncu.schema import NcuReport
-from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.open import open_capture, open_ncu
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[3] / "data" / "ncu"

@@ -18,8 +18,7 @@ from nvprof_kit._analysis.ncu.counters import counters
 from nvprof_kit._analysis.ncu.layers import ncu_layers
 from nvprof_kit._analysis.ncu.owners import _plain
 from nvprof_kit._analysis.ncu.plan import plan
-from nvprof_kit._trace.ncu.open import open_ncu
-from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.open import open_capture, open_ncu
 from nvprof_kit._trace.schema import Trace
 
 DATA = Path(__file__).parents[3] / "data" / "ncu"

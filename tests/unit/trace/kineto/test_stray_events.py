@@ -30,8 +30,8 @@ def trace(path: Path, changed: int = -1, **change: Any) -> Path:
 
 @pytest.mark.parametrize("moment", [-1.0, 0.0, 99.0, BOOTED_US + 86_400e6])
 def test_a_call_hours_away_from_all_others(tmp_path: Path, moment: float) -> None:
-    (said, *_) = open_capture(trace(tmp_path / "run.json", 7, ts=moment)).info.warnings[-1:]
-    assert "ts of cuda_runtime lies hours away from the rest of the trace in 1 events" in said
+    warnings = open_capture(trace(tmp_path / "run.json", 7, ts=moment)).info.warnings
+    assert any("ts of cuda_runtime lies hours away from the rest of the trace in 1 events" in text for text in warnings)
 
 
 def test_a_call_of_a_hundred_days_is_refused(tmp_path: Path) -> None:

@@ -98,10 +98,13 @@ def test_warned_of_by_name(capture: Path, change_: str, named: str) -> None:
 @pytest.mark.parametrize(
     ("change_", "named"),
     [
-        ("UPDATE NVTX_EVENTS SET [end] = 150 WHERE start = 200", "ranges of NVTX_EVENTS end before they begin"),
+        ("UPDATE NVTX_EVENTS SET [end] = 150 WHERE start = 200", "ranges \\(NVTX_EVENTS\\): 1 end before they begin"),
         ("UPDATE NVTX_EVENTS SET eventType = 0.5 WHERE start = 200", "NVTX_EVENTS.eventType is not a whole number"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 << 40", "the device of operations is 1099511627776"),
-        ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET deviceId = -5", "CUDA_GPU_MEMORY_USAGE_EVENTS.deviceId is -5"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 << 40", "device is 1099511627776"),
+        (
+            "UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET deviceId = -5",
+            "allocations \\(CUDA_GPU_MEMORY_USAGE_EVENTS\\): device is -5",
+        ),
         ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET memoryOperationType = 2", "memoryOperationType is 2 in 1 rows"),
         ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET start = 1 << 62", "more than 100 days apart"),
         ("UPDATE SCHED_EVENTS SET isSchedIn = 7", "SCHED_EVENTS.isSchedIn is 7 in 2 rows"),
@@ -170,7 +173,7 @@ def test_durations_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
     file.range_("layers.0", 200, 400)
     for stream in (7, 8, 9):
         file.kernel(1000, 1000 + 40 * 86_400 * 10**9, launched=(300, 310), stream=stream)
-    with pytest.raises(CaptureError, match=r"start and end of 3 operations: together they last 120 days"):
+    with pytest.raises(CaptureError, match=r"start and end of 3: together they last 120 days"):
         open_capture(file.write())
 
 

@@ -1,57 +1,58 @@
-"""Open an ncu report of any page, version and locale as an `NcuReport`."""
+"""The forms of ncu's results: its report, and its pages of any version and locale."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nvprof_kit._trace.domains import DEFAULT
-from nvprof_kit._trace.files.checks import AGAIN, DAY_NS
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit._trace.reader import Request, Source
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import DOMAIN
 
-_REPORT = b"NVR\x00"
 _DURATION = "gpu__time_duration"
 _MOST = 1e24
 """More than any GPU counter reaches; the peak rate of one-bit operations is 1e16 per second."""
 
 
-def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
-    """Read an ncu report.
+class ReportReader:
+    """An ``.ncu-rep``."""
 
-    Args:
-        path: The raw or details page as CSV (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
-            compressed as ``.xz``.
-        domain: NVTX domain to take the ranges from; '' or ``default`` is the default domain.
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path is of this format."""
+        return header.startswith(b"NVR\x00")
 
-    Raises:
-        CaptureError: The file cannot be read, is another page, or contains no result.
-        ToolError: An ``.ncu-rep`` needs the ncu-report package or an installed ncu.
-    """
-    path = Path(path)
-    domain = "" if domain == DEFAULT else domain
-    try:
-        data = read_packed(path)
-    except OSError as error:
-        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if not data:
-        raise CaptureError(f"{path}: the file is empty (0 bytes); needed a raw or details page of ncu, or an .ncu-rep")
-    if data.startswith(_REPORT):
+    def read(self, source: Source, request: Request) -> NcuReport:
+        """Read a report.
+
+        Raises:
+            CaptureError: The report is damaged, newer than its reader, or contains no result.
+            ToolError: Neither the ncu-report package nor ncu is installed.
+        """
         from nvprof_kit._trace.ncu.rep import read_rep
 
-        with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
-            plain = Path(folder) / "report.ncu-rep"
-            plain.write_bytes(data)
-            report: NcuReport = read_rep(plain, domain, str(path))
-            return _checked(report)
-    from nvprof_kit._trace.ncu.csv import read_csv
+        return _checked(read_rep(source.path, request.domain, str(source.named)))
 
-    return _checked(read_csv(data.decode("utf-8-sig", errors="replace"), domain, str(path)))
+
+class PageReader:
+    """A page that ncu printed as CSV, with other output around it."""
+
+    def sniff(self, path: Path, header: bytes) -> bool:
+        """Whether a path may be of this format: a program's output can begin with anything."""
+        return not path.is_dir()
+
+    def read(self, source: Source, request: Request) -> NcuReport:
+        """Read a page.
+
+        Raises:
+            CaptureError: The file has no page, another page, or one without results.
+        """
+        from nvprof_kit._trace.ncu.csv import read_csv
+
+        text = read_packed(source.path).decode("utf-8-sig", errors="replace")
+        return _checked(read_csv(text, request.domain, str(source.named)))
 
 
 def _checked(report: NcuReport) -> NcuReport:
@@ -61,6 +62,8 @@ def _checked(report: NcuReport) -> NcuReport:
         CaptureError: A value is negative or implausible, or the unit of a duration is not a time; the message has the
             metric.
     """
+    from nvprof_kit._trace.validate import AGAIN, DAY_NS
+
     for name in map(str, report.metrics):
         values = report.metrics[name].to_numpy()
         is_time = name.startswith(_DURATION)

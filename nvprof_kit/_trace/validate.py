@@ -1,0 +1,173 @@
+"""Whether the numbers of a capture can be, by the schema: one pass over a `Trace` of any format.
+
+What cannot be is refused, or warned of, by table and column. It never becomes a time, a duration or a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._trace.frames import few
+from nvprof_kit._trace.schema import TABLES, Trace
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.issues import Issue
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Int64Array = npt.NDArray[np.int64]
+
+DAY_NS = 86_400 * 10**9
+_LONGEST_DAYS = 100
+"""Longer than any capture."""
+_EXACT_NS = 1 << 53
+_CLOCKS_NS = 100_000
+_BLOCK = 1 << 16
+_TIMES = ("start_ns", "end_ns", "time_ns")
+_NOUNS = {"api": "CUDA calls", "ops": "operations"}
+AGAIN = "the file is damaged: copy it again, export it again or record it again"
+
+
+def validate(trace: Trace, named: Path, sources: Mapping[str, str]) -> Trace:
+    """Check a capture that was read, and add warnings about what is doubtful in it.
+
+    Args:
+        trace: The capture.
+        named: The file, as the user gave it.
+        sources: What the tables of a `Trace` are called in the file.
+
+    Raises:
+        CaptureError: A column is missing, has another type or NULLs, or a value is outside of its column's bounds; a
+            span ends before it begins, or times are too far apart or durations too long for exact sums.
+    """
+    check_tables(trace, named, sources, TABLES)
+    issues = []
+    for name in ("ranges", "api", "ops"):
+        start = getattr(trace, name)["start_ns"].to_numpy()
+        if count := int(np.count_nonzero(start < 0)):
+            text = (
+                f"{sources.get(name, name)}.start is negative in {count} rows: the events lie before the capture "
+                "began; times that hold them are wrong"
+            )
+            issues.append(Issue("early", "warning", count / len(start), text))
+    ops, api = trace.ops, trace.api
+    keys = ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")
+    if count := repeated(*(ops[key].to_numpy() for key in keys)):
+        text = f"{count} operations stand in the file twice, and count twice; export or record it again"
+        issues.append(Issue("repeated", "error", count / len(ops), text))
+    if count := _early(ops, api):
+        text = (
+            f"{count} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
+            "correlation ids, are wrong: do not trust idle and queue times"
+        )
+        issues.append(Issue("early", "error", count / len(ops), text))
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *issues))) if issues else trace
+
+
+def check_tables(trace: Trace, named: Path, sources: Mapping[str, str], names: Collection[str]) -> None:
+    """Check some tables of a capture, and that the times of all of them are near each other.
+
+    Raises:
+        CaptureError: As in `validate`.
+    """
+    tables = {name: table for name in TABLES if (table := getattr(trace, name)) is not None}
+    check_moments(named, (table[edge].to_numpy() for table in tables.values() for edge in _TIMES if edge in table))
+    for name in tables.keys() & {*names}:
+        noun = f"{_NOUNS.get(name, name)} ({sources[name]})" if name in sources else _NOUNS.get(name, name)
+        _check_table(tables[name], name, f"{named}: {noun}")
+
+
+def _check_table(table: pd.DataFrame, name: str, where: str) -> None:
+    for column, facts in TABLES[name].items():
+        if column not in table:
+            if not facts.optional:
+                raise CaptureError(f"{where}: no column {column}; {AGAIN}")
+            continue
+        values = table[column]
+        if values.dtype != facts.dtype:
+            raise CaptureError(f"{where}: {column} is {values.dtype}, needed {facts.dtype}; {AGAIN}")
+        if facts.dtype == "category" and (nulls := int(np.count_nonzero(values.cat.codes.to_numpy() < 0))):
+            raise CaptureError(f"{where}: {column} is NULL in {nulls} rows; {AGAIN}")
+        if facts.bounds is not None:
+            check_bounds(f"{where}: {column}", values.to_numpy(), *facts.bounds)
+    if "end_ns" in table:
+        start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+        if backwards := int(np.count_nonzero(end < start)):
+            raise CaptureError(f"{where}: {backwards} end before they begin; {AGAIN}")
+        total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
+        if name == "ops" and total > _EXACT_NS:
+            raise CaptureError(
+                f"{where}: start and end of {len(start)}: together they last {total / DAY_NS:,.0f} days, more than "
+                f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
+            )
+
+
+def check_bounds(where: str, values: npt.NDArray[Any], least: float, most: float) -> None:
+    """Reject values outside of bounds, and NaN.
+
+    Args:
+        where: File and column, for the message.
+        values: The values without missing ones, shape ``(n,)``.
+        least: The least that can be.
+        most: The most that can be.
+
+    Raises:
+        CaptureError: A value is outside.
+    """
+    if len(values) and not (values.min() >= least and values.max() <= most):
+        wrong = values[~((values >= least) & (values <= most))]
+        need = f", needed {least} or {most}" if most - least == 1 else ""
+        raise CaptureError(f"{where} is {wrong[0]} in {len(wrong)} rows{need}; {AGAIN}")
+
+
+def check_moments(named: str | Path, columns: Iterable[Int64Array]) -> None:
+    """Reject a file if its timestamps are too far apart for exact sums.
+
+    Raises:
+        CaptureError: They are more than 100 days apart.
+    """
+    edges = [(int(times.min()), int(times.max())) for times in columns if len(times)]
+    first, last = min((low for low, _ in edges), default=0), max((high for _, high in edges), default=0)
+    if last - first > _LONGEST_DAYS * DAY_NS:
+        raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {AGAIN}")
+
+
+def repeated(*keys: Int64Array) -> int:
+    """Number of duplicate rows, by the keys that identify a row; the first key is the row's time."""
+    times = keys[0]
+    order = np.argsort(times, kind="stable")
+    tied = times[order[1:]] == times[order[:-1]]
+    ties = order[np.append(tied, False) | np.append(False, tied)] if tied.any() else order[:0]
+    ties = ties[np.lexsort([key[ties] for key in keys])]
+    return int(np.count_nonzero(np.logical_and.reduce([key[ties[1:]] == key[ties[:-1]] for key in keys])))
+
+
+def _early(ops: pd.DataFrame, api: pd.DataFrame) -> int:
+    """Number of operations that begin before all calls with their correlation id. CPU and GPU clocks are aligned to
+    within a few microseconds, so smaller differences are ignored.
+    """
+    count = 0
+    api_pid, op_pid, op_ids = api["pid"].to_numpy(), ops["pid"].to_numpy(), ops["correlation"].to_numpy()
+    for process in few(api_pid).tolist():
+        calls, is_of_process = api_pid == process, (op_pid == process) & (op_ids >= 0)
+        call_ids, first = api["correlation"].to_numpy()[calls], api["start_ns"].to_numpy()[calls]
+        if not (call_ids[1:] > call_ids[:-1]).all():
+            order = np.argsort(
+                call_ids, kind="stable"
+            )  # correlation ids come from a counter, so they are nearly sorted
+            call_ids = call_ids[order]
+            changes = np.flatnonzero(np.append(True, call_ids[1:] != call_ids[:-1]))
+            call_ids, first = call_ids[changes], np.minimum.reduceat(first[order], changes)
+        correlations, begun = op_ids[is_of_process], ops["start_ns"].to_numpy()[is_of_process]
+        for block in range(0, len(correlations), _BLOCK):
+            ids = correlations[block : block + _BLOCK]
+            position = np.minimum(np.searchsorted(call_ids, ids), len(call_ids) - 1)
+            is_early = begun[block : block + _BLOCK] < first[position] - _CLOCKS_NS
+            count += int(np.count_nonzero(is_early & (call_ids[position] == ids)))
+    return count
