@@ -58,8 +58,8 @@ SummaryView = Literal["device", "overview", "model", "distributed", "operator", 
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
 PlotView = Literal["layers", "timeline"]
 TraceForm = Literal["json.gz", "json"]
-
-"""What `open` reads."""
+SectionSet = Literal["basic", "detailed", "full", "source", "roofline", "nvlink", "pmsampling", "default"]
+"""ncu's sets of sections, 2020 to 2026 (`ncu --list-sets`)."""
 
 MANY_OPERATIONS = 200_000
 """Captures with more operations get findings in a report only on request, because finding them takes long."""
@@ -82,10 +82,10 @@ def open(  # what the package offers as `nvprof_kit.open`
         path: An nsys export (``.sqlite``, or a folder of ``nsys export --type=parquetdir``), an nsys report
             (``.nsys-rep``, exported once), or a PyTorch profiler trace (``.json``, ``.json.gz``); a file may be packed
             as ``.xz``. It is never written to.
-        rules: How the captured program names its NVTX ranges: a preset (``megatron-lm``, ``nemo``, ``vllm``, …) or a
-            TOML file. None for ranges that nvprof_kit emitted.
-        domain: NVTX domain of the ranges; separate several with commas; '' is the default domain. None takes the domain
-            of the rules, or ``nvprof_kit`` without rules.
+        rules: How the captured program names its NVTX ranges, if it is not nvprof_kit that emitted them: deepspeed,
+            emit-nvtx, megatron-lm, nemo, sglang, tensorrt-llm, torch-nvtx, vllm, or a TOML file.
+        domain: NVTX domain of the ranges; separate several with commas; '' or default is the default domain. [default:
+            that of the rules, nvprof_kit without rules]
         kernel_rules: A TOML file of rules that classify kernels; they take precedence over the built-in rules.
         model: The model's ``config.json`` of Hugging Face: checks the number of blocks, and names those found by the
             order of kernels. Never needed.
@@ -229,22 +229,22 @@ class Capture:
         process: int | None = None,
         with_: str | Path | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
         **rows: Unpack[RowOptions],
     ) -> Layers:
         """GPU and CPU time of each layer by phase, and the time outside all layers.
 
         Args:
-            by: ``step`` for one row per step, layer and phase, instead of one per layer and phase.
-            depth: How many levels of the model to print and draw; None for all.
+            by: One row per step, layer and phase, instead of one per layer and phase.
+            depth: Levels of the model to print and draw. [default: all]
             memory: Add the memory of each layer; needs a capture with memory marks or memory events.
-            columns: Add columns that split the time by kernel ``class``, or by ``phase`` of the loop (such as prefill
-                and decode). Cannot be combined with ``by``.
-            process: The rank of one process of a capture with several; None adds them up.
+            columns: Add columns that split the time by kernel class, or by phase of the loop (prefill, decode). Not
+                with ``by``. Repeatable.
+            process: The rank of one process of a capture with several. [default: all, added up]
             with_: For a PyTorch trace of CUDA graph replays, the trace recorded while the graphs were captured: its
                 modules and operators name the kernels of the replays.
-            steps: Which steps to include: ``3``, ``"3:5"`` or ``range(3, 5)``.
-            skip_steps: How many steps to leave out at the start of the capture.
+            steps: Which steps to include, by number: 5:20 is 5 to 19, 5: is 5 and later, 7 is one step; +3: leaves out
+                the first three of the capture; all is the whole capture, with warm-up and what ran outside steps.
+                [default: all steps but warm-up]
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -257,7 +257,7 @@ class Capture:
             named = self._like(self.path)
             named._graphs, named._rule_files = Path(with_), (*self._rule_files, Path(with_))
             scope: dict[str, Any] = {"by": by, "columns": columns, "process": process}
-            return named.layers(depth=depth, memory=memory, steps=steps, skip_steps=skip_steps, **scope, **rows)
+            return named.layers(depth=depth, memory=memory, steps=steps, **scope, **rows)
         splits = (columns,) if isinstance(columns, str) else tuple(columns)
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
@@ -269,7 +269,7 @@ class Capture:
         operations = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         if process is not None:
             operations = Operations(of_process(operations.trace, self.path, process), self._kernel_rules)
-        chosen = _steps(steps, skip_steps)
+        chosen = _steps(steps)
         result = layers(operations, steps=chosen, by_step=by == "step", memory=memory, splits=splits)
         return replace(self._with_limits(result, operations), depth=depth).selected(**rows)
 
@@ -294,7 +294,6 @@ class Capture:
         view: BreakdownView | None = None,
         *,
         steps: Steps = None,
-        skip_steps: int = 0,
         **rows: Unpack[RowOptions],
     ) -> Breakdown:
         """Split the time of each step on each GPU into compute, exposed communication, exposed copies and idle time.
@@ -303,10 +302,8 @@ class Capture:
         cause. All times are int64 nanoseconds.
 
         Args:
-            view: The table to print and to return from `Breakdown.to_frame`. None prints all tables and returns
-                ``steps``.
-            steps: Which steps to include; None for all but warm-up, and then ``steps`` has every step.
-            skip_steps: How many steps to leave out at the start of the capture.
+            view: The table to print and to return from `Breakdown.to_frame`. [default: all, and steps]
+            steps: As in `layers`.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -317,7 +314,7 @@ class Capture:
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
 
         operations = self._operations(OPTIONAL)
-        result = breakdown(operations.trace, self._kernel_rules, _steps(steps, skip_steps), operations)
+        result = breakdown(operations.trace, self._kernel_rules, _steps(steps), operations)
         return replace(result, sources=self.sources, view=view).selected(**rows)
 
     def summary(
@@ -328,7 +325,6 @@ class Capture:
         sort: str = "",
         top: int | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
     ) -> Summary:
         """Summarize the capture in up to eight views.
 
@@ -336,12 +332,11 @@ class Capture:
         time.
 
         Args:
-            view: Which view, or which views; all by default.
-            by: ``step`` for one set of rows per step, instead of one over all steps.
-            sort: Column to sort by, in descending order; by default each view has its own order.
-            top: Maximum number of rows to print per view.
-            steps: Which steps to include; None for the whole capture.
-            skip_steps: How many steps to leave out at the start of the capture.
+            view: A view. Repeatable. [default: all]
+            by: One set of rows per step, instead of one over all steps.
+            sort: Column to sort by, in descending order, named as in csv: gpu_p95_ns, calls, ...
+            top: Maximum number of rows to print per view. [default: 12]
+            steps: As in `layers`.
 
         Raises:
             UsageError: A view or column is unknown, or none of the requested steps is in the capture.
@@ -351,7 +346,7 @@ class Capture:
         views = (view,) if isinstance(view, str) else tuple(view)
         for name in views:
             _among(name, VIEWS, "view of a summary")
-        chosen = _steps(steps, skip_steps)
+        chosen = _steps(steps)
         operations = self._operations(
             set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
         )
@@ -369,18 +364,15 @@ class Capture:
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
         return replace(result, sources=self.sources).selected(top=top)
 
-    def kernels(self, *, sort: str = "", top: int | None = None, steps: Steps = None, skip_steps: int = 0) -> Summary:
+    def kernels(self, *, sort: str = "", top: int | None = None, steps: Steps = None) -> Summary:
         """The kernels with their class, calls and times, the costliest first: the view ``kernel`` of `summary`."""
-        return self.summary("kernel", sort=sort, top=top, steps=steps, skip_steps=skip_steps)
+        return self.summary("kernel", sort=sort, top=top, steps=steps)
 
-    def advise(
-        self, *, steps: Steps = None, skip_steps: int = 0, job: Judged | None = None, **rows: Unpack[RowOptions]
-    ) -> Advice:
+    def advise(self, *, steps: Steps = None, job: Judged | None = None, **rows: Unpack[RowOptions]) -> Advice:
         """List what could be made faster, each with its evidence and a fix, ranked by the time it could save.
 
         Args:
-            steps: Which steps to include; None for all except warm-up.
-            skip_steps: How many steps to leave out at the start of the capture.
+            steps: As in `layers`.
             job: The run that this capture is a rank of. Its slowest rank is then reported first, and time spent waiting
                 for that rank is not counted as a possible saving in communication.
             rows: Which findings to print and write, as in `Result.selected`.
@@ -392,17 +384,17 @@ class Capture:
 
         operations = self._operations(OPTIONAL)
         straggler = job.verdict if job is not None else None
-        limits = self._limits(steps, skip_steps)
-        chosen = _steps(steps, skip_steps)
+        limits = self._limits(steps)
+        chosen = _steps(steps)
         result = advise(operations.trace, self._kernel_rules, chosen, operations, straggler, limits=limits)
         return replace(result, sources=self.sources).selected(**rows)
 
-    def _limits(self, steps: Steps = None, skip_steps: int = 0) -> Flops | None:
+    def _limits(self, steps: Steps = None) -> Flops | None:
         """What `flops` answers where counts lie beside the capture; None without, or if they are damaged."""
         from nvprof_kit._trace.flops_file import find_flops
 
         with suppress(CaptureError):
-            return self.flops(steps=steps, skip_steps=skip_steps) if find_flops(self.path) else None
+            return self.flops(steps=steps) if find_flops(self.path) else None
         return None
 
     def flops(
@@ -412,7 +404,6 @@ class Capture:
         peak: Mapping[str, float] | None = None,
         depth: int | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
         **rows: Unpack[RowOptions],
     ) -> Flops:
         """Floating point operations, achieved FLOP/s and model FLOPs utilization (MFU) of each layer.
@@ -422,11 +413,10 @@ class Capture:
         Args:
             counts: A file written by `nvprof_kit.count_flops`. The default is ``NAME.flops.json`` next to the capture;
                 without that file, the input shapes of a PyTorch trace recorded with ``record_shapes=True`` are used.
-            peak: Peak of the GPU in operations per second by data type, such as ``{"bf16": 989e12}``; overrides the
-                built-in table.
-            depth: How many levels of the model to print; None for all.
-            steps: Which steps to include; None for all except warm-up.
-            skip_steps: How many steps to leave out at the start of the capture.
+            peak: Peak of the GPU in operations per second by data type, such as ``{"bf16": 989e12}``, which precedes
+                the built-in table. On the command line bf16=989e12. Repeatable.
+            depth: Levels of the model to print. [default: all]
+            steps: As in `layers`.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -436,7 +426,7 @@ class Capture:
         from nvprof_kit._analysis.flops.flops import flops
         from nvprof_kit._trace.flops_file import find_flops, flops_beside, flops_of_rank, read_flops
 
-        options: dict[str, Any] = {"peaks": peak or {}, "steps": _steps(steps, skip_steps)}
+        options: dict[str, Any] = {"peaks": peak or {}, "steps": _steps(steps)}
         file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
         if file is None:
             operations = self._operations(("name", "loads", "shapes"))
@@ -456,7 +446,6 @@ class Capture:
         floor: float = 20.0,
         depth: int | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
         **rows: Unpack[RowOptions],
     ) -> Metrics:
         """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
@@ -464,10 +453,9 @@ class Capture:
         Figures are percentages of the maximum throughput, as in nsys's GPU Metrics rows.
 
         Args:
-            floor: Minimum number of samples; a layer with fewer has no figures.
-            depth: How many levels of the model to print; None for all.
-            steps: Which steps to include; None for the whole capture.
-            skip_steps: How many steps to leave out at the start of the capture.
+            floor: Minimum samples; a layer with fewer has no figures.
+            depth: Levels of the model to print. [default: all]
+            steps: As in `layers`.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -478,7 +466,7 @@ class Capture:
 
         checked("floor", floor)
         operations = self._operations(("name", "samples"))
-        answer = metrics(operations, floor=floor, steps=_steps(steps, skip_steps))
+        answer = metrics(operations, floor=floor, steps=_steps(steps))
         return replace(answer, sources=self.sources, depth=depth).selected(**rows)
 
     def diff(
@@ -491,7 +479,6 @@ class Capture:
         run_noise: float | None = None,
         with_communication: bool = False,
         steps: Steps = None,
-        skip_steps: int = 0,
         min_steps: int = 2,
         anyway: bool = False,
         view: Literal["rows", "kernels"] = "rows",
@@ -505,13 +492,13 @@ class Capture:
             new: The other capture, or several runs of the other program. Paths are opened with this capture's rules and
                 domain.
             base: Further runs of this capture's program.
-            fail_on: Gates, such as ``"step:+5%"``; `Diff.held` says whether they all hold.
+            fail_on: Gates, such as step:+5%: whether the target became slower by more. `Diff.held` says if all hold.
+                Repeatable.
             allow_undecided: Whether a gate holds if the captures are too noisy to decide it.
             run_noise: Standard deviation of GPU time between runs of one program, in %: the least where several runs a
-                side measure it (None: 0.75), what is assumed where a side has one run (None: 2).
+                side measure it [default: 0.75], what is assumed where a side has one run [default: 2].
             with_communication: Whether the times of layers and phases include communication.
-            steps: Which steps of each capture to compare; None for all except warm-up.
-            skip_steps: How many steps of each capture to leave out at its start.
+            steps: As in `layers`.
             min_steps: Minimum number of steps per capture.
             anyway: Compare captures that would be refused; the reason becomes a warning.
             view: The table that `Diff.to_frame` returns.
@@ -537,7 +524,7 @@ class Capture:
             after,
             gates,
             [*operations[0], *operations[1]],
-            steps=_steps(steps, skip_steps),
+            steps=_steps(steps),
             min_steps=min_steps,
             run_noise=None if run_noise is None else checked("run_noise", run_noise) / 100,
             with_communication=with_communication,
@@ -555,18 +542,15 @@ class Capture:
         depth: int | None = None,
         step: int | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
     ) -> Plot:
         """Draw the capture, in colors that readers with color blindness can tell apart.
 
         Args:
             view: ``layers``: a bar per layer, by phase. ``timeline``: one step over time, layers above the GPU's
-                streams.
-            depth: How many levels of the model to draw; None for as many as fit.
-            step: Step number of the timeline; None for the step of median length.
-            steps: Which steps to draw (for ``timeline``: to choose from). None means all except warm-up for
-                ``timeline``, and the whole capture for ``layers``.
-            skip_steps: How many steps to leave out at the start of the capture.
+                streams, with idle gaps.
+            depth: Levels of the model to draw. [default: as many as fit]
+            step: Step number of the timeline. [default: the step of median length]
+            steps: As in `layers`.
 
         Raises:
             UsageError: The view is unknown, or the capture lacks the step.
@@ -576,7 +560,7 @@ class Capture:
         draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
         if step is not None and view != "timeline":
             raise UsageError("--step is for --view timeline; layers shows every step")
-        figure, rows, warnings = draw(depth, step, _steps(steps, skip_steps))
+        figure, rows, warnings = draw(depth, step, _steps(steps))
         return Plot(view, figure, rows, warnings, sources=self.sources)
 
     def page(
@@ -585,18 +569,15 @@ class Capture:
         step: int | None = None,
         findings: bool | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
     ) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
 
         Args:
             others: Captures to compare with this one on the same page. The page shows all details of the first captures
                 and only a comparison of further ones, names those it leaves out, and stays below 8 MB.
-            step: The only step on the timeline; None shows all steps, with a selector.
-            findings: Include the findings of `advise` and `breakdown`. None includes them for captures of up to 200,000
-                GPU operations.
-            steps: Which steps the per-step figures cover; None for all except warm-up.
-            skip_steps: How many steps to leave out at the start of the capture.
+            step: The only step on the timeline. [default: all, with a selector]
+            findings: Include the findings of `advise` and `breakdown`. [default: for up to 200,000 GPU operations]
+            steps: As in `layers`.
 
         Returns:
             The page; `Document.save` writes it. If a FLOP count next to a capture does not match the capture, a warning
@@ -611,12 +592,12 @@ class Capture:
         captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
         for capture in captures[:MAX_COMPARED]:
             if len(sheets) < MAX_WHOLE:
-                sheet, unfit = capture._sheet(step, findings, _steps(steps, skip_steps))
+                sheet, unfit = capture._sheet(step, findings, _steps(steps))
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit
             else:
-                compared.append(capture.layers(steps=steps, skip_steps=skip_steps))
+                compared.append(capture.layers(steps=steps))
             if capture is not self and capture not in others:
                 capture.close()  # a page of many captures holds no more than two
         absent = [str(capture.path) for capture in captures[MAX_COMPARED:]]
@@ -630,9 +611,15 @@ class Capture:
         step: int | None = None,
         findings: bool | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
     ) -> Path:
         """Write `page` to an ``.html`` file. The page loads nothing from the network.
+
+        Args:
+            path: The file.
+            others: As in `page`.
+            step: As in `page`.
+            findings: As in `page`.
+            steps: As in `layers`.
 
         Returns:
             The path.
@@ -640,18 +627,15 @@ class Capture:
         Raises:
             UsageError: The suffix is not ``.html``, or the file is an input or cannot be written.
         """
-        return self.page(*others, step=step, findings=findings, steps=steps, skip_steps=skip_steps).save(path)
+        return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
-    def perfetto(
-        self, *, step: int | None = None, form: TraceForm = "json.gz", steps: Steps = None, skip_steps: int = 0
-    ) -> Document:
+    def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz", steps: Steps = None) -> Document:
         """Make a trace for the Perfetto UI and chrome://tracing, with layers, phases, streams and idle gaps as tracks.
 
         Args:
-            step: Include only this step; None for the whole capture.
+            step: Include only this step. [default: the whole capture]
             form: Plain or gzipped JSON; both viewers open both.
             steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
-            skip_steps: How many steps to leave out at the start of the capture.
 
         Raises:
             UsageError: The capture does not contain the step, or both step and steps are given.
@@ -659,7 +643,7 @@ class Capture:
         from nvprof_kit._report.export.trace_events import BY_SUFFIX, suffixes_of, trace_events
         from nvprof_kit._result.writer import Document
 
-        timeline, info = self._timeline(step, _steps(steps, skip_steps))
+        timeline, info = self._timeline(step, _steps(steps))
         _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
         return Document(lambda: trace_events(timeline, info, form), suffixes_of(form), self.sources, info.warnings)
 
@@ -671,8 +655,13 @@ class Capture:
         instance, chosen = self._instance(step), self._chosen(step, steps)
         return timeline(operations.trace, operations.attribution, instance, chosen=chosen), operations.trace.info
 
-    def export(self, path: str | Path, *, step: int | None = None, steps: Steps = None, skip_steps: int = 0) -> Path:
+    def export(self, path: str | Path, *, step: int | None = None, steps: Steps = None) -> Path:
         """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
+
+        Args:
+            path: The file.
+            step: As in `perfetto`.
+            steps: As in `layers`.
 
         Raises:
             UsageError: The suffix is unknown, or the capture does not contain the step.
@@ -680,7 +669,7 @@ class Capture:
         from nvprof_kit._report.export.trace_events import form_of
 
         form: Any = form_of(Path(path))
-        return self.perfetto(step=step, form=form, steps=steps, skip_steps=skip_steps).save(path)
+        return self.perfetto(step=step, form=form, steps=steps).save(path)
 
     def _chosen(self, step: int | None, steps: StepOptions) -> npt.NDArray[np.bool_] | None:
         """Which instances of steps are asked for, None for the whole capture."""
@@ -692,9 +681,7 @@ class Capture:
         if not steps.selects:
             return None if step is None else np.arange(len(numbers)) == self._instance(step)
         if step is not None:
-            raise UsageError(
-                "one step (--step) and several (--steps, --skip-steps) are asked for; needed is one of them"
-            )
+            raise UsageError("one step (--step) and several (--steps) are asked for; needed is one of them")
         return chosen_steps(steps, numbers, str(self.path))
 
     def _instance(self, step: int | None) -> int | None:
@@ -713,7 +700,7 @@ class Capture:
         layer: str = "",
         phase: str = "",
         every_layer: bool = False,
-        set: str = "basic",
+        set: SectionSet = "basic",
         rank: int | None = None,
         memory_gb: float = 1.0,
         script: str | Path | None = None,
@@ -725,8 +712,8 @@ class Capture:
 
         Args:
             share: Fraction of that time to represent, 0 to 1.
-            layer: Only this layer and the layers inside it.
-            phase: Only this phase.
+            layer: Only this layer and the layers inside it, such as model.layers.3.
+            phase: Only this phase, such as forward, backward or optimizer.
             every_layer: Reach the share in each block of the model, not only overall.
             set: Section set of ncu (``ncu --set``).
             rank: In a multi-rank program, the rank to measure.
@@ -742,10 +729,9 @@ class Capture:
         """
         from nvprof_kit._analysis.kernels.signatures import NEEDED as FOR_METRICS
         from nvprof_kit._analysis.ncu.plan import plan
-        from nvprof_kit._capture.ncu_script import SETS
         from nvprof_kit._trace.flops_file import find_flops, read_flops
 
-        _among(set, dict.fromkeys(SETS), "set of sections")
+        _among(set, dict.fromkeys(get_args(SectionSet)), "set of sections")
         checked("share", share, 1e-6, 1)
         checked("memory_gb", memory_gb)
         operations = self._operations(FOR_METRICS)
@@ -935,11 +921,11 @@ def _with_work(result: Diff) -> Diff:
     return replace(with_work(result, (base, new)), sources=(*result.sources, *filter(None, files)))
 
 
-def _steps(steps: Steps, skip_steps: int) -> StepOptions:
+def _steps(steps: Steps) -> StepOptions:
     """The steps that are asked for."""
     from nvprof_kit._analysis.attribution.steps import StepOptions
 
-    return StepOptions.of(steps, skip_steps)
+    return StepOptions.of(steps)
 
 
 def _among(name: str, choices: Mapping[str, Any], subject: str) -> Any:

@@ -209,12 +209,9 @@ class Job:
                 )
         return self._table("what-if", replay.what_if(graph, changes))
 
-    def answer(self, top: int = 10) -> Ranks:
+    def answer(self) -> Ranks:
         """All tables together. Critical path, what-if, groups and bubbles are left out if the job has too many
         collectives.
-
-        Args:
-            top: Maximum number of rows to print per table.
         """
         from nvprof_kit._ranks.answer import Ranks
         from nvprof_kit._ranks.replay import error
@@ -239,7 +236,6 @@ class Job:
             groups=self.groups().rows if replayed else None,
             bubbles=self.bubbles().rows if replayed else None,
             micro_batches=self.micro_batches().rows if replayed else None,
-            top=top,
             sources=self._sources,
             make_page=self.page,
         )
@@ -386,11 +382,12 @@ def open_job(
 
     Args:
         captures: Capture files, folders of captures, or one folder of maps.
-        maps: Folder in which to keep maps and reuse existing ones; None keeps none.
-        domain: NVTX domain of the ranges, as in `nvprof_kit.open`.
-        rules: How the program names its ranges, as in `nvprof_kit.open`.
+        maps: Folder in which to keep maps, and reuse those of unchanged captures.
+        domain: NVTX domain of the ranges; separate several with commas. [default: that of the rules, else
+            nvprof_kit]
+        rules: How the program names its ranges: a preset or a TOML file, as in `nvprof_kit.open`.
         ranks: Rank by file name, for captures that do not contain their rank.
-        workers: Number of threads that read captures; None for one per processor.
+        workers: Threads that read captures. [default: one per processor]
         executor: Reads the captures instead of threads: any executor of `concurrent.futures`, or a Dask client's.
         done: Called with the path of each capture when it is mapped.
 
@@ -445,7 +442,7 @@ def map_captures(
         ranks: As in `open_job`.
         workers: As in `open_job`.
         executor: As in `open_job`.
-        dask: Address of a Dask scheduler, whose workers map instead.
+        dask: Address of a Dask scheduler; its workers, which see captures and maps under the same paths, map instead.
         done: As in `open_job`.
         part: ``(index, count)``: map only this part of the captures, so that several processes can share the work.
 

@@ -77,7 +77,7 @@ class NcuReports:
         Args:
             capture: An nsys capture of the same program. Each measured kernel then stands for all its launches in the
                 capture. A path is opened with the rules of the reports.
-            depth: Levels of the model that are printed; None for all.
+            depth: Levels of the model to print. [default: all]
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -148,7 +148,6 @@ class MemorySnapshot:
         *,
         device: int | None = None,
         steps: Steps = None,
-        skip_steps: int = 0,
         **rows: Unpack[RowOptions],
     ) -> Memory:
         """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
@@ -156,10 +155,10 @@ class MemorySnapshot:
         Sizes are int64 bytes.
 
         Args:
-            by: The table to print and to return from `Memory.to_frame`. None prints all tables and returns ``layer``.
-            device: Device ordinal; None for the one with the most reserved memory.
-            steps: Which steps the table ``step`` covers; None for all.
-            skip_steps: How many steps to leave out of it, from the first.
+            by: The table to print and to return from `Memory.to_frame`: holders of the peak by layer, stack or size;
+                all allocations by layer; growth by step; segments; leaks. [default: all, and layer]
+            device: Device ordinal. [default: the device with the most reserved memory]
+            steps: Which steps the table of steps covers, as in `Capture.layers`. [default: all]
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -171,7 +170,7 @@ class MemorySnapshot:
         from nvprof_kit._analysis.memory.memory import memory
 
         result = replace(memory(snapshot, device), sources=(self.path,), by=by)
-        chosen = StepOptions.of(steps, skip_steps)
+        chosen = StepOptions.of(steps)
         if chosen.selects:
             selected = chosen_steps(chosen, result.steps["step"].to_numpy(), str(self.path))
             result = replace(result, steps=result.steps[selected].reset_index(drop=True))
@@ -214,18 +213,17 @@ class TimerLog:
         collective: Sequence[str] = (),
         warm_up: int = 1,
         steps: Steps = None,
-        skip_steps: int = 0,
         **rows: Unpack[RowOptions],
     ) -> Timers:
         """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
 
         Args:
-            by: ``rank`` for one row per stage and rank, ``call`` for one row per call; None for one row per stage.
-            collective: Stages that end with a collective. By default those named after a collective, or ``backward`` if
-                there are none.
-            warm_up: Number of first calls of each stage to leave out of the verdict.
-            steps: Which calls of each stage to include, counted per rank from 0; None for all.
-            skip_steps: How many calls of each stage to leave out, from the first.
+            by: One row per stage and rank, or per call, instead of one per stage.
+            collective: A stage that ends with a collective, for the verdict. Repeatable. [default: stages named after
+                one, else backward]
+            warm_up: First calls of each stage to leave out of the verdict.
+            steps: Which calls of each stage to include, counted per rank from 0: 5:20, 5:, 7, or +3: to leave out the
+                first three. [default: all]
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
@@ -235,7 +233,7 @@ class TimerLog:
         from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._analysis.timers import timers
 
-        chosen = StepOptions.of(steps, skip_steps)
+        chosen = StepOptions.of(steps)
         answer = timers(self.logs, by, tuple(collective), warm_up, chosen)
         return replace(answer, sources=self.sources).selected(**rows)
 

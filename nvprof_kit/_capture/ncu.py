@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from nvprof_kit._capture.machine import run_command
 from nvprof_kit._capture.recipes import recipes_folder
@@ -224,42 +225,74 @@ def measure_program(  # noqa: PLR0912, PLR0915
     program: Sequence[str],
     output: str,
     *,
+    roofline: bool = False,
     layer: str | None = None,
-    phase: str | None = None,
+    phase: Literal["forward", "backward", "recompute"] | None = None,
     domain: str | None = None,
-    kernels: Sequence[str] = (),
+    kernel: Sequence[str] = (),
     each: bool = False,
     capture: str | None = None,
     top: int | None = None,
-    roofline: bool = False,
-    sets: Sequence[str] = (),
+    set: Sequence[str] = (),
     force: bool = False,
-    min_free_mb: int = 1024,
+    min_free: int = 1024,
     window: bool = False,
     count: int | None = None,
     skip: int | None = None,
-    arch: str | None = None,
-    clock: str = "none",
-    cache: str = "all",
-    replay: str | None = None,
+    arch: Literal["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"] | None = None,
+    clock: Literal["base", "none"] = "none",
+    cache: Literal["all", "none"] = "all",
+    replay: Literal["kernel", "application", "range", "app-range"] | None = None,
     rank: int | None = None,
-    extra: Sequence[str] = (),
+    ncu: Sequence[str] = (),
     quiet: bool = False,
     dry_run: bool = False,
     environ: Mapping[str, str],
     costliest_kernels: CostliestKernels,
 ) -> int:
-    """Run a program under ncu; arguments as the options of ``nvprof-kit ncu profile``.
+    """Run a program under ncu.
+
+    Args:
+        program: The command line.
+        output: Name of the report without suffix.
+        roofline: What a roofline needs, of one --layer or of every launch.
+        layer: The layer's path, as nvprof-kit layers prints it.
+        phase: Phase of the layer. [default: forward]
+        domain: NVTX domain of the ranges; '' is the default domain. [default: nvprof_kit]
+        kernel: A regular expression for the function's name, without parameters. Repeatable.
+        each: The first launch of every grid, block and shared memory that the kernel comes with, instead of --count.
+        capture: An nsys capture of the program, whose costliest kernels are measured.
+        top: With --capture: how many kernels. [default: 10]
+        set: What to measure: speed-of-light, memory, tensor, occupancy, stalls, roofline, communication, or a file like
+            those in recipes/ncu/sets. Repeatable. [default: the first five]
+        force: Overwrite existing reports.
+        min_free: Refuse to start with less disk left.
+        window: Measure only from cudaProfilerStart to cudaProfilerStop.
+        count: At most N launches, or with --replay range and app-range N ranges. [default: 10 with --kernel, else all]
+        skip: Skip the first N launches that match.
+        arch: Architecture, where metrics differ. [default: that of the first GPU, else sm_90]
+        clock: base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it.
+        cache: all: empty caches before each pass, numbers that repeat; none: leave them.
+        replay: What is run again for each pass; range and app-range measure the layer's ranges as a whole each.
+            [default: kernel; application, the whole program, with --rank or where NVLink is measured, since what waits
+            for another GPU hangs when it is run again alone]
+        rank: Of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
+            its launcher has to start recipes/ncu/rank.sh on each.
+        ncu: Additional word for ncu, passed unchanged: -x --devices -x 0. Repeatable.
+        quiet: Print only errors, for the logs of batch jobs.
+        dry_run: Print the equivalent ncu commands and run nothing.
+        environ: What to add to the program's environment.
+        costliest_kernels: Reads the costliest kernels of a capture.
 
     Returns:
         The program's exit status; 1 if the report could not be brought to its place.
     """
-    ncu = os.environ.get("NCU") or "ncu"
+    tool = os.environ.get("NCU") or "ncu"
     selection = _selection(
         layer=layer,
         phase=phase,
         domain=domain,
-        kernels=kernels,
+        kernels=kernel,
         each=each,
         capture=capture,
         top=top,
@@ -275,26 +308,26 @@ def measure_program(  # noqa: PLR0912, PLR0915
             raise UsageError(f"with --replay {replay} {why}")
         if replay == "app-range" and count is None:
             count = 1  # ncu 2025.3.1 hangs in the second one of a pass
-    elif kernels and not each and count is None:
+    elif kernel and not each and count is None:
         count = 10
     if "--filter-mode=per-launch-config" in selection:
         message = "this ncu cannot tell launches apart by configuration; needed 2022.4 or newer"
-        _need_option(ncu, "per-launch-config", message)
+        _need_option(tool, "per-launch-config", message)
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit ncu profile [OPTION]... -- python train.py")
     output = output.removesuffix(".ncu-rep")
     if "%" in output:
         raise UsageError(f"-o '{output}': ncu gives % a meaning; take a name without")
     need_name(output)
-    arch = arch or installed_arch()
+    architecture = arch or installed_arch()
     sections, metrics = read_sets(
-        ["base", *(sets or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline], arch
+        ["base", *(set or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline], architecture
     )
     if replay is None:
         waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
         replay = "application" if waits else "kernel"
-    sections, metrics = with_installed(ncu, arch, sections, metrics, quiet=quiet)
-    _check_ranks(ncu, rank, program, quiet=quiet)
+    sections, metrics = with_installed(tool, architecture, sections, metrics, quiet=quiet)
+    _check_ranks(tool, rank, program, quiet=quiet)
     settings = ["--target-processes", "all", "--nvtx", f"--replay-mode={replay}", f"--clock-control={clock}"]
     settings += [f"--cache-control={cache}"]
     settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
@@ -307,16 +340,16 @@ def measure_program(  # noqa: PLR0912, PLR0915
 
     def command(report: str, overwrite: Sequence[str] = ()) -> list[str]:
         measured = [*(f"--section={name}" for name in sections), f"--metrics={','.join(metrics)}"]
-        return [ncu, *overwrite, *settings, *measured, *extra, f"--export={report}", *program]
+        return [tool, *overwrite, *settings, *measured, *ncu, f"--export={report}", *program]
 
     if dry_run:
         print_command(command(output, ["--force-overwrite"] if force else []), environ=added)
-        print(f"LC_ALL=C {shlex.join([ncu, f'--import={output}.ncu-rep', *_IMPORT])} > {shlex.quote(f'{output}.csv')}")
+        print(f"LC_ALL=C {shlex.join([tool, f'--import={output}.ncu-rep', *_IMPORT])} > {shlex.quote(f'{output}.csv')}")
         return 0
-    need_tool("ncu", ncu, "Nsight Compute")
+    need_tool("ncu", tool, "Nsight Compute")
     refuse_existing(output, [".ncu-rep", ".csv"], force=force)
     need_program(program)
-    need_space(Path(output).parent, min_free_mb)
+    need_space(Path(output).parent, min_free)
     stage = open_stage(output, force=force)
     report = stage / f"{Path(output).name}.ncu-rep"
     supervisor = NcuSupervisor(added)
@@ -330,7 +363,9 @@ def measure_program(  # noqa: PLR0912, PLR0915
             for match in _REFUSED.finditer(log)
             for name in (match[1] or match[2]).split(",")
         }
-        remaining = [name for name in sections if not refused & _metrics_of_section(ncu, name)] if refused else sections
+        remaining = (
+            [name for name in sections if not refused & _metrics_of_section(tool, name)] if refused else sections
+        )
         measured = [name for name in metrics if name.partition(".")[0] not in refused]
         if [*remaining, *measured] == [*sections, *metrics]:
             break
@@ -349,7 +384,7 @@ def measure_program(  # noqa: PLR0912, PLR0915
         why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
         raise _failed(status, f"no report: ncu measured no kernel; see what it said above{why}")
     with report.with_suffix(".csv").open("wb") as page:
-        imported = [ncu, f"--import={report}", *_IMPORT]
+        imported = [tool, f"--import={report}", *_IMPORT]
         result = subprocess.run(imported, stdout=page, env={**os.environ, "LC_ALL": "C"}, check=False)
     if result.returncode:
         raise _failed(status, f"ncu cannot read what it wrote; what there is stays in {stage}")

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
+from typing import Literal
 
 from nvprof_kit._capture import nsys as command_lines
 from nvprof_kit._capture.nsys import Options, Window
@@ -93,30 +94,54 @@ def profile_program(  # noqa: PLR0912, PLR0915
     force: bool = False,
     preset: str = "train",
     trace: str | None = None,
-    extra: Sequence[str] = (),
-    min_free_mb: int = 1024,
+    nsys: Sequence[str] = (),
+    min_free: int = 1024,
     quiet: bool = False,
     dry_run: bool = False,
     step: int | None = None,
-    text: str | None = None,
+    range: str | None = None,
     schedule: str | None = None,
     windows: int | None = None,
     cuda_profiler: bool = False,
     delay: float | None = None,
     duration: float | None = None,
     keep_running: bool = False,
-    export: str = "sqlite",
+    export: Literal["sqlite", "parquetdir", "none"] = "sqlite",
     environ: Mapping[str, str],
     is_empty: IsEmpty,
 ) -> int:
-    """Run a program under ``nsys profile``; arguments as the options of ``nvprof-kit profile``.
+    """Run a program under ``nsys profile``.
+
+    Args:
+        program: The command line.
+        output: Name of the report without suffix.
+        force: Overwrite existing reports.
+        preset: Settings: train, infer, graphs, memory, metrics, light, or a file like those in recipes/nsys/presets.
+        trace: What nsys traces, instead of the preset's list.
+        nsys: Additional option of nsys, passed unchanged: -x --stats=true. Repeatable.
+        min_free: Refuse to start with less disk left.
+        quiet: Print only errors, for the logs of batch jobs.
+        dry_run: Print the equivalent nsys command and run nothing.
+        step: Capture only the range of nvprof_kit.step(N).
+        range: Capture only the first range TEXT in domain nvprof_kit; TEXT@DOMAIN for another domain, TEXT@ for none.
+        schedule: Capture the windows of nvprof_kit.record(schedule=None) in the program with this schedule: early,
+            stable, periodic, 50:60, or skip_first=50,active=10,repeat=2. Each of several windows has its report:
+            NAME.1, NAME.2, ...
+        windows: Capture N windows of the program's own nvprof_kit.record(schedule=...); 0: all.
+        cuda_profiler: Capture from cudaProfilerStart to cudaProfilerStop.
+        delay: Begin S seconds after the program's start.
+        duration: End after S seconds, and the program with it (SIGTERM); goes with --delay.
+        keep_running: With --duration: let the program continue; the verb then returns immediately with 0.
+        export: What to export beside the report: NAME.sqlite, the folder NAME_pqtdir, which is faster, or nothing.
+        environ: What to add to the program's environment.
+        is_empty: Whether an export has nothing that nsys can trace.
 
     Returns:
         The program's exit status; 1 if nothing was captured or the report could not be brought to its place.
     """
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py")
-    option, window = _window(step, text, schedule, windows, cuda_profiler)
+    option, window = _window(step, range, schedule, windows, cuda_profiler)
     if option and (delay is not None or duration is not None):
         raise UsageError(f"--{option} goes without --delay and --duration: the {option} says when")
     if keep_running and duration is None:
@@ -133,19 +158,19 @@ def profile_program(  # noqa: PLR0912, PLR0915
         settings.append(f"--duration={duration:.9g}")
     if keep_running:
         settings.append("--kill=none")
-    nsys = _nsys()
-    settings = _fitted(settings, extra, command_lines.read_options(nsys, "profile"), quiet=quiet)
+    tool = _nsys()
+    settings = _fitted(settings, nsys, command_lines.read_options(tool, "profile"), quiet=quiet)
     added = {**window.environ, **environ}
     output = output.removesuffix(".nsys-rep")
     if dry_run:
         need_name(output)
         overwrite = ["--force-overwrite=true"] if force else []
-        nsys_command = [nsys, "profile", *settings, f"--export={export}", *overwrite, f"--output={output}", *program]
+        nsys_command = [tool, "profile", *settings, f"--export={export}", *overwrite, f"--output={output}", *program]
         print_command(nsys_command, environ=added, output=output)
         return 0
     output = expand_name(output)
     need_name(output)
-    version = need_tool("nsys", nsys, "Nsight Systems")
+    version = need_tool("nsys", tool, "Nsight Systems")
     if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
         raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")
     refuse_existing(output, NSYS_SUFFIXES, force=force)
@@ -154,8 +179,8 @@ def profile_program(  # noqa: PLR0912, PLR0915
         why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
         say(f"--duration {duration:.9g}: {why}", quiet=quiet)
     if keep_running:  # the program may have its part of nsys's files there
-        need_space(Path(os.environ.get("TMPDIR") or "/tmp"), min_free_mb)
-    need_space(Path(output).parent, min_free_mb)
+        need_space(Path(os.environ.get("TMPDIR") or "/tmp"), min_free)
+    need_space(Path(output).parent, min_free)
     # nsys would not wait for the program that it ends
     ends_with_capture = duration is not None and not any(setting.startswith("--kill=") for setting in settings)
     if ends_with_capture:
@@ -176,7 +201,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
         ends_with_capture=ends_with_capture,
     )
     start = time.monotonic()
-    status = supervisor.run([nsys, "profile", *settings, f"--export={export}", output_setting(stage, output)], program)
+    status = supervisor.run([tool, "profile", *settings, f"--export={export}", output_setting(stage, output)], program)
     has_begun, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
     shutil.rmtree(state, ignore_errors=True)
     if not keep_running and (status > 128 or supervisor.left_early or not any(stage.iterdir())):
@@ -188,7 +213,7 @@ def profile_program(  # noqa: PLR0912, PLR0915
         supervisor.print_withheld()
     absent = absent if has_begun else "nsys ended before it began the program"
     return finish_report(
-        nsys,
+        tool,
         stage,
         Path(output).parent,
         status,
@@ -207,37 +232,48 @@ def _ends_early(version: str) -> bool:
 
 def launch_session(
     program: Sequence[str],
-    name: str,
     *,
-    preset: str,
-    trace: str | None,
-    extra: Sequence[str],
+    session: str = "nvprof_kit",
+    preset: str = "train",
+    trace: str | None = None,
+    nsys: Sequence[str] = (),
+    quiet: bool = False,
+    dry_run: bool = False,
     environ: Mapping[str, str],
-    quiet: bool,
-    dry_run: bool,
 ) -> int:
-    """Run a program in a new nsys session; arguments as the options of ``nvprof-kit session launch``.
+    """Run a program in a new nsys session.
+
+    Args:
+        program: The command line.
+        session: Name of the session, a letter first.
+        preset: As in `profile_program`.
+        trace: As in `profile_program`.
+        nsys: As in `profile_program`.
+        quiet: As in `profile_program`.
+        dry_run: As in `profile_program`.
+        environ: As in `profile_program`.
 
     Returns:
         The program's exit status.
     """
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit session launch [OPTION]... -- python serve.py")
-    need_session_name(name)
+    need_session_name(session)
     settings = command_lines.read_preset(preset)
     if trace:
         settings = command_lines.with_trace(settings, trace)
-    nsys = _nsys()
-    settings = _fitted(settings, extra, command_lines.read_options(nsys, "launch", "start"), quiet=quiet)
-    nsys_command = [nsys, "launch", f"--session-new={name}", *settings]
+    tool = _nsys()
+    settings = _fitted(settings, nsys, command_lines.read_options(tool, "launch", "start"), quiet=quiet)
+    nsys_command = [tool, "launch", f"--session-new={session}", *settings]
     if dry_run:
         print_command([*nsys_command, *program], environ=environ)
         return 0
-    need_tool("nsys", nsys, "Nsight Systems")
+    need_tool("nsys", tool, "Nsight Systems")
     need_program(program)
-    if session_state(nsys, name):
+    if session_state(tool, session):
         raise UsageError(
-            f"a session {name} runs already; take another name with -s NAME, or end it: nsys shutdown --session={name}"
+            f"a session {session} runs already; take another name with -s NAME, or end it: "
+            f"nsys shutdown --session={session}"
         )
     need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
     with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
@@ -252,27 +288,39 @@ def launch_session(
 
 
 def start_session(
-    name: str,
     *,
-    output: str | None,
-    force: bool,
-    preset: str,
-    extra: Sequence[str],
-    min_free_mb: int,
-    quiet: bool,
-    dry_run: bool,
+    session: str = "nvprof_kit",
+    output: str | None = None,
+    force: bool = False,
+    preset: str = "train",
+    nsys: Sequence[str] = (),
+    min_free: int = 1024,
+    quiet: bool = False,
+    dry_run: bool = False,
 ) -> int:
-    """Begin a capture in a session; arguments as the options of ``nvprof-kit session start``."""
-    need_session_name(name)
+    """Begin a capture in a session.
+
+    Args:
+        session: As in `launch_session`.
+        output: Name of the report without suffix; %h is the host, %p this process, %q{VARIABLE} a variable. [default:
+            SESSION.1, or the next number that is free]
+        force: As in `profile_program`.
+        preset: As in `profile_program`.
+        nsys: As in `profile_program`.
+        min_free: As in `profile_program`.
+        quiet: As in `profile_program`.
+        dry_run: As in `profile_program`.
+    """
+    need_session_name(session)
     number = 1
-    while any(os.path.lexists(f"{name}.{number}.{suffix}") for suffix in ("nsys-rep", "sqlite")):
+    while any(os.path.lexists(f"{session}.{number}.{suffix}") for suffix in ("nsys-rep", "sqlite")):
         number += 1
-    output = (output or f"{name}.{number}").removesuffix(".nsys-rep")
+    output = (output or f"{session}.{number}").removesuffix(".nsys-rep")
     need_name(output)
-    nsys = _nsys()
-    options = command_lines.read_options(nsys, "start", "launch")
-    settings = _fitted(command_lines.read_preset(preset), extra, options, quiet=quiet)
-    nsys_command = [nsys, "start", f"--session={name}", *settings, "--export=sqlite"]
+    tool = _nsys()
+    options = command_lines.read_options(tool, "start", "launch")
+    settings = _fitted(command_lines.read_preset(preset), nsys, options, quiet=quiet)
+    nsys_command = [tool, "start", f"--session={session}", *settings, "--export=sqlite"]
     if dry_run:
         print_command(
             [*nsys_command, *(["--force-overwrite=true"] if force else []), f"--output={output}"], output=output
@@ -280,18 +328,18 @@ def start_session(
         return 0
     output = expand_name(output)
     need_name(output)
-    need_tool("nsys", nsys, "Nsight Systems")
+    need_tool("nsys", tool, "Nsight Systems")
     refuse_existing(output, NSYS_SUFFIXES, force=force)
-    session = session_state(nsys, name)
-    if not session:
+    state_line = session_state(tool, session)
+    if not state_line:
         raise UsageError(
-            f"no session {name}; start the program with nvprof-kit session launch, and see nvprof-kit session status"
+            f"no session {session}; start the program with nvprof-kit session launch, and see nvprof-kit session status"
         )
-    if "Collection" in session:
-        raise UsageError(f"session {name} captures already; end that with nvprof-kit session stop -s {name}")
-    need_space(Path(output).parent, min_free_mb)
-    need_space(Path(os.environ.get("TMPDIR") or "/tmp"), min_free_mb)  # nsys spools there
-    state = state_file(name)
+    if "Collection" in state_line:
+        raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
+    need_space(Path(output).parent, min_free)
+    need_space(Path(os.environ.get("TMPDIR") or "/tmp"), min_free)  # nsys spools there
+    state = state_file(session)
     stage = open_stage(output, force=force)
     state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n{force}\n")
     status = subprocess.run([*nsys_command, output_setting(stage, output)], check=False).returncode
@@ -301,31 +349,46 @@ def start_session(
         error = ToolError("nsys did not start the capture")
         error.exit_code = status if status > 0 else 128 - status
         raise error
-    say(f"session {name} captures into {output}; end it with nvprof-kit session stop", quiet=quiet)
+    say(f"session {session} captures into {output}; end it with nvprof-kit session stop", quiet=quiet)
     return 0
 
 
-def stop_session(name: str, *, shutdown: bool, quiet: bool, dry_run: bool, is_empty: IsEmpty) -> int:
-    """End the capture of a session and write its report; arguments as the options of ``nvprof-kit session stop``."""
-    need_session_name(name)
+def stop_session(
+    *,
+    session: str = "nvprof_kit",
+    shutdown: bool = False,
+    quiet: bool = False,
+    dry_run: bool = False,
+    is_empty: IsEmpty,
+) -> int:
+    """End the capture of a session and write its report.
+
+    Args:
+        session: As in `launch_session`.
+        shutdown: End the session too, and the program with it (SIGTERM).
+        quiet: As in `profile_program`.
+        dry_run: As in `profile_program`.
+        is_empty: As in `profile_program`.
+    """
+    need_session_name(session)
     nsys = _nsys()
-    stop = [nsys, "stop", f"--session={name}"]
-    end = [nsys, "shutdown", f"--session={name}", "--kill=sigterm"]
+    stop = [nsys, "stop", f"--session={session}"]
+    end = [nsys, "shutdown", f"--session={session}", "--kill=sigterm"]
     if dry_run:
         print_command(stop)
         if shutdown:
             print_command(end)
         return 0
     need_tool("nsys", nsys, "Nsight Systems")
-    state = state_file(name)
-    session = session_state(nsys, name)
+    state = state_file(session)
+    state_line = session_state(nsys, session)
     if not state.is_file():
-        if shutdown and session:
+        if shutdown and state_line:
             return subprocess.run(end, check=False).returncode
-        raise UsageError(f"no capture to end in session {name}; begin one with nvprof-kit session start")
+        raise UsageError(f"no capture to end in session {session}; begin one with nvprof-kit session start")
     stage, folder, force = state.read_text().splitlines()
     status = 0
-    if "Collection" in session:
+    if "Collection" in state_line:
         supervisor = NsysSupervisor(Path(stage), Path(stage), {}, stay=False, quiet=quiet)
         result = subprocess.run(
             stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
@@ -336,18 +399,23 @@ def stop_session(name: str, *, shutdown: bool, quiet: bool, dry_run: bool, is_em
         if status:
             supervisor.print_withheld()
     else:  # nsys wrote the report then
-        say(f"session {name} captures no more: its program ended", quiet=quiet)
+        say(f"session {session} captures no more: its program ended", quiet=quiet)
     state.unlink(missing_ok=True)
     status = finish_report(
         nsys, Path(stage), Path(folder), status, force=force == "True", quiet=quiet, is_empty=is_empty
     )
-    if shutdown and session:
+    if shutdown and state_line:
         subprocess.run(end, check=False)
     return status
 
 
-def print_status(*, environment: bool, dry_run: bool) -> None:
-    """List the nsys sessions of this machine and, with ``environment``, what nsys says about the machine."""
+def print_status(*, environment: bool = False, dry_run: bool = False) -> None:
+    """List the nsys sessions of this machine and their states.
+
+    Args:
+        environment: Also what nsys says about CPU sampling and the machine.
+        dry_run: Print the equivalent nsys command and run nothing.
+    """
     nsys = _nsys()
     commands = [[nsys, "sessions", "list"], *([[nsys, "status", "--environment"]] if environment else [])]
     if not dry_run:

@@ -43,12 +43,12 @@ class Rank(NamedTuple):
         return "-".join(part for part in parts if part)
 
 
-def choose_rank(ranks: str, *, local: bool) -> Rank:
+def choose_rank(ranks: str = "0", *, local: bool = False) -> Rank:
     """Find out which rank this process is.
 
     Args:
-        ranks: Which ranks to profile: ``all``, or numbers, ranges and strides such as ``0,3,8-15,0-31:8``.
-        local: Whether ``ranks`` counts the ranks of each host.
+        ranks: Which ranks: all, or numbers, ranges and strides such as 0,3 or 0-7 or 0-31:8.
+        local: LIST counts the ranks of each host: --ranks 0 --local profiles one on every host.
 
     Raises:
         UsageError: No rank is known, or the list is none.

@@ -1,4 +1,4 @@
-"""The command line. Each verb is one file: parse arguments, make one library call, write the result.
+"""The command line: it runs a verb, and turns errors into one line and an exit status.
 
 Verbs import what they need when they run, so that ``--help`` and ``--version`` are fast.
 """
@@ -18,21 +18,8 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit._cli.help import VerbGroups
-from nvprof_kit._cli.verbs.capture.capturing import profile, ranks_profile, session
-from nvprof_kit._cli.verbs.capture.doctor import doctor
-from nvprof_kit._cli.verbs.capture.profile_ncu import profile as ncu_profile
-from nvprof_kit._cli.verbs.capture.recipes import recipes
-from nvprof_kit._cli.verbs.capture.record import record
-from nvprof_kit._cli.verbs.capture.scrub import scrub
-from nvprof_kit._cli.verbs.diff import diff
-from nvprof_kit._cli.verbs.export import export
-from nvprof_kit._cli.verbs.ncu import ncu
-from nvprof_kit._cli.verbs.plot import plot
-from nvprof_kit._cli.verbs.ranks import ranks
-from nvprof_kit._cli.verbs.reading import advise, breakdown, flops, layers, memory, metrics, summary, timers
-from nvprof_kit._cli.verbs.report import report
-from nvprof_kit._cli.verbs.skill import skill
+from nvprof_kit._cli.verb import group
+from nvprof_kit._cli.verbs import capture, job, ncu, out, reading  # noqa: F401  # each adds its verbs to the group
 from nvprof_kit._result.formats import plain
 from nvprof_kit.errors import NvprofKitError
 
@@ -43,56 +30,7 @@ _OBJECTS = 50_000
 """New objects until a collection; Python's default is some hundred or thousand."""
 
 
-def _print_version(context: click.Context, _: click.Parameter, requested: bool) -> None:
-    if requested:
-        click.echo(f"nvprof-kit {__version__}")
-        context.exit()
-
-
-@click.group(
-    cls=VerbGroups,
-    name="nvprof-kit",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version and exit.",
-)
-def group() -> None:
-    """Per-layer GPU and CPU costs of transformers, from NVIDIA Nsight data."""
-
-
-ncu.add_command(ncu_profile)
-ranks.add_command(ranks_profile)
-for _verb in (
-    layers,
-    summary,
-    breakdown,
-    advise,
-    diff,
-    report,
-    plot,
-    export,
-    profile,
-    session,
-    record,
-    recipes,
-    ranks,
-    metrics,
-    flops,
-    ncu,
-    timers,
-    memory,
-    doctor,
-    scrub,
-    skill,
-):
-    group.add_command(_verb)
+click.version_option(__version__, message="nvprof-kit %(version)s", help="Print the version and exit.")(group)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.layers.fold import mark_ranked
@@ -13,6 +13,7 @@ from nvprof_kit._result import formats
 from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import Result, table_named
 from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, in_order, listing, plural
 
 if TYPE_CHECKING:
@@ -48,13 +49,11 @@ class RankTable(Result):
         name: Name of the table: ``waits``, ``charges``, ``layers``, …
         rows: The table; the same as `to_frame`.
         warnings: What may be missing or distorted in the job.
-        top: Maximum number of rows to print.
     """
 
     name: str
     rows: pd.DataFrame
     warnings: tuple[Issue, ...] = ()
-    top: int = field(default=20, kw_only=True)
 
     columns: ClassVar = COLUMNS
 
@@ -94,7 +93,6 @@ class Ranks(Result):
         bubbles: Columns `nvprof_kit._ranks.stages.BUBBLE_COLUMNS`; empty without pipeline parallelism.
         micro_batches: Columns `nvprof_kit._ranks.stages.MICRO_BATCH_COLUMNS`; empty without pipeline
             parallelism.
-        top: Maximum number of rows to print per table.
         make_page: Makes the page of the job; `save` writes it as ``.html``.
     """
 
@@ -114,7 +112,6 @@ class Ranks(Result):
     groups: pd.DataFrame | None = None
     bubbles: pd.DataFrame | None = None
     micro_batches: pd.DataFrame | None = None
-    top: int = 10
     make_page: Callable[[], Document] | None = None
 
     columns: ClassVar = COLUMNS
@@ -127,8 +124,14 @@ class Ranks(Result):
         return table_named({name: getattr(self, name.replace("-", "_")) for name in views}, view or "waits")
 
     def only(self, view: str) -> RankTable:
-        """One of the tables of `to_frame` as a separate result."""
-        return RankTable(view, self.table(view), self.warnings, top=self.top, sources=self.sources)
+        """One of the tables of `to_frame` as a separate result.
+
+        Raises:
+            UsageError: The table needs a replay, and the job has too many collectives for one, or none.
+        """
+        if view in REPLAYED and self.not_replayed:
+            raise UsageError(f"no table {view}: {self.not_replayed}")
+        return RankTable(view, self.table(view), self.warnings, sources=self.sources)
 
     @property
     def schema(self) -> str:

@@ -17,10 +17,11 @@ class RowOptions(TypedDict, total=False):
     """Which rows of an answer are printed and written, and in which order; every question takes these arguments.
 
     Attributes:
-        where: Glob patterns of layers; ``*`` matches any text.
-        sort: Column to sort by, with or without its unit; numbers in descending order.
-        top: Maximum number of rows to print per table.
-        fold: Whether to print equal blocks as one row; None folds if there are many.
+        where: Only layers that match, such as 'model.layers.3.*'; ``*`` matches any text. Repeatable.
+        sort: Column to sort by, named as in csv, with or without the unit; numbers in descending order.
+        top: Rows to print per table, the costliest first.
+        fold: Equal blocks as one line, `layers.0-79 x80`; csv and json keep all rows and add the column folded_into.
+            [default: in the printed table, if 8 or more blocks are equal]
     """
 
     where: str | Sequence[str]

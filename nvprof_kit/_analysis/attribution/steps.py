@@ -13,7 +13,8 @@ launched are *outside steps*: they count in no per-step figure and are listed se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -40,41 +41,31 @@ class StepOptions:
     everything: bool = False
 
     @classmethod
-    def parse(cls, text: str | None, skip: int = 0) -> StepOptions:
-        """Parse ``5:20`` (5 to 19), ``5:``, ``:20``, ``7`` or ``all``.
+    def of(cls, steps: StepOptions | int | str | range | None) -> StepOptions:
+        """The options for a step, a range of steps, or a text.
 
-        Raises:
-            UsageError: The text has another form.
-        """
-        if text is None:
-            return cls(skip=skip)
-        if text.strip().lower() == "all":
-            if skip:
-                raise UsageError("--steps all takes the whole capture; leave --skip-steps out, or name steps")
-            return cls(everything=True)
-        low, colon, high = text.partition(":")
-        try:
-            first, stop = (int(bound) if bound else None for bound in (low, high))
-        except ValueError:
-            first = stop = None
-        if first is None and stop is None:
-            raise UsageError(f"--steps {text}: not a range of steps; needed 5:20 (5 to 19), 5:, :20, 7, or all")
-        return cls(first, stop if colon or first is None else first + 1, skip)
-
-    @classmethod
-    def of(cls, steps: StepOptions | int | str | range | None, skip: int = 0) -> StepOptions:
-        """The options for a step, a range of steps, or their text.
+        Args:
+            steps: ``5:20`` (5 to 19), ``5:``, ``:20``, ``7``, ``+3:`` (all but the first three) or ``all``.
 
         Raises:
             UsageError: The text has another form, or the range another step than 1.
         """
         if isinstance(steps, StepOptions):
-            return replace(steps, skip=skip) if skip else steps
+            return steps
         if isinstance(steps, range):
             if steps.step != 1 or not steps:
                 raise UsageError(f"steps={steps}: needed consecutive steps, such as range(3, 5)")
-            return cls(steps.start, steps.stop, skip)
-        return cls.parse(None if steps is None else str(steps), skip)
+            return cls(steps.start, steps.stop)
+        text = "" if steps is None else str(steps).strip().lower()
+        if steps is None or text == "all":
+            return cls(everything=text == "all")
+        match = re.fullmatch(r"(-?\d+)?(?:(:)(-?\d+)?)?|\+(\d+):", text)
+        if match is None or text in ("", ":"):
+            raise UsageError(f"--steps {steps}: not a range of steps; needed 5:20 (5 to 19), 5:, :20, 7, +3:, or all")
+        if match[4]:
+            return cls(skip=int(match[4]))
+        first, stop = (int(bound) if bound else None for bound in match.group(1, 3))
+        return cls(first, stop if match[2] or first is None else first + 1)
 
     @property
     def selects(self) -> bool:

@@ -54,7 +54,7 @@ def first_collective(trace: Trace, classes: KernelClasses, is_counted: npt.NDArr
     text = (
         f"the first collective of the window took {first / 1e6:,.3f} ms, the median of its like {usual / 1e6:,.3f} ms: "
         "it may be waiting only since the ranks' profilers began at different moments, and is no cost of the program; "
-        "--skip-steps 1 leaves it out"
+        "--steps +1: leaves it out"
     )
     return [Issue("first-collective", "warning", 1.0, text)]
 

@@ -1,1 +1,1 @@
-"""One file per verb: parse arguments, make one library call, write the result."""
+"""The verbs, a module for each section of the help: parse arguments, make one library call, write the result."""

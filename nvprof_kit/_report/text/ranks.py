@@ -31,7 +31,7 @@ _WAY = "--top N shows them"
 
 def ranks_report(result: Ranks) -> list[RenderableType]:
     """The report: verdict, waiting by cause, layers, clocks, critical path and what-if."""
-    top, fold = result.top, result.select.fold
+    top, fold = result.select.top or 10, result.select.fold
     if result.select.where:
         tables_of_layers = {name: getattr(result, name) for name in ("charges", "layers", "critical_path")}
         chosen: dict[str, Any] = dict(result.select.each(tables_of_layers))
@@ -287,7 +287,7 @@ def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
 
 def rank_table(result: RankTable) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
-    frame, top = result.to_frame(), result.top
+    frame, top = result.to_frame(), result.select.top or 20
     grid = table_of(frame.head(top))
     grid.beyond, grid.hidden_note = max(len(frame) - top, 0), "… and {} more; --top N shows them"
     return [grid]

@@ -40,7 +40,6 @@ def test_the_suffix_decides_whether_it_is_packed(capture: str, tmp_path: Path) -
         ["--format", "json", "-o", "t.bin"],
         ["--step", "7", "-o", "t.json"],
         ["--steps", "7", "-o", "t.json"],
-        ["--skip-steps", "0", "--step", "7", "-o", "t.json"],
     ],
 )
 def test_a_format_and_a_choice_of_steps(words: list[str], capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +52,8 @@ def test_a_format_and_a_choice_of_steps(words: list[str], capture: str, monkeypa
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--step", "7", "--steps", "7", "-o", "t.json"], "one step (--step) and several (--steps, --skip-steps)"),
-        (["--skip-steps", "1", "-o", "t.json"], "none of the requested steps is in it"),
+        (["--step", "7", "--steps", "7", "-o", "t.json"], "one step (--step) and several (--steps)"),
+        (["--steps", "+1:", "-o", "t.json"], "none of the requested steps is in it"),
         (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
         (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .gz .json"),
         (["other.sqlite", "-o", "t.json"], "other.sqlite: no such file"),

@@ -39,7 +39,7 @@ ANSWERS = {
     "ncu-plan": "ncu plan ncu/run-2023.4.sqlite.xz",
     "ncu-layers": "ncu layers ncu/encoder-full-2025.3.csv.xz",
     "ncu-layers spread": "ncu layers ncu/encoder-full-2025.3.csv.xz --capture ncu/encoder-2024.2.sqlite.xz",
-    "ncu-kernels": "ncu kernels ncu/layer-2025.3.csv.xz",
+    "ncu-kernels": "ncu layers ncu/layer-2025.3.csv.xz --by kernel",
     **{f"memory-{view}": f"memory PICKLE --by {view}" for view in _MEMORY},
     "timers": "timers LOGS",
     "timers ranks": "timers LOGS --by rank",

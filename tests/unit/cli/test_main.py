@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -10,13 +11,21 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 import pytest
+from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._cli import group, main
+from nvprof_kit._cli.verb import READ
 from nvprof_kit.errors import CaptureError, ToolError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nvprof_kit._result.selection import RowOptions
 
 
 def run(*argv: str) -> int:
@@ -171,3 +180,38 @@ def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
     done = interrupted(ignoring, "click")
     assert done.returncode == 2
     assert "nothing.sqlite" in done.stderr
+
+
+def deepest(
+    self: nvprof_kit.Capture, *, level: Literal["block", "part"] = "part", **rows: Unpack[RowOptions]
+) -> nvprof_kit.Layers:
+    """The deepest layers of a capture.
+
+    Args:
+        level: How deep.
+        rows: Which rows to print and write.
+    """
+    return self.layers(depth=1 if level == "block" else None, **rows)
+
+
+def test_a_new_verb_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name, place in the help, options, formats and example come from the declaration and the method alone."""
+    monkeypatch.setattr(group, "commands", dict(group.commands))
+    monkeypatch.setattr(READ, "commands", [*READ.commands])
+    READ.question(deepest, "nvprof-kit deepest run.sqlite --level block")(deepest)
+    assert run("--help") == 0
+    assert "  deepest    The deepest layers of a capture." in capsys.readouterr().out
+    assert run("deepest", "--help") == 0
+    text = capsys.readouterr().out
+    assert "Example:\n    nvprof-kit deepest run.sqlite --level block" in text
+    assert re.search(r"--level \[block\|part\] +How deep\.", text) and "--where GLOB" in text and "--rules" in text
+    file = NsysFile(tmp_path / "run.sqlite")
+    for layer in ("layers.0", "layers.0.mlp"):
+        file.range_(layer, 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    capture = str(file.write())
+    assert run("deepest", capture, "--where", "*.mlp", "-o", str(tmp_path / "run.csv")) == 0
+    assert (tmp_path / "run.csv").read_text().splitlines()[1].startswith("layers.0.mlp,forward,")
+    assert run("deepest", capture, "--level", "seam") == 2

@@ -59,7 +59,7 @@ def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["plan", RUN, RUN], "a plan needs one capture, not 2"),
         (["plan", RUN, "--share", "1"], "--share 1 cannot be reached"),
         (["plan", RUN, "--script", "/no/folder/plan.sh"], "cannot write it"),
-        (["kernels", PLAN, "-o", "a.svg"], "nvprof-kit ncu layers REPORT -o roofline.png"),
+        (["layers", PLAN, "--by", "kernel", "-o", "a.svg"], "nvprof-kit ncu layers REPORT -o roofline.png"),
     ],
 )
 def test_refusals_are_one_line(

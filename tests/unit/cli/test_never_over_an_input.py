@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ncu plan run.sqlite --script link.csv",
         "ncu layers run.json --format csv -o run.json",
         "ncu layers none.csv --capture run.sqlite --format csv -o run.sqlite",
-        "ncu kernels run.json -o run.json",
+        "ncu layers run.json --by kernel -o run.json",
         "memory run.json -o run.json",
         "timers timer_rank0.log --format csv -o timer_rank0.log",
         "timers . --format csv -o timer_rank0.log",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._cli.progress import progress
+from nvprof_kit._cli.output import progress
 
 
 def test_silence_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:

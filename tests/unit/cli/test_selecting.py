@@ -230,7 +230,7 @@ def test_sorting_tables_of_which_one_has_the_column(capture: str) -> None:
 
 def test_metrics_of_some_steps() -> None:
     path = str(DATA / "metrics" / "llama-2023.4.sqlite.xz")
-    whole, some = rows("metrics", path), rows("metrics", path, "--skip-steps", "1")
+    whole, some = rows("metrics", path), rows("metrics", path, "--steps", "+1:")
     assert [row["layer"] for row in whole] and all(
         int(one["busy_ns"]) < int(other["busy_ns"])
         for one, other in zip(some, whole, strict=False)
@@ -259,7 +259,7 @@ def test_timers_of_some_calls(tmp_path: Path) -> None:
     (tmp_path / "timer_rank0.log").write_text("".join(line.format(100 + n, 100 + n) for n in range(5)))
     (row,) = rows("timers", str(tmp_path), "--steps", "2:4")
     assert (row["calls"], row["cuda_mean_ns"]) == ("2", "102500000")  # 102 and 103 ms
-    (row,) = rows("timers", str(tmp_path), "--skip-steps", "4")
+    (row,) = rows("timers", str(tmp_path), "--steps", "+4:")
     assert row["calls"] == "1"
 
 
@@ -267,7 +267,7 @@ def test_memory_of_some_steps(tmp_path: Path) -> None:
     path = tmp_path / "run.pickle"
     path.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
     whole = rows("memory", str(path), "--by", "step")
-    some = rows("memory", str(path), "--by", "step", "--skip-steps", "1")
+    some = rows("memory", str(path), "--by", "step", "--steps", "+1:")
     assert len(whole) > 1 and some == whole[1:]
 
 

@@ -55,7 +55,6 @@ VERBS = {
     "doctor": CAPTURES,
     "scrub": ONLY_NSYS,
     "ncu layers": PAGES,
-    "ncu kernels": PAGES,
     "memory": {"run.pickle"},
     "timers": {"timer_rank0.log"},
 }
@@ -106,7 +105,7 @@ def test_a_verb_says_what_it_cannot_read(verb: str, files: Path) -> None:
 
 
 def test_every_verb_that_reads_files_is_tried() -> None:
-    other = {"profile", "session", "record", "recipes", "ncu", "ranks", "skill"}
+    other = {"profile", "session", "record", "recipes", "ncu", "ranks"}
     tried = {verb.split()[0] for verb in VERBS}
     known = set(group.commands)
     assert known - other <= tried | {"ncu", "ranks"}, (

@@ -9,7 +9,6 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -58,17 +57,12 @@ def test_the_table_and_its_rows_leave_warm_up_out_unless_the_whole_capture_is_as
     whole = capture.layers(steps="all")
     assert whole.rows["gpu_self_ns"].sum() == whole.tree["total_ns"].sum() == whole.summary.total_ns == 40
     assert whole.rows["steps"].tolist() == [4] and whole.summary.left_out_ns == 0
-    with pytest.raises(UsageError, match="--steps all takes the whole capture"):
-        capture.layers(steps="all", skip_steps=1)
 
 
-@pytest.mark.parametrize(
-    ("text", "skip", "kept"),
-    [("1:3", 0, [1, 2]), ("2:", 0, [2, 3]), (":2", 0, [0, 1]), ("3", 0, [3]), (None, 3, [3]), ("0:3", 2, [2])],
-)
-def test_steps_that_are_asked_for(tmp_path: Path, text: str | None, skip: int, kept: list[int]) -> None:
+@pytest.mark.parametrize(("text", "kept"), [("1:3", [1, 2]), ("2:", [2, 3]), (":2", [0, 1]), ("3", [3]), ("+3:", [3])])
+def test_steps_that_are_asked_for(tmp_path: Path, text: str, kept: list[int]) -> None:
     chosen: dict[str, Any]
-    capture, chosen = steps_of(tmp_path, (1000, 100, 100, 100)), {"steps": text, "skip_steps": skip}
+    capture, chosen = steps_of(tmp_path, (1000, 100, 100, 100)), {"steps": text}
     by_step = capture.layers(by="step", **chosen).rows
     assert by_step["step"].tolist() == kept
     result = capture.layers(**chosen)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from support.captures.synthetic_job import SyntheticJob, write_maps
 from support.captures.tiny_ranks import capture
 
 from nvprof_kit import open_job
-from nvprof_kit._cli.verbs.ranks import _given
+from nvprof_kit._cli import group
 from nvprof_kit._trace.jobs.schema import TABLES
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -76,9 +77,9 @@ def test_a_damaged_map_is_made_anew_from_its_capture(maps: Path) -> None:
 
 
 def test_no_job_has_as_many_ranks() -> None:
-    assert _given(("run.sqlite=3",)) == {"run.sqlite": 3}
-    with pytest.raises(UsageError, match="needed FILE=N"):
-        _given(("run.sqlite=99999999999999999999",))
+    words = ["ranks", "map", "none.sqlite", "-o", "maps", "--rank", "run.sqlite=99999999999999999999"]
+    error = CliRunner().invoke(group, words).exception
+    assert isinstance(error, UsageError) and "needed FILE=N" in str(error)
 
 
 def test_of_a_few_ranks_only_their_maps_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,310 @@
+"""A verb is declared once: by a function, in a section of the help, with an example.
+
+Its arguments are the function's positional ones and its options the others: their kind is the annotation, their help
+what the docstring says of them. Options that are the arguments of a function of the library are taken from that.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from nvprof_kit._api.capture import open as open_capture
+from nvprof_kit._cli.output import TABLES, Output, each, open_input, output_options
+from nvprof_kit._result import formats
+from nvprof_kit._result.result import Result
+from nvprof_kit._result.selection import RowOptions
+from nvprof_kit.errors import UsageError
+
+LETTERS = {
+    **{"capture": "c", "environment": "e", "force": "f", "kernel": "k", "layer": "l", "dry_run": "n", "output": "o"},
+    **{"phase": "p", "preset": "p", "quiet": "q", "ranks": "r", "session": "s", "set": "s", "trace": "t"},
+    **{"ncu": "x", "nsys": "x"},
+}
+"""The letters of options."""
+
+METAVARS = {
+    **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
+    **{"also": "REGEX", "collective": "STAGE", "delay": "S", "domain": "NAME", "duration": "S", "layer": "PATH"},
+    **{"fail_on": "TARGET:+N%", "limit": "SECONDS", "max_memory": "MB", "min_free": "MB", "part": "I/N"},
+    **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
+    **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "maps": "FOLDER", "process": "RANK"},
+    **dict.fromkeys(("capture", "counts", "kernel_rules", "model", "script"), "FILE"),
+    **{"measure": "[FOLDER]", "vs": "NEW...", "with_": "CAPTURE"},
+    **dict.fromkeys(("count", "rank", "skip", "step", "top", "windows"), "N"),
+    **dict.fromkeys(("kernel", "output", "preset", "session", "set"), "NAME"),
+    **dict.fromkeys(("ranks", "trace"), "LIST"),
+    **dict.fromkeys(("ncu", "nsys"), "OPTION"),
+}
+"""What stands for the value of an option or argument in the help, if not its kind."""
+
+POSITIVE = ("depth", "top", "workers")
+"""Numbers of things, which are 1 at least."""
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no type arguments
+    """A whole or decimal number of at least 0 or 1, of at most twelve digits."""
+
+    name = "number"
+
+    def __init__(self, pattern: str, lowest: int) -> None:
+        self.pattern, self.lowest = pattern, lowest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or the error of a wrong option."""
+        if not re.fullmatch(self.pattern, str(value)) or float(value) < self.lowest:
+            self.fail(f"{value!r} is no number of {self.lowest} or more.", param, ctx)
+        return float(value) if "." in self.pattern else int(value)
+
+
+INTEGER, DECIMAL = r"\d{1,12}", r"(\d{1,12}\.?|\d{0,12}\.\d{1,12})(e-?\d{1,2})?"
+
+
+class VerbGroup(click.Group):
+    """The verbs of the command line, listed by section."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each section."""
+        width = max(map(len, self.commands))
+        for section in SECTIONS:
+            with formatter.section(section.title):
+                rows = [(f"{verb.name:{width}}", verb.get_short_help_str(200)) for verb in section.commands]
+                formatter.write_dl(rows)
+
+
+@click.group(
+    cls=VerbGroup,
+    name="nvprof-kit",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def group() -> None:
+    """Per-layer GPU and CPU costs of transformers, from NVIDIA Nsight data."""
+
+
+class Section:
+    """A section of the help. Its verbs are declared with it."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.commands: list[click.Command] = []
+
+    def add(self, command: click.Command, under: click.Group | None = None) -> None:
+        """Add a command, below another verb or of its own."""
+        (under or group).add_command(command)
+        if under is None:
+            self.commands.append(command)
+
+    def verb(
+        self,
+        example: str,
+        *,
+        also: Iterable[Callable[..., Any]] = (),
+        without: Iterable[str] = (),
+        writes: Mapping[str, str] | None = None,
+        name: str = "",
+        under: click.Group | None = None,
+        cls: type[click.Command] = click.Command,
+        help: str = "",
+        **settings: Any,
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Make a verb of a function.
+
+        Args:
+            example: A command line, shown below the options.
+            also: Functions whose arguments are options too, passed by name.
+            without: Arguments of these that are no options.
+            writes: The formats that a verb with an argument ``output: Output`` writes, by suffix; None for those of a
+                table without a plot.
+            name: The verb; '' for the function's name.
+            under: The verb that this one stands below.
+            cls: The class of the command.
+            help: Its help; '' for the function's docstring.
+            settings: Context settings of click.
+        """
+
+        def decorate(function: Callable[..., None]) -> Callable[..., None]:
+            declared: dict[str, click.Parameter] = {}
+            for source in (function, *also):
+                for parameter in _parameters(source, positional=source is function, writes=writes):
+                    if parameter.name not in without:
+                        declared.setdefault(str(parameter.name), parameter)
+            if any(parameter.type is click.UNPROCESSED for parameter in declared.values()):
+                settings.setdefault("allow_interspersed_args", False)
+            command = cls(
+                name or function.__name__,
+                callback=function,
+                params=list(declared.values()),
+                help=help or _description(function),
+                epilog=f"\b\nExample:\n  {example}",
+                context_settings=settings,
+            )
+            self.add(command, under)
+            return function
+
+        return decorate
+
+    def question(
+        self,
+        method: Callable[..., Result],
+        example: str,
+        *,
+        nsys: bool = False,
+        without: Iterable[str] = (),
+        name: str = "",
+        under: click.Group | None = None,
+    ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+        """Make a verb of a method of `Capture` that answers one question; its arguments are the verb's options.
+
+        The decorated function gets each opened capture and the options, and returns the answer.
+
+        Args:
+            method: The method.
+            example: A command line, shown below the options.
+            nsys: Whether only captures of nsys can answer.
+            without: Arguments that are no options.
+            name: The verb; '' for the name of the method.
+            under: The verb that this one stands below.
+        """
+
+        def decorate(ask: Callable[..., Result]) -> Callable[..., Result]:
+            def answer(output: Output, captures: tuple[str, ...], **options: Any) -> None:
+                if output.form in formats.PICTURES and len(captures) > 1:
+                    raise UsageError(f"a plot shows one capture, not {len(captures)}; plot them one by one")
+                context = click.get_current_context()
+                context.obj = output
+                opening = pop_opening(options)
+
+                def read(path: str) -> Result:
+                    return ask(open_input(output, path, nsys=nsys, **opening), **options)
+
+                output.write_results(each(captures, read))
+
+            kinds = "an nsys .sqlite, .nsys-rep or parquetdir" + (
+                "" if nsys else ", or a PyTorch trace (.json, .json.gz)"
+            )
+            self.verb(
+                example,
+                also=(method, open_capture),
+                without=("path", *without),
+                writes=TABLES,
+                name=name or method.__name__,
+                under=under,
+                help=f"{_description(method)}\n\nA CAPTURE is {kinds}, also packed as .xz.",
+            )(answer)
+            return ask
+
+        return decorate
+
+
+def pop_opening(options: dict[str, Any]) -> dict[str, Any]:
+    """Take those options of a verb out that say how a capture is opened."""
+    return {name: options.pop(name) for name in inspect.signature(open_capture).parameters if name in options}
+
+
+def _parameters(
+    source: Callable[..., Any], *, positional: bool, writes: Mapping[str, str] | None
+) -> Iterable[click.Parameter]:
+    """The options of a function's arguments and, if asked for, its positional arguments."""
+    meanings = _meanings(source)
+    for parameter in inspect.signature(source).parameters.values():
+        kind = str(parameter.annotation)
+        if kind == "Output":
+            yield from output_options(TABLES if writes is None else writes)
+        elif parameter.kind is parameter.VAR_KEYWORD and "RowOptions" in kind:
+            texts = _meanings(RowOptions)
+            for name, row in RowOptions.__annotations__.items():
+                yield option(name, row.__forward_arg__, "" if name == "sort" else None, texts[name])
+        elif parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        elif parameter.default is not parameter.empty:
+            yield option(parameter.name, kind, parameter.default, meanings.get(parameter.name, ""), source)
+        elif positional and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            is_program = parameter.name in ("program", "command", "words")
+            yield click.Argument(
+                [parameter.name],
+                metavar=METAVARS.get(parameter.name, parameter.name.upper()),
+                type=click.UNPROCESSED if is_program else str,
+                nargs=-1 if kind.startswith("tuple") else 1,
+                required=not is_program,
+            )
+
+
+def option(name: str, kind: str, default: Any, meaning: str, source: Callable[..., Any] | None = None) -> click.Option:
+    """The option of an argument.
+
+    Args:
+        name: The argument.
+        kind: Its annotation, as text.
+        default: Its default.
+        meaning: The help.
+        source: The function that it belongs to, in whose module the annotation's names are.
+    """
+    names = vars(sys.modules[source.__module__]) if source else {}
+    literals = [names[word] for word in re.findall(r"\w+", kind) if get_origin(names.get(word)) is Literal]
+    choices: Sequence[str] = re.findall(r"'([^']+)'", kind) or [
+        text for literal in literals for text in get_args(literal)
+    ]
+    long = f"--{name.rstrip('_').replace('_', '-')}"
+    declared = [name, *([f"-{LETTERS[name]}"] if name in LETTERS else []), long]
+    settings: dict[str, Any] = {
+        "help": meaning,
+        "default": default,
+        "show_default": default not in (None, False, "", ()),
+    }
+    if kind.startswith("bool"):
+        if kind != "bool":
+            declared[-1] = f"{long}/--no-{name.replace('_', '-')}"
+        return click.Option(declared, is_flag=True, **settings)
+    settings["multiple"] = "Sequence[" in kind or "tuple[" in kind or "Mapping[" in kind
+    if choices:
+        return click.Option(declared, type=click.Choice(choices), **settings)
+    settings["metavar"] = METAVARS.get(name)
+    if kind.startswith("int"):
+        settings["type"] = Number(INTEGER, int(name in POSITIVE))
+    elif kind.startswith("float"):
+        settings["type"] = Number(DECIMAL, 0)
+    if name == "measure":
+        settings["is_flag"], settings["flag_value"] = False, "."
+    if name == "peak":
+        settings["callback"], settings["metavar"], settings["default"] = _peaks, "TYPE=FLOPS", ()
+    return click.Option(declared, **settings)
+
+
+def _peaks(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+    from nvprof_kit._analysis.hardware import parse_peak
+
+    return dict(map(parse_peak, texts))
+
+
+def _description(function: Callable[..., Any]) -> str:
+    """What a docstring says of the function, without its arguments, result and errors."""
+    return re.split(r"\n\n(?:Args|Options|Returns|Raises):\n", inspect.getdoc(function) or "")[0].replace("``", "")
+
+
+@functools.cache
+def _meanings(documented: Callable[..., Any]) -> Mapping[str, str]:
+    """What a docstring says of each argument; ``As in `other`.`` is what that function of the module says."""
+    _, _, arguments = re.sub(
+        "^(Attributes|Options):$", "Args:", inspect.getdoc(documented) or "", flags=re.M
+    ).partition("Args:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", re.split(r"\n(?=\S)", arguments)[0], re.M)
+    meanings = {name: " ".join(text.split()).replace("``", "") for name, text in entries}
+    for name, text in meanings.items():
+        if other := re.match(r"As in `(\w+)`", text):
+            scope = vars(sys.modules[documented.__module__])
+            class_name, dot, _ = documented.__qualname__.rpartition(".")
+            meanings[name] = _meanings((vars(scope[class_name]) if dot else scope)[other[1]])[name]
+    return meanings
+
+
+SECTIONS = (CAPTURE, READ, COUNTERS, JOB, OUT) = tuple(
+    map(Section, ("Capture", "Read", "Nsight Compute", "Job of several ranks", "Out"))
+)
+"""The sections of the help, in their order."""

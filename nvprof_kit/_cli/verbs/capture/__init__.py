@@ -1,1 +1,0 @@
-"""Verbs that take, check and scrub captures."""

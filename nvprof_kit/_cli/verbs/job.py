@@ -1,0 +1,179 @@
+"""``nvprof-kit ranks``: compare the ranks of a job: which rank is late, in which layer, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from nvprof_kit._api.job import map_captures, open_job
+from nvprof_kit._cli.output import WITH_PAGE, Output, progress
+from nvprof_kit._cli.verb import JOB
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nvprof_kit._result.selection import RowOptions
+
+JobView = Literal[
+    "waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if"
+]
+
+
+class _Ranks(click.Group):
+    """Supports both ``ranks CAPTURE…`` and ``ranks map CAPTURE…``."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Pass any first word that is no verb to ``compare``."""
+        if args and args[0] not in self.commands:
+            args = ["compare", *args]
+        return super().parse_args(context, args)
+
+
+@click.group(cls=_Ranks)
+def ranks() -> None:
+    """Compare the ranks of a job: which rank is late, in which layer, and what the waiting costs.
+
+    nvprof-kit ranks [OPTIONS] CAPTURE|FOLDER...
+
+    nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...
+
+    See `nvprof-kit ranks compare --help` for the options of the first form.
+    """
+
+
+JOB.add(ranks)
+
+
+@JOB.verb(
+    "nvprof-kit ranks run-rank*.sqlite",
+    also=(open_job,),
+    without=("ranks", "executor", "done"),
+    writes=WITH_PAGE,
+    under=ranks,
+)
+def compare(
+    output: Output,
+    captures: tuple[str, ...],
+    *,
+    view: JobView | None = None,
+    rank: Sequence[str] = (),
+    timeline: str = "",
+    maps: str | None,
+    workers: int | None,
+    domain: str | None,
+    rules: str | None,
+    **rows: Unpack[RowOptions],
+) -> None:
+    """Compare the ranks of a job: which rank is late, in which layer, and what the waiting costs.
+
+    Takes the captures of one run (each with one or more ranks), folders of them, or a folder of maps written by
+    `nvprof-kit ranks map -o FOLDER CAPTURE|FOLDER...` (see `nvprof-kit ranks map --help`).
+
+    An .html is a page to open in a browser, a .json has everything, a .csv, .md or .parquet one table.
+
+    Options:
+        view: One table only; csv, md and parquet default to waits.
+        rank: FILE=N, the rank of a capture that does not contain its rank. Repeatable.
+        timeline: Ranks on the timeline of the page, separated by commas.
+    """
+    output.spare([*captures, *([rules] if rules else [])])
+    for capture in captures:
+        expect(capture, CAPTURES, f"{NEEDED}; or a folder of them")
+    with progress() as report:
+        job = open_job(
+            captures,
+            maps=maps,
+            domain=domain,
+            rules=rules,
+            ranks=_ranks_by_file(rank),
+            workers=workers,
+            done=lambda capture: report(f"mapping {capture}"),
+        )
+        report("comparing ranks")
+        if output.form == "html":
+            command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
+            numbers = _numbers("--timeline", timeline, [number for number in timeline.split(",") if number.strip()])
+            page = job.page(timeline=numbers, title=", ".join(captures[:4]), command=command)
+            return output.write_document(page)
+        answer = job.answer()
+    output.write_results([(answer if view is None else answer.only(view)).selected(**rows)])
+
+
+@JOB.verb(
+    "nvprof-kit ranks map -o maps/ captures/",
+    also=(map_captures,),
+    without=("ranks", "executor", "done"),
+    name="map",
+    under=ranks,
+)
+def map_(
+    captures: tuple[str, ...],
+    *,
+    output: str = "",
+    rank: Sequence[str] = (),
+    part: str = "",
+    **options: Any,
+) -> None:
+    """Condense captures to maps: what the comparison of ranks needs, a few megabytes of Parquet each.
+
+    A map is reused while its capture is unchanged. On a cluster each node maps its own: srun nvprof-kit ranks map -o
+    /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
+    work: --part $SLURM_PROCID/$SLURM_NTASKS.
+
+    Options:
+        output: Folder for the maps.
+        rank: FILE=N, the rank of a capture that does not contain its rank. Repeatable.
+        part: I/N, map only every N-th capture, beginning with the I-th (from 0), to share the work between tasks.
+    """
+    from nvprof_kit._trace.files.own_process import keep_freed_memory, switch_threads_often
+
+    if not output:
+        raise UsageError("no folder for the maps; needed: nvprof-kit ranks map -o FOLDER CAPTURE...")
+    keep_freed_memory()  # before NumPy is imported
+    switch_threads_often()
+    index, count = _numbers("--part", part, (part or "0/1").split("/"), 2)
+    if index >= count:
+        raise UsageError(f"--part {part}: needed I/N with I from 0 to N - 1, as in --part 0/8")
+    with progress() as report:
+        names = map_captures(
+            captures,
+            output,
+            ranks=_ranks_by_file(rank),
+            part=(index, count),
+            done=lambda capture: report(f"mapping {capture}"),
+            **options,
+        )
+    click.echo(f"{output}: {len(names)} maps", err=True)
+
+
+def _numbers(option: str, text: str, words: Sequence[str], count: int | None = None) -> list[int]:
+    """The numbers in the text of an option.
+
+    Raises:
+        UsageError: A word is not a number, or there are not this many.
+    """
+    wrong = [word for word in words if not re.fullmatch(r"\s*\d{1,9}\s*", word)]
+    if wrong or len(words) != (count or len(words)):
+        raise UsageError(f"{option} {text}: {(wrong or [text])[0]!r} is no number; needed {_FORMS[option]}")
+    return [int(word) for word in words]
+
+
+_FORMS = {
+    "--part": "I/N with I from 0 to N - 1, as in --part 0/8",
+    "--rank": "FILE=N, as in --rank run.sqlite=3",
+    "--timeline": "numbers by commas, as in 0,17,300",
+}
+
+
+def _ranks_by_file(pairs: Sequence[str]) -> dict[str, int]:
+    """The ranks of ``--rank FILE=N``."""
+    split = {pair: pair.rpartition("=") for pair in pairs}
+    return {
+        file: _numbers("--rank", pair, [number if equals else pair], 1)[0]
+        for pair, (file, equals, number) in split.items()
+    }
