@@ -236,3 +236,13 @@ def test_the_table_of_a_torchtitan_trace_imports_nothing_of_the_current_folder(
     written.write_layers("rank0_trace.json")
     assert not (tmp_path / "imported").exists()
     assert (tmp_path / "rank0_trace.layers.csv").read_text().startswith("layer,phase,")
+
+
+def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dataloader._BaseDataLoaderIter, "__next__")
+    model = small()
+    with pytest.warns(UserWarning, match="stops, the run continues"):
+        loop = begun(model)
+    model(torch.randn(2, 4)).sum().backward()
+    loop.end()
+    assert heard.outline == []

@@ -14,7 +14,7 @@ from torch import nn
 
 import nvprof_kit
 import nvprof_kit._instrument.session as session
-from nvprof_kit import (
+from nvprof_kit import annotate_model, (
     LayerProfiler,
     MemoryProfiler,
     StepOptions,
@@ -314,3 +314,55 @@ def test_a_memory_profiler_around_it(options: dict[str, Any], tmp_path: Path) ->
         training.loop(profiling, 3)
     assert len(profiling.recorded) == 1
     assert [point.name for point in memory.points][-1] == "step 2 optimizer"
+
+
+def test_a_loop_that_ends_before_says_so(options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="recorded nothing: the loop ended in step 2"):
+        Training().loop(LayerProfiler(Net(), "10:12", **options), 2)
+
+
+def test_an_annotation_of_the_users_own_stays(options: dict[str, Any]) -> None:
+    training = Training()
+    handle = annotate_model(training.model, depth=1)
+    profiling = LayerProfiler(training.model, "0:1", **options)
+    training.loop(profiling, 1)
+    assert set(profiling.recorded[0].profile.rows["layer"]) == {*handle.paths, "(none)"}
+    assert training.model in session.annotated
+    handle.remove()
+
+
+def test_a_kind_of_which_nothing_ran_is_a_warning(options: dict[str, Any]) -> None:
+    training = Training()
+    kinds = {"temporal_blocks.*": "temporal", "spatial_blocks": "list", "*.nosuch": "none"}
+    profiling = LayerProfiler(training.model, "0:1", options["folder"], kinds=kinds, plots=False, echo=False)
+    with pytest.warns(UserWarning, match=r"no layer that ran matches 'spatial_blocks', '\*\.nosuch'; needed"):
+        training.loop(profiling, 1)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[str, Any], before: bool) -> None:
+    meter = Throughput[object](warm_up=1)
+    options = dict(options, throughput=meter)
+    training = Training()
+    handler = lambda *_: time.sleep(1)  # noqa: E731
+    with LayerProfiler(training.model, "1:3", **options, on_trace_ready=handler) as profiling:
+        for _ in range(4):
+            training.step()
+            if before:
+                meter.step()
+            profiling.step()
+            if not before:
+                meter.step()
+    assert meter.summary().steps == 3
+    assert meter.summary().batch_cost.max < 1
+
+
+def test_sampling_during_the_window(options: dict[str, Any]) -> None:
+    pytest.importorskip("psutil")
+    pytest.importorskip("pynvml")
+    training = Training()
+    chosen = dict(folder=options["folder"], utilisation=True, plots=False, echo=False)
+    profiling = LayerProfiler(training.model, "1:2", **chosen)
+    training.loop(profiling, 2)
+    assert "Net_utilisation.csv" in names(options)
+    assert "\nCPU: process " in (options["folder"] / RANK / "Net_rank_0.log").read_text()

@@ -13,6 +13,7 @@ import pytest
 
 from nvprof_kit._capture.recorder.launchers import ACCELERATE, TORCHRUN, Launch, parse_launch
 from nvprof_kit._capture.recorder.signals import waiting_signals
+from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[4]
 
@@ -192,3 +193,11 @@ def test_each_rank_of_a_launcher_leaves_a_trace(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("*.gz")) == ["run.rank0.json.gz", "run.rank1.json.gz"]
+
+
+def test_launchers_that_cannot_be_recorded_are_refused() -> None:
+    assert parse_launch(["python", "train.py", "torchrun"]) is None
+    with pytest.raises(UsageError, match=r"deepspeed starts the ranks itself"):
+        parse_launch(["deepspeed", "train.py"])
+    with pytest.raises(UsageError, match=r"torch.distributed.run: unrecognized arguments: --nonsense"):
+        parse_launch([sys.executable, "-m", "torch.distributed.run", "--nonsense", "train.py"])
