@@ -14,11 +14,12 @@ from torch import nn
 
 import nvprof_kit
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, (
+from nvprof_kit import (
     LayerProfiler,
     MemoryProfiler,
     StepOptions,
     Throughput,
+    annotate_model,
     step,
 )
 from nvprof_kit._capture.recorder import record as record_module
