@@ -11,9 +11,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.metrics import _busy_until, _union
 from nvprof_kit._cli import main
-from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
 H200 = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
@@ -126,21 +124,6 @@ def test_busy_times_are_those_of_layers() -> None:
     busy = {(row.layer, row.phase): row.busy_ns for row in measured(H200).rows.itertuples()}
     table = nvprof_kit.open(H200).layers().rows
     assert busy == {(row.layer, row.phase): row.gpu_busy_ns for row in table.itertuples() if row.gpu_busy_ns}
-
-
-def test_a_samples_interval_begins_at_its_time() -> None:
-    """Measured: over an interval behind its time the busy share goes with GR Active, over one before it does less."""
-    trace = open_capture(H200, optional=("samples",))
-    assert trace.samples is not None
-    active = trace.samples[trace.samples["metric"] == "GR Active"].sort_values("time_ns")
-    time, value = active["time_ns"].to_numpy()[1:-1], active["value"].to_numpy()[1:-1]
-    begins, ends = _union(trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy())
-
-    def correlation(shift: int) -> float:
-        busy = _busy_until(begins, ends, time + shift + 50_000) - _busy_until(begins, ends, time + shift)
-        return float(np.corrcoef(busy, value)[0, 1])
-
-    assert correlation(0) > 0.97 > 0.95 > max(correlation(-25_000), correlation(25_000), correlation(-50_000))
 
 
 def run(*argv: object) -> int:

@@ -128,21 +128,6 @@ def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
     assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
 
 
-def test_a_cause_needs_to_explain_the_gap(tmp_path: Path) -> None:
-    for rank, (work, wait) in enumerate([(10, 50), (10, 20)]):  # the gap is nowhere to be seen
-        log(
-            tmp_path,
-            rank,
-            [
-                (n, 100 * s + o, d, d)
-                for s in range(25)
-                for n, o, d in [("forward", 0, work), ("backward", 10, wait), ("optimizer", 60, 40)]
-            ],
-        )
-    verdict = open_timers(tmp_path).timers().verdict
-    assert (verdict.rank, verdict.cause) == (1, "")
-
-
 def test_fsdp_is_a_warning_at_most(tmp_path: Path) -> None:
     for rank, (work, wait) in enumerate([(10, 60), (10, 20)]):
         log(

@@ -188,18 +188,6 @@ def test_top_keeps_the_costliest_rows_and_says_how_many_are_left_out(monkeypatch
     assert any("more rows; --top N or -o FILE.csv shows them" in line for line in lines)
 
 
-def test_the_table_adds_up_folded_or_not() -> None:
-    """The rows of one level hold all the time, whether equal blocks are one row or many."""
-    result = opened("flops/llama12-2024.2").layers()
-    for fold in (True, False):
-        table = str(result.selected(fold=fold)).partition("─\n")[2].partition("\ntotal")[0]
-        shares = [(len(line) - len(line.lstrip()), float(re.findall(r"([\d.]+) %", line)[-1]))
-                  for line in table.splitlines() if line]  # fmt: skip
-        assert sum(share for indent, share in shares if indent == 0) == pytest.approx(100.0, abs=0.02)
-        blocks = sum(share for indent, share in shares if indent == 4)
-        assert blocks == pytest.approx(next(share for indent, share in shares if indent == 2), abs=1.0)
-
-
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_notebook_shows_every_answer(name: str, answers: dict[str, Result]) -> None:
     assert answers[name]._repr_html_().startswith("<pre")

@@ -52,10 +52,3 @@ def test_an_import_that_fails_is_waited_for_again(module: Path) -> None:
     module.write_text("value = 'then it can be imported'\n")
     importlib.invalidate_caches()
     assert importlib.import_module(module.stem).value and called == [module.stem]
-
-
-def test_a_module_that_is_not_there(module: Path) -> None:
-    called = waiting("no_such_module_anywhere")
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("no_such_module_anywhere")
-    assert called == []

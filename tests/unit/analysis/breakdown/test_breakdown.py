@@ -38,21 +38,6 @@ def idle_of(result: Breakdown) -> dict[str, int]:
     return {str(name)[5:-3]: int(ns) for name, ns in sums.items() if ns}
 
 
-def test_a_step_lasts_to_the_end_of_its_last_operation_and_the_next_begins_there(file: NsysFile) -> None:
-    file.range_("step 1", 0, 100, category="step", payload=1)
-    file.range_("step 2", 120, 200, category="step", payload=2)
-    file.range_("step 3", 600, 700, category="step", payload=3)
-    file.kernel(50, 250, launched=(40, 42))
-    file.kernel(300, 400, launched=(130, 132))
-    file.kernel(650, 690, launched=(640, 642))
-    steps = analysed(file).steps
-    # step 1 to 250; step 2 from there to 400; nothing's until 600; step 3 its range
-    assert steps["step"].fillna(-1).tolist() == [1, 2, -1, 3]
-    assert steps["start_ns"].tolist() == [0, 250, 400, 600]
-    assert steps["wall_ns"].tolist() == [250, 150, 200, 100]
-    assert steps["compute_ns"].tolist() == [200, 100, 0, 40]
-
-
 def gap(file: NsysFile, call: tuple[int, int], start: int = 300) -> NsysFile:
     """A step with a kernel 100-200 and one from 300 on, launched by a call: idle 0-100 (launch) and 200-300."""
     file.range_("step 1", 0, 400, category="step", payload=1)
@@ -99,21 +84,6 @@ def test_idle_between_two_graph_replays(file: NsysFile) -> None:
     # 0-50 before the first (its launch ends at 5, then it is the device's), 80-90 and 270-280 inside replays, 120-240
     # between them, 310-400 behind the last operation
     assert idle_of(analysed(file)) == {"launch": 5, "queued": 45 + 20, "graph": 120, "other": 90}
-
-
-def test_the_queue_through_the_median_step(file: NsysFile) -> None:
-    file.range_("step 1", 0, 1000, category="step", payload=1)
-    file.kernel(30, 50, launched=(5, 10))  # waits 10-30, on stream 7
-    file.kernel(60, 1000, launched=(18, 20), stream=9)  # waits 20-60
-    file.kernel(70, 71, launched=(24, 25), stream=9)  # waits 25-70
-    queue = analysed(file).queue
-    assert queue[["step", "device"]].drop_duplicates().to_numpy().tolist() == [[1, 0]]
-    depth = {stream: rows.set_index("start_ns") for stream, rows in queue.groupby("stream")}
-    # a hundred slices of 10 ns for each stream
-    assert [len(rows) for rows in depth.values()] == [100, 100]
-    assert depth[7]["queue_mean"].to_numpy()[:4].tolist() == [0, 1, 1, 0]
-    assert depth[9]["queue_mean"].to_numpy()[:8].tolist() == [0, 0, 1.5, 2, 2, 2, 1, 0]
-    assert depth[9]["queue_max"].to_numpy()[:8].tolist() == [0, 0, 2, 2, 2, 2, 1, 0]
 
 
 def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:

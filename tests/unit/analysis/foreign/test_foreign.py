@@ -180,17 +180,3 @@ def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> No
         ("model.block", "recompute"): 2,
         ("model.block", "backward"): 4,
     }
-
-
-def test_several_domains_at_once_and_ranges_that_cross(file: NsysFile) -> None:
-    """Ranges of two domains need not nest: the innermost is the one that began last."""
-    file.range_("layers.0", 100, 200)
-    file.range_("optimizer", 150, 300, category=None, domain="loop")
-    for start in (120, 160, 250, 350):
-        file.kernel(start + 1000, start + 1001, launched=(start, start + 1))
-    own = "[[rule]]\nmatch = 'optimizer'\nphase = 'optimizer'\n"
-    assert sums(table(file, own, domain="nvprof_kit, loop")) == {
-        ("layers.0", "forward"): 2,
-        ("(none)", "optimizer"): 1,
-        ("(none)", "other"): 1,
-    }

@@ -42,32 +42,6 @@ def examples_of(rule: dict[str, str | list[str]]) -> list[str]:
     return [example] if isinstance(example, str) else example
 
 
-@pytest.mark.parametrize(
-    ("name", "kernel_class"),
-    [
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)", "comm"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "comm"),
-        ("void (anonymous namespace)::twoshot_allreduce_kernel<__half>(__half*)", "comm"),
-        ("void c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int)", "comm"),
-        ("void all_to_all_vdev_kernel(long*)", "comm"),
-        ("fsdp::all_gather_copy_in", "other"),
-        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int, int const*)", "copy"),
-        ("triton_poi_fused_moe_forward_0", "elementwise"),
-        ("triton_poi_fused_add_all_gather_into_tensor_wait_tensor_0", "elementwise"),
-        ("void LayerNorm<BlockAllReduce, float>(float*)", "norm"),
-        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3", "reduction"),
-        ("triton_red_fused_native_layer_norm_backward_9", "norm"),
-        ("triton_poi_fused__softmax_backward_data_2", "softmax"),
-        ("triton_poi_fused_mul_silu_1", "elementwise"),
-        ("triton_tem_fused_addmm_relu_7", "gemm"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float, float, float>(float*)", "softmax"),
-        ("my_own_kernel", "other"),
-    ],
-)
-def test_names_of_libraries_and_generators(name: str, kernel_class: str, tmp_path: Path) -> None:
-    assert classified(tmp_path, [name])[name][0] == kernel_class
-
-
 def test_labelled_names_of_real_kernels_have_their_class(tmp_path: Path) -> None:
     with (DATA / "kernel-names.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))

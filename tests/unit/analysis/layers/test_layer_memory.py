@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
-from support.captures.nsys_memory import PINNED, STATIC, Allocations, carry
+from support.captures.nsys_memory import Allocations, carry
 from support.golden import Golden
 from support.lane import examples
 
@@ -74,36 +74,6 @@ def test_what_the_ranges_carry(tmp_path: Path) -> None:
     assert table(path)["cuda_alloc_bytes"].isna().all(), "nsys traced none"
 
 
-def test_cuda_s_own_allocations_belong_to_the_layer_that_called(tmp_path: Path) -> None:
-    file = two_steps(NsysFile(tmp_path / "a.sqlite"))
-    events = Allocations()
-    events.add(0, 5000, 3)  # there before: its call is not in the capture
-    events.add(0, 7, None, kind=STATIC)
-    events.add(125, 2048, file.call("cudaMalloc_v3020", 122, 126))  # in layers.0, step 0
-    events.add(126, 64, file.call("cudaHostAlloc_v3020", 126, 127), kind=PINNED)  # not on the device
-    events.add(250, 512, file.call("cudaMalloc_v3020", 248, 251))  # in model alone
-    events.add(1125, 1024, file.call("cudaMalloc_v3020", 1122, 1126))  # in layers.0, step 1
-    events.add(1550, -512, file.call("cudaFree_v3020", 1548, 1551, tid=BACKWARD))  # in its backward
-    events.add(1700, 32, file.call("cudaMalloc_v3020", 1698, 1701))  # in a step, in no phase
-    events.add(1800, 16, 999)  # a call that is not in the capture
-    path = events.into(file.write())
-    assert numbers(table(path), "cuda_alloc_bytes", "cuda_free_bytes") == {
-        ("model", "forward"): (512, 0),
-        ("model.layers.0", "forward"): (3072, 0),
-        ("model.layers.0", "backward"): (0, 512),
-        ("(none)", "forward"): (0, 0),
-        ("(none)", "other"): (48, 0),  # a row that time alone does not make
-    }
-    by_step = table(path, by_step=True)
-    first = numbers(by_step[by_step["step"] == 0], "cuda_alloc_bytes")
-    assert first["model.layers.0", "forward"] == (2048,)
-    assert numbers(by_step[by_step["step"].isna()], "cuda_alloc_bytes") == {("(none)", "other"): (16,)}
-    memory = nvprof_kit.open(path).layers(memory=True).memory
-    assert memory is not None
-    assert memory.before_bytes == 5000
-    assert memory.warnings == ()
-
-
 def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
     file = two_steps(NsysFile(tmp_path / "a.sqlite"))
     events = Allocations()
@@ -160,23 +130,3 @@ def test_golden_tables(capture: str, golden: Golden) -> None:
     made = table(DATA / "memory" / f"{capture}.sqlite.xz")
     found = made[["layer", "phase", "calls", *MEMORY]].to_csv(index=False)
     golden(f"memory/{capture}.csv", found)
-
-
-def test_layers_of_an_h200_carry_the_memory() -> None:
-    """Three steps of a Llama of 2 layers, bf16: a layer keeps what its parts keep, less what it lets go of between."""
-    result = nvprof_kit.open(DATA / "memory" / "caching-2024.2.sqlite.xz").layers(memory=True)
-    rows = result.rows.set_index(["layer", "phase"])
-    forward = rows.xs("forward", level="phase")["memory_retained_bytes"]
-    for layer in ("model.layers.0", "model.layers.1"):
-        parts = forward[[name for name in forward.index if name.startswith(f"{layer}.")]].sum()
-        assert abs(forward[layer] - parts) <= 0.1 * forward[layer]
-    whole = forward["LlamaForCausalLM"]
-    assert forward["model"] + forward["lm_head"] <= whole
-    # what the forward keeps the backward lets go of, but for the gradients that it leaves
-    assert rows.loc[("LlamaForCausalLM", "backward"), "memory_retained_bytes"] < 0
-    told = rows["memory_begin_bytes"].notna()
-    peak = rows["memory_peak_bytes"][told]
-    assert (peak >= rows["memory_begin_bytes"][told]).all() and (peak >= rows["memory_end_bytes"][told]).all()
-    # 522,505,736 bytes in 35 calls of cudaMalloc, by SELECT sum(bytes) ... WHERE memKind = 2
-    assert int(result.rows["cuda_alloc_bytes"].sum()) == 522_505_736
-    assert result.memory is not None and result.memory.before_bytes == 0

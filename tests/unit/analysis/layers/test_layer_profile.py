@@ -77,23 +77,6 @@ def memory(rows: list[tuple[object, ...]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "layer", "phase", *sizes])
 
 
-def test_memory_stands_beside_the_time_of_the_same_calls(file: NsysFile) -> None:
-    two_steps(file)
-    seen = memory(
-        [
-            (1, "blocks.0", "forward", 100, 60, 5, 110, 200),
-            (1, "blocks.0", "forward", 150, 50, 9, 170, 210),  # run twice: gradients are accumulated
-            (2, "blocks.0", "forward", 120, 70, 5, 130, 220),
-            (1, "blocks.0", "backward", 40, -110, 0, 150, 220),
-        ]
-    )
-    profile = profiled(file, {"blocks.0": "Block"}, seen)
-    forward = profile.rows[(profile.rows["layer"] == "blocks.0") & (profile.rows["phase"] == "forward")]
-    assert forward[list(seen.columns[3:])].values.tolist() == [[150, 110, 9, 170, 210], [120, 70, 5, 130, 220]]
-    assert profile.kinds["retained_bytes"].tolist()[0] == 90  # (110 + 70) / 2
-    assert profile.rows["allocated_bytes"].isna().sum() == len(profile.rows) - 3
-
-
 @pytest.mark.parametrize("name", ["llama-2023.4", "checkpoint-2023.4", "checkpoint-reentrant-2023.4"])
 def test_real_captures_lose_nothing(name: str, tmp_path: Path) -> None:
     plain = tmp_path / "run.sqlite"

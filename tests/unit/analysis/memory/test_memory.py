@@ -61,34 +61,6 @@ def test_who_held_the_peak(tmp_path: Path) -> None:
     assert weight
 
 
-def test_growth_and_leaks(tmp_path: Path) -> None:
-    file = SnapshotFile()
-    for step in range(4):
-        kept = file.alloc(1 << 20, f"{FORWARD};step={step}")
-        file.alloc(4096, f"{OPTIMIZER};step={step}", ["log.py:3:remember"])  # never freed
-        file.free(kept, f"{OPTIMIZER};step={step}")
-        file.free(file.alloc(1 << 30))  # between the steps: no step's peak
-    result = analysed(file, tmp_path)
-    assert list(result.steps) == list(Memory.columns["memory-step"])
-    assert result.steps["step"].tolist() == [0, 1, 2, 3]
-    assert result.steps["growth_bytes"].tolist() == [0, 4096, 4096, 4096]
-    assert result.steps["end_bytes"].tolist() == [4096, 8192, 12288, 16384]
-    assert result.steps["peak_bytes"].tolist() == [(1 << 20) + 4096 * (n + 1) for n in range(4)]
-    assert result.steps["largest_bytes"].tolist() == [1 << 20] * 4
-    assert result.leaks.to_dict("records") == [
-        {
-            "layer": "(none)",
-            "phase": "optimizer",
-            "stack": "log.py:3 remember",
-            "steps": 4,
-            "blocks": 4,
-            "bytes": 16384,
-            "bytes_per_step": 4096,
-        }
-    ]
-    assert list(result.leaks) == list(Memory.columns["memory-leak"])
-
-
 def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     file = SnapshotFile()
     file.alloc(100, event=False)
@@ -163,45 +135,6 @@ def test_the_level_is_what_was_asked_for(tmp_path: Path) -> None:
     assert result.level_bytes.tolist() == [100]
     assert result.by_layer["bytes"].tolist() == [100]
     assert (result.summary.allocated_bytes, result.segments["rounding_bytes"].tolist()) == (512, [412])
-
-
-UNWINDER = [
-    "??:0:torch::unwind::unwind()",
-    "??:0:torch::CapturedTraceback::gather(bool, bool, bool)",
-    "memory.cpp:0:gather_with_cpp()",
-    "??:0:c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(unsigned long, CUstream_st*)",
-    "??:0:c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)",
-    "??:0:at::TensorBase at::detail::_empty_generic<long>(c10::ArrayRef<long>, c10::Allocator*)",
-    "??:0:at::detail::empty_cuda(c10::ArrayRef<long>, c10::ScalarType)",
-    "RegisterCUDA.cpp:0:at::(anonymous namespace)::create_out(c10::ArrayRef<long>)",
-]
-
-
-def _stack(*frames: str) -> list[str]:
-    """A stack of autograd's thread as the snapshot has it; C++ names hold colons."""
-    return [*UNWINDER, *frames, "??:0:execute_native_thread_routine", "??:0:clone"]
-
-
-def test_a_stack_in_c_begins_with_what_asked_for_memory(tmp_path: Path) -> None:
-    """Unwinder and allocator head every stack: blocks of two operators are two rows, and named by them."""
-    file = SnapshotFile()
-    nodes = {}
-    for name in ("MmBackward0", "GeluBackward0"):
-        frames = _stack(
-            "??:0:at::_ops::mm::redispatch(c10::DispatchKeySet)",
-            f"??:0:at::native::of_{name}(at::Tensor const&)",
-            f"??:0:torch::autograd::generated::{name}::apply(std::vector<at::Tensor>&&)",
-        )
-        nodes[name] = [dict(zip(("filename", "line", "name"), one.split(":", 2), strict=True)) for one in frames]
-        file.alloc(1000)
-    made = file.snapshot()
-    for event, frames in zip(made["device_traces"][0], nodes.values(), strict=True):
-        event["frames"] = [frame | {"line": 0} for frame in frames]
-    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
-    assert sorted(open_snapshot(tmp_path / "run.pickle").memory().by_stack["stack"]) == [
-        "at::native::of_GeluBackward0 < torch::autograd::generated::GeluBackward0::apply",
-        "at::native::of_MmBackward0 < torch::autograd::generated::MmBackward0::apply",
-    ]
 
 
 def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._analysis.kernels.signatures import NEEDED
-from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters, tensor_bases
+from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters
 from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers
 from nvprof_kit._analysis.ncu.owners import own_layers
 from nvprof_kit._analysis.ncu.roofline import roofline
@@ -106,17 +106,6 @@ def test_owners(stack: tuple[str, ...], owner: tuple[str, str]) -> None:
     assert own_layers(report({"stack": stack, "ns": 1}).kernels).owners == (owner,)
 
 
-def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say() -> None:
-    forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
-    attribution = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
-    assert attribution.owners == (("a.0", "forward"), ("a.0", "backward"))
-    assert attribution.warnings[0].startswith("1 kernels are taken for backward")
-    # a suffix says it, so nothing is guessed
-    told = own_layers(report(forward, {"stack": ("a.0 backward",), "tid": 2}, {"stack": ("a.0",), "tid": 3}).kernels)
-    assert told.owners[2] == ("a.0", "forward")
-    assert told.warnings == ()
-
-
 def test_without_ranges_there_is_a_warning() -> None:
     (warning,) = ncu_layers(report({"ns": 1})).warnings
     assert "no kernel has a range of the domain" in warning
@@ -175,23 +164,6 @@ def test_amounts_from_rates_and_cycles() -> None:
     assert counted["tensor_flop"] == 4096
     assert np.isnan(counted["l1_bytes"])
     assert [name for name in counted.index if name.startswith("stall_")] == ["stall_long_scoreboard"]
-
-
-@pytest.mark.parametrize(
-    ("names", "bases"),
-    [
-        # sm_80 and sm_90
-        (["src_fp16_dst_fp16", "src_fp16_dst_fp32"], ["src_fp16_dst_fp16", "src_fp16_dst_fp32"]),
-        (["src_fp16", "op_hgmma_src_fp16", "op_hmma_src_fp16"], ["src_fp16"]),
-        # by pipe only
-        (["op_hmma_src_fp16", "op_hmma_src_fp16_dst_fp32", "op_utcqmma_src_fp8_dst_fp32"],
-         ["op_hmma_src_fp16", "op_utcqmma_src_fp8_dst_fp32"]),
-        (["src_bf16_dst_fp32_sparsity_on"], []),
-    ],
-)  # fmt: skip
-def test_tensor_counters_are_not_added_twice(names: list[str], bases: list[str]) -> None:
-    prefix = "sm__ops_path_tensor_"
-    assert tensor_bases([f"{prefix}{name}.sum" for name in names]) == [f"{prefix}{name}" for name in bases]
 
 
 # ---------------------------------------------------------------- the road back
@@ -349,18 +321,3 @@ def test_a_live_page_of_one_layer() -> None:
         ["model.layers.0.self_attn", "forward", 17, 305600, "latency"],
         ["model.layers.0.mlp", "forward", 5, 185792, "compute"],
     ]
-
-
-def test_one_measured_layer_stands_for_its_sisters() -> None:
-    """Layer 0 of 2 was measured in full; in a capture of 8 it covers all, with percentages within 10 % of its own:
-    those are weighted by ncu's times, of cold caches, in which small kernels take more.
-    """
-    measured = open_ncu(DATA / "layer-2025.3.csv.xz")
-    own = ncu_layers(measured).rows.set_index(["layer", "phase"])
-    made = ncu_layers(measured, open_capture(DATA.parent / "hooks-train-2023.4.sqlite.xz", optional=NEEDED)).rows
-    for phase in ("forward", "backward"):
-        blocks = made[made["layer"].str.fullmatch(r"model\.layers\.\d") & (made["phase"] == phase)]
-        assert len(blocks) == 8
-        assert blocks["covered"].min() > 0.97
-        for name in ("compute_pct", "tensor_pct", "dram_pct"):
-            assert blocks[name].to_numpy() == pytest.approx(own.loc[("model.layers.0", phase), name], rel=0.1)

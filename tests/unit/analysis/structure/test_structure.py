@@ -58,18 +58,6 @@ def program(path: Path, kernels: list[str]) -> Path:
     return file.write()
 
 
-@pytest.mark.parametrize("passes", [1, 2, 5])
-def test_every_forward_numbers_its_blocks_alike(tmp_path: Path, passes: int) -> None:
-    """A look-up, four blocks, a norm, a product and a choice of token, several times."""
-    first, last = _EDGES
-    forward = [first, *4 * _BLOCK, _NORM, _GEMM, last]
-    rows = nvprof_kit.open(program(tmp_path / "a.sqlite", passes * forward)).layers().rows
-    blocks = rows[rows["layer"].str.fullmatch(r"blocks\.\d")]
-    assert blocks["layer"].tolist() == [f"blocks.{number}" for number in range(4)]
-    assert set(blocks["calls"]) == {passes}
-    assert set(blocks["gpu_total_ns"]) == {50 * len(_BLOCK) * passes}
-
-
 @pytest.mark.parametrize(
     "kernels",
     [

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import PID, NsysFile, thread
@@ -159,18 +158,6 @@ def test_an_empty_view_says_which_switch_gives_it() -> None:
     assert not len(result.views["operator"])
     assert "emit_nvtx" in result.notes["operator"] and "--pytorch" in result.notes["operator"]
     assert "no communication" in result.notes["distributed"]
-
-
-@pytest.mark.parametrize("name", ["graph-2023.4.sqlite.xz", "hooks-ddp-2024.2.sqlite.xz", "profiler/video.json.xz"])
-def test_the_kernel_view_alone_reads_less_and_says_the_same(name: str) -> None:
-    both = nvprof_kit.open(DATA / name).summary(("kernel", "memory"))
-    among = both.to_frame("kernel")
-    alone, later = nvprof_kit.open(DATA / name), nvprof_kit.open(DATA / name)
-    assert alone.summary("kernel").warnings == both.warnings
-    pd.testing.assert_frame_equal(alone.summary("kernel").to_frame(), among)
-    assert alone._operations().trace.calls is None
-    later.layers()
-    pd.testing.assert_frame_equal(later.summary("kernel").to_frame(), among)
 
 
 def test_the_verb(tmp_path: Path) -> None:

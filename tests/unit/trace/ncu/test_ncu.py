@@ -81,28 +81,6 @@ def test_units_are_brought_to_base(tmp_path: Path) -> None:
     assert list(report.units.values()) == ["ns", "byte", "byte/s", "hz", "byte/block", "%"]
 
 
-@pytest.mark.parametrize(
-    ("text", "decimal", "value"),
-    [
-        ("1,274", ".", 1274.0),
-        ("7,537,349,397.59", ".", 7537349397.59),
-        ("941.929.548,55", ",", 941929548.55),
-        ("7\u202f537,5", ",", 7537.5),
-        ("7\u2019537.5", ".", 7537.5),  # de_CH
-        ("31.872000", ",", 31.872),
-        ("12 (3; 4)", ".", 12.0),
-        ("12.5 (0: 3; 1: 4)", ".", 12.5),
-        ("3.5e-3", ".", 0.0035),
-        ("-4", ".", -4.0),
-        ("CachePreferNone", ".", None),
-        ("No-CC", ".", None),
-        ("(64, 1, 1)", ".", None),
-    ],
-)
-def test_parse_number(text: str, decimal: str, value: float | None) -> None:
-    assert parse_number(text, NumberStyle(decimal)) == value
-
-
 def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
     rows = [raw({**TIME, "sm__x.sum": ("%", value)}) for value in ("4", "(!) n/a", "6")]
     text = rows[0] + "".join(row.splitlines(keepends=True)[-1] for row in rows[1:])
@@ -187,21 +165,6 @@ def test_details_page(tmp_path: Path) -> None:
     assert report.metrics["gpu__time_duration.sum"].tolist() == pytest.approx([2500.0, 5000.0])
     assert report.metrics["gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"][0] == 46.36
     assert report.metrics["dram__bytes.sum.per_second"][0] == pytest.approx(204.36e9)
-
-
-def test_each_row_of_a_details_page_has_its_own_unit(tmp_path: Path) -> None:
-    head = [*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
-    rows = [("0", "Duration", "usecond", "2.50"), ("1", "Duration", "msecond", "1.25"), ("2", "Duration", "ns", "640")]
-    rows += [("2", "DRAM Frequency", "Ghz", "1.50")]
-    text = line(head) + "".join(
-        line([id_, "557", "python3", "127.0.0.1", "gemm(int)", *OURS, "GPU Speed Of Light Throughput", *metric])
-        for id_, *metric in rows
-    )
-    report = read(tmp_path, text)
-    # 2.5 us, 1.25 ms and 640 ns
-    assert report.metrics["gpu__time_duration.sum"].tolist() == pytest.approx([2500.0, 1_250_000.0, 640.0])
-    assert report.metrics["dram__cycles_elapsed.avg.per_second"].tolist()[2] == pytest.approx(1.5e9)
-    assert report.units["gpu__time_duration.sum"] == "ns"
 
 
 def refusal(tmp_path: Path, text: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,23 +75,6 @@ def test_what_never_ends_is_ended(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "more time or memory than its size accounts for" in done.stderr
-
-
-def test_nothing_of_this_process_is_changed(tmp_path: Path) -> None:
-    """Neither limits nor garbage collection, also where the file is refused."""
-    before = [resource.getrlimit(one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
-    switched: list[str] = []
-    path = tmp_path / "run.pickle"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "disable", lambda: switched.append("gc.disable"))
-        patch.setattr(resource, "setrlimit", lambda *_: switched.append("setrlimit"))
-        path.write_bytes(pickle.dumps(plain()))
-        assert len(open_snapshot(path).events) == 1
-        path.write_bytes(b"\x80\x04\x8e" + (1 << 50).to_bytes(8, "little") + b"x.")
-        with pytest.raises(CaptureError):
-            open_snapshot(path)
-    assert not switched
-    assert before == [resource.getrlimit(one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
 
 
 def test_what_is_shared_by_many_is_read(tmp_path: Path) -> None:
