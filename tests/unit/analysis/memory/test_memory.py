@@ -159,3 +159,13 @@ def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_
     assert held["phase"].tolist() == ["other", "optimizer", "forward", "optimizer", "other"]
     assert held["layer"].tolist() == ["(none)", "(none)", "layers.0", "(none)", "(none)"]
     assert held["step"].fillna(-1).tolist() == [-1, 3, 7, 7, -1]
+
+
+def test_layers_that_hold_as_much_stand_as_they_came(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    for layer in range(40):
+        file.alloc(1 << 20 if layer % 2 else 1 << 10, f"nvprof_kit:forward:layers.{layer}")
+    result = analysed(file, tmp_path)
+    by_size = [f"layers.{layer}" for layer in (*range(1, 40, 2), *range(0, 40, 2))]
+    assert result.by_layer["layer"].tolist() == by_size
+    assert result.traffic["layer"].tolist() == by_size
