@@ -81,6 +81,19 @@ KNOWN_PHASES = frozenset(
 )
 """Texts that mean a phase if a range has no category."""
 
+_NO_WORK = frozenset(
+    {"prim", "prims", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"}
+)
+"""Namespaces of operators that communicate or only name what they get."""
+
+_MULTIPLIES = re.compile(
+    r"mm(?![aiy])|matmul|conv(?!ert)|attention|(?<!i)linear(?!1d|_comb)|^_trilinear$|_rnn|lstm_mps|^(add)?mv$|^v?dot$"
+    r"|^_fft_|_cdist_|cholesky|triangular_solve|lu_solve|ormqr|geqrf|transformer_encoder"
+    r"|^_?linalg_(?!vector_norm|cross|diagonal|check)"
+)
+_PACKS = re.compile(r"prepack$|_pack_|reorder|flatten_weight|_search$")
+"""PyTorch's operators that multiply matrices, by name, and those of them that only reorder or pack weights."""
+
 _STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # fits in int64
 _RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
 _GROUP_TOKEN = re.compile(r"\d{1,9}(?:-\d{1,9}|:\d{1,9}:\d{1,9})?")
@@ -292,3 +305,13 @@ def parse_memory_label(label: str) -> tuple[str, int | None]:
     """Name and step of an allocation's label."""
     name, separator, number = label.rpartition(";step=")
     return (name, int(number)) if separator and number.lstrip("-").isdecimal() else (label, None)
+
+
+def operator_kind(name: str) -> str:
+    """What an operator may do, by its name: ``multiplies`` matrices, as any of other libraries may, ``moves`` numbers,
+    or '' for neither.
+    """
+    space, _, plain = name.partition("::")
+    if space in _NO_WORK:
+        return ""
+    return "multiplies" if space != "aten" or (_MULTIPLIES.search(plain) and not _PACKS.search(plain)) else "moves"

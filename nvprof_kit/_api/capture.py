@@ -280,7 +280,7 @@ class Capture:
         file = find_flops(self.path)
         if file is None or "step" in result.rows:
             return replace(result, sources=self.sources)
-        from nvprof_kit._analysis.flops.limits import with_limits
+        from nvprof_kit._analysis.flops.work import with_limits
 
         try:
             result = with_limits(result, operations, read_flops(file))
@@ -432,11 +432,11 @@ class Capture:
             operations = self._operations(("name", "loads", "shapes"))
             if operations.trace.shapes is None or operations.trace.shapes.empty:
                 flops_beside(self.path)  # says what is missing
-            answer, sources = flops(operations.trace, None, operations, **options), self.sources
+            answer, sources = flops(operations, None, **options), self.sources
         else:
             flop_counts = read_flops(file)  # first: it tells of a mistake at once
             operations = self._operations(("name", "loads"))
-            answer, sources = flops(operations.trace, flop_counts, operations, **options), (*self.sources, file)
+            answer, sources = flops(operations, flop_counts, **options), (*self.sources, file)
         sources += () if answer.peaks is None else answer.peaks.files
         return replace(answer, sources=sources, depth=depth).selected(**rows)
 
@@ -900,7 +900,7 @@ def _not_looked_for(path: Path) -> list[str]:
 def _with_work(result: Diff) -> Diff:
     """Add what the files of counts beside the first capture of each side tell; a damaged one is a warning."""
     from nvprof_kit._analysis.diff.diff import with_work
-    from nvprof_kit._analysis.flops.limits import work_per_step
+    from nvprof_kit._analysis.flops.work import work_per_step
     from nvprof_kit._trace.flops_file import find_flops, read_flops
 
     files = [find_flops(info.path) for info in (result.base, result.new)]

@@ -189,7 +189,7 @@ SHAPES: Mapping[str, Column] = MappingProxyType(
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that ran it"),
         "name": Column("category", "the operator's name"),
-        "arguments": Column("category", "JSON object with lists of the shapes, types and values of its arguments"),
+        "arguments": Column("category", "JSON list of lists: shapes, types, values and strides of its arguments"),
     }
 )
 """Arguments of operators, if the capture has them (a Kineto trace recorded with shapes)."""

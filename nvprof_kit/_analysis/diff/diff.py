@@ -21,9 +21,7 @@ from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effect
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
 from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS, compared_kernels
 from nvprof_kit._analysis.diff.samples import StepSums, block_sums, step_sums
-from nvprof_kit._analysis.flops.counted import Key as LayerPhase
-from nvprof_kit._analysis.flops.counted import Work
-from nvprof_kit._analysis.flops.limits import BYTES, FLOPS, LIMIT
+from nvprof_kit._analysis.flops.work import Key as LayerPhase
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
@@ -285,12 +283,12 @@ def diff(
     )
 
 
-def with_work(result: Diff, works: tuple[Mapping[LayerPhase, Work], Mapping[LayerPhase, Work]]) -> Diff:
+def with_work(result: Diff, works: tuple[Mapping[LayerPhase, dict[str, float]], ...]) -> Diff:
     """Tell the change of work from the change of efficiency, in columns and a note.
 
     Args:
         result: The comparison of steps.
-        works: What a step of BASE and of NEW computes, by `nvprof_kit._analysis.flops.limits.work_per_step`.
+        works: What a step of BASE and of NEW computes, by `nvprof_kit._analysis.flops.work.work_per_step`.
     """
     table = result.rows.copy()
     is_layer = table["level"] == "layer"
@@ -298,10 +296,10 @@ def with_work(result: Diff, works: tuple[Mapping[LayerPhase, Work], Mapping[Laye
     amounts = {
         f"{side}_{amount}": np.array([work.get(key, {}).get(amount, 0.0) for key in keys])
         for side, work in zip(("base", "new"), works, strict=True)
-        for amount in (FLOPS, BYTES, LIMIT)
+        for amount in ("flops", "bytes", "limit_ns")
     }
     base_ns, change_ns = (table[name].to_numpy(dtype=np.float64) for name in ("base_ns", "change_ns"))
-    limits = [amounts.pop(f"{side}_{LIMIT}") for side in ("base", "new")]
+    limits = [amounts.pop(f"{side}_limit_ns") for side in ("base", "new")]
     with np.errstate(divide="ignore", invalid="ignore"):
         amounts["work_ns"] = base_ns * (limits[1] / limits[0] - 1)  # NaN where neither side has work
     amounts["work_ns"][np.isinf(amounts["work_ns"])] = np.nan
@@ -323,7 +321,7 @@ def with_work(result: Diff, works: tuple[Mapping[LayerPhase, Work], Mapping[Laye
 def _work_note(table: pd.DataFrame) -> str:
     """How the work of a step changed, and what part of the change of its layers that explains."""
     step = table[table["level"] == "step"].iloc[0]
-    units = ((FLOPS, 1e12, "TFLOP"), (BYTES, 1e9, "GB of operators' inputs and outputs"))
+    units = (("flops", 1e12, "TFLOP"), ("bytes", 1e9, "GB of operators' inputs and outputs"))
     amounts = [
         f"{base / unit:.4g} → {new / unit:.4g} {name}" + (f" ({100 * (new / base - 1):+.1f} %)" if base else "")
         for base, new, unit, name in (

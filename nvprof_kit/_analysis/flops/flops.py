@@ -13,35 +13,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, op_owners
+from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
-from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
-from nvprof_kit._analysis.flops.limits import row_limits
-from nvprof_kit._analysis.flops.rows import (
-    Row,
-    Whole,
-    captured_rows,
-    times_of,
-    uncounted_rows,
-    uncounted_shares,
-    utilisation,
-    whole,
-    without_peak,
-)
-from nvprof_kit._analysis.flops.shapes import counted_from_shapes
+from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps, left_out_warnings
+from nvprof_kit._analysis.attribution.windows import devices_of, step_times
+from nvprof_kit._analysis.flops.shapes import counts_from_shapes
+from nvprof_kit._analysis.flops.work import Key, Program, compiled_rows, least_times, row_work
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.fold import ByLayer, computing_blocks
-from nvprof_kit._analysis.layers.layers import LIMITS
+from nvprof_kit._analysis.layers.layers import LIMITS, layers
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.flops_file import FlopsFile
-from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
@@ -54,26 +47,6 @@ MOST_BY_CLOCK = 1.2
 
 MOST_BY_HALVES = 2.0
 """The most that a causal mask or 2:4 sparsity explains: either leaves half of the counted operations to do."""
-
-
-def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str:
-    """Possible reasons for a utilisation above 1, the likeliest first.
-
-    Args:
-        hfu: The utilisation.
-        attention: Whether fused attention was counted.
-        fp32: Whether products of 32-bit floats were.
-        own_peak: Whether the user gave the peak.
-    """
-    reasons = [
-        ("the peak given is too low", own_peak),
-        ("a clock above the datasheet's", hfu <= MOST_BY_CLOCK),
-        ("a causal mask, of which the count takes the whole", attention and hfu <= MOST_BY_HALVES),
-        ("32-bit products that ran in TF32", fp32),
-        ("it was counted on another input (batch, length) than was captured", True),
-        ("2:4 sparsity", hfu <= MOST_BY_HALVES),
-    ]
-    return "above the peak: " + ", or ".join(reason for reason, possible in reasons if possible)
 
 
 COLUMNS: Columns = {
@@ -108,12 +81,22 @@ COLUMNS: Columns = {
     "dram_bytes": Column(
         "the part of `bytes` that the L2 cannot hold from one operator to the next", "bytes", kind="float"
     ),
-    **{name: LIMITS[name] for name in ("limit_ns", "of_limit")},
+    "limit_ns": LIMITS["limit_ns"],
+    "fused_limit_ns": Column(
+        "least time for the layer as one kernel, in ns: the longer of all its operations at the peak and of its "
+        "parameters, inputs and outputs, each once, at the bandwidth; missing where only layers inside it ran",
+        "ns",
+        kind="float",
+    ),
+    "of_limit": LIMITS["of_limit"],
     "bound": Column("what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", fold="first"),
     "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
     "note": Column("why a figure is missing, too low or above the peak", kind="str"),
 }
 """The columns of `Flops.rows` and what they mean."""
+
+_NOTABLE = 0.02
+"""Share of a row's own time in matrix kernels above which it is suspicious that no operation was counted."""
 
 UNCOUNTED_SHARE = 0.05
 """Where counted operations hold less than the other 95 % of the GPU time, the figures of the step are lower bounds."""
@@ -123,6 +106,40 @@ INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 NOTES_APART = " | "
 """The separator between the notes of a row."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Figures over all layers, for a mean step; for the whole capture if it has no steps.
+
+    Attributes:
+        steps: Number of steps, 0 without steps.
+        devices: Number of GPUs that ran operations.
+        step_ns: Mean duration of a step in ns, with the boundaries of `breakdown`.
+        busy_ns: Time per step in which a GPU was busy, summed over devices, in ns.
+        flops: Floating point operations per step.
+        model_flops: The same without recomputation.
+        hfu: Hardware FLOPs utilization over the duration of the step on all GPUs, 0 to 1; NaN if no peak is known.
+        mfu: Model FLOPs utilization: the same for `model_flops`.
+        busy_hfu: Like `hfu`, over the busy time only.
+        busy_mfu: Like `mfu`, over the busy time only.
+    """
+
+    steps: int
+    devices: int
+    step_ns: float
+    busy_ns: float
+    flops: float
+    model_flops: float
+    hfu: float
+    mfu: float
+    busy_hfu: float
+    busy_mfu: float
+
+    @property
+    def above_the_peak(self) -> bool:
+        """Whether more operations were counted than the GPU can do in that time."""
+        return self.hfu > 1 or self.busy_hfu > 1
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -175,6 +192,7 @@ class Flops(ByLayer):
         notes = (note for text in rows["note"] for note in text.split(NOTES_APART) if note)
         return {
             **super().join(path, phase, rows),
+            "bound": rows["bound"].mode().iat[0],
             "dtype": "+".join(dict.fromkeys(dtype for text in rows["dtype"] for dtype in text.split("+") if dtype)),
             "unknown": "; ".join(sorted({name for text in rows["unknown"] for name in text.split("; ") if name})),
             "note": NOTES_APART.join(_alike_notes(notes)),
@@ -193,9 +211,8 @@ def _alike_notes(notes: Iterable[str]) -> list[str]:
 
 
 def flops(
-    trace: Trace,
+    operations: Operations,
     counts: FlopsFile | None,
-    known: Operations | None = None,
     *,
     peaks: Mapping[str, float] = MappingProxyType({}),
     steps: StepOptions = ALL_STEPS,
@@ -203,147 +220,245 @@ def flops(
     """Join the counted operations with the captured times.
 
     Args:
-        trace: The capture, its ranges as in the contract, with the operations' names.
+        operations: The operations of a capture, with their names.
         counts: The counts from a run of the same program; None to count from the shapes in the capture itself, which
             then needs the optional table ``shapes``.
-        known: The same operations, if their owners and classes are already known.
         peaks: Operations per second by data type, instead of the package's values for the GPU.
         steps: Which steps to look at, by default all but warm-up.
     """
     import pandas as pd
 
-    operations = Operations(trace, known=known)
-    choice = choose_steps(trace, operations.attribution, steps)
-    rows = captured_rows(trace, operations.attribution, choice)
-    program = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
-    named = f"the shapes in {trace.info.path}" if counts is None else counts.path
-    of_gpu = peaks_of(trace.info.gpus if trace.info.on_gpu else (), peaks, trace.info.path)
-    times = {row.key: 1.0 if counts is None else times_of(row, program, choice.count) for row in rows}
-    held_keys = {row.key for row in rows if row.held}
-    uncounted = uncounted_rows(operations, program, rows)
-    limits = row_limits(operations, program, rows, times, of_gpu)
-    records = _Records(program.with_holders(held_keys), times, of_gpu, uncounted, limits)
-    together = whole(trace, operations.attribution, program, times, peaks=of_gpu, choice=choice)
-    reason = f"the steps together are {records.why_above(together.busy_hfu)}"
-    shares = uncounted_shares(operations, program, rows, choice)
-    shares = shares if sum(shares.values()) > UNCOUNTED_SHARE else {}
-    above = [Issue("above-the-peak", "warning", 1.0, reason)] if together.above_the_peak else []
-    table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
+    trace, attribution = operations.trace, operations.attribution
+    choice = choose_steps(trace, attribution, steps)
+    if choice.everything and len(choice.shown):  # without what ran outside steps
+        steps = StepOptions(first=int(attribution.ranges.steps.min()))
+    rows = layers(operations, steps=steps).rows
+    is_empty = ~rows[["calls", "gpu_ops", "gpu_total_ns"]].any(axis=1)
+    rows = rows.loc[~is_empty, ["layer", "phase", "calls", "gpu_busy_ns"]]
+    from_shapes = counts is None
+    counts = counts_from_shapes(operations, choice, rows) if counts is None else counts
+    program, info = Program(counts), trace.info
+    of_gpu = peaks_of(info.gpus if info.on_gpu else (), peaks, info.path)
+    steps_run = choice.count or int(from_shapes)
+    rows = rows.join(row_work(program, rows, steps_run, of_gpu, compiled_rows(trace, attribution)))
+    rows.index = pd.MultiIndex.from_frame(rows[["layer", "phase"]])
+    ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
+    times = ran["times"].dropna().to_dict()
+    whole, lost = _whole(operations, program, times, of_gpu, choice)
+    shares = _uncounted_shares(operations, program, ran.index, choice)
+    notes = {key: f"{share:.0%} of its own time is in matrix kernels that were not counted"
+             for key, share in _matrix_shares(operations, program, ran.index).items()}  # fmt: skip
+    table = _table(program, rows, of_gpu, notes)
+    has_attention = bool(rows["attention_flops"].sum() > 0)
+    reasons = _why_above(whole.busy_hfu, has_attention, {*counts.operators["dtype"]}, of_gpu)
+    above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {reasons}")]
     return Flops(
         rows=table,
-        whole=together,
+        whole=whole,
         peaks=of_gpu,
-        counts=named,
-        info=trace.info,
+        counts=counts.path,
+        info=info,
         warnings=(
-            *trace.info.warnings,
-            *join_warnings(trace, operations.attribution.ranges, operations.attribution.unjoined),
-            *above,
+            *info.warnings,
+            *join_warnings(trace, attribution.ranges, attribution.unjoined),
+            *(above if whole.above_the_peak else ()),
             *_uncounted_issues(shares),
             *left_out_warnings(choice),
-            *_warnings(program, times, named),
-            *_warnings_of_gpu(trace.info, of_gpu, counts.gpu if counts else ""),
+            *_warnings(program, times, lost),
+            *_warnings_of_gpu(info, of_gpu, counts.gpu),
         ),
         uncounted=shares,
-        blocks=computing_blocks(operations, choice.of_ops(operations.attribution)).with_amounts(
-            table, "flops", "operations"
-        ),
+        blocks=computing_blocks(operations, choice.of_ops(attribution)).with_amounts(table, "flops", "operations"),
     )
 
 
-class _Records:
-    """Makes the rows of the table."""
+def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Mapping[Key, str]) -> pd.DataFrame:
+    """The rows with the columns of `COLUMNS`.
 
-    def __init__(
-        self,
-        program: Counted,
-        times: Mapping[Key, float],
-        peaks: Peaks | None,
-        uncounted: Mapping[Key, float],
-        limits: Mapping[Key, dict[str, Any]],
-    ) -> None:
-        self._work, self._model = program.nested(), program.nested(model=True)
-        self._inside, self._inside_model = (program.nested(model=model, times=times) for model in (False, True))
-        self._limits = limits
-        self._unknown, self._attention = program.nested_unknown(), program.nested_attention()
-        self._times, self._peaks, self._uncounted = times, peaks, uncounted
+    Args:
+        program: What was counted.
+        rows: The rows of the capture, by layer and phase, with the columns of `row_work`.
+        peaks: The GPU's peaks.
+        notes: On the rows that have matrix kernels of which nothing was counted.
+    """
+    names_of_range = program.counts.unknown.groupby("range")["name"].agg(set).to_dict()
+    unknown: list[set[str]] = [set() for _ in range(len(rows))]
+    for of_range, of_row in zip(*program.members(rows.index), strict=True):
+        unknown[of_row] |= names_of_range.get(of_range, set())
+    busy_ns = rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
+    bound = [~(rows["limit_ns"] > 0), 2 * rows["compute_ns"] > rows["limit_ns"]]
 
-    def of(self, row: Row) -> dict[str, Any]:
-        """A row with the columns of `COLUMNS`."""
-        times = self._times[row.key]
-        work, model = self._work.get(row.key, {}), self._model.get(row.key, {})
-        if row.held and row.key in self._inside:
-            times, work, model = 1.0, self._inside[row.key], self._inside_model[row.key]
-        flops = sum(work.values()) * times
-        hfu, mfu = (utilisation(work_part, self._peaks, row.busy_ns, times) for work_part in (work, model))
-        return {
-            "layer": row.key[0],
-            "phase": row.key[1],
-            "calls": row.calls,
-            "gpu_busy_ns": row.busy_ns,
-            "dtype": "+".join(_types(work)),
-            "flops": flops,
-            "model_flops": sum(model.values()) * times,
-            "tflops_per_s": flops / row.busy_ns / 1000 if row.busy_ns else math.nan,
-            "hfu": hfu,
-            "mfu": mfu,
-            **self._limits[row.key],
-            "unknown": "; ".join(sorted(self._unknown.get(row.key, ()))),
-            "note": NOTES_APART.join(["not in the count"] if math.isnan(times) else self._notes(row, work, hfu)),
-        }
+    def types(flops: Mapping[str, float]) -> str:
+        least = sum(flops.values()) / 100
+        return "+".join(sorted((dtype for dtype in flops if flops[dtype] >= least), key=lambda dtype: -flops[dtype]))
 
-    def _notes(self, row: Row, work: Work, hfu: float) -> list[str]:
-        notes = []
-        if self._peaks is not None and (missing := without_peak(work, self._peaks)):
-            notes.append(f"no peak for {', '.join(missing)}")
-        if self._unknown.get(row.key):
-            notes.append("at least: operators of unknown work")
-        if row.key in self._uncounted:
-            notes.append(f"{self._uncounted[row.key]:.0%} of its own time is in matrix kernels that were not counted")
-        if hfu > 1:
-            notes.append(self.why_above(hfu, row.key))
-        return notes
-
-    def why_above(self, hfu: float, key: Key | None = None) -> str:
-        """Why a row may be above the peak; without a key, why all rows together may be."""
-        work = [self._work.get(key, {})] if key else list(self._work.values())
-        return why_above(
-            hfu,
-            attention=key in self._attention if key else bool(self._attention),
-            fp32=any("fp32" in dtypes for dtypes in work),
-            own_peak=self._peaks is not None and self._peaks.source.endswith("--peak"),
-        )
+    table: pd.DataFrame = rows.assign(
+        dtype=rows["dtypes"].map(types),
+        tflops_per_s=rows["flops"] / busy_ns / 1000,
+        hfu=rows["peak_ns"] / busy_ns if peaks else math.nan,
+        mfu=rows["model_peak_ns"] / busy_ns if peaks else math.nan,
+        of_limit=rows["limit_ns"] / busy_ns,
+        bound=np.select(bound, ["", "compute"], "memory"),
+        unknown=["; ".join(sorted(names)) for names in unknown],
+    ).reset_index(drop=True)  # fmt: skip
+    reasons = [
+        ["not in the count"]
+        if math.isnan(row["times"])
+        else [
+            f"no peak for {', '.join(missing)}"
+            if (missing := sorted(dtype for dtype in row["dtypes"] if peaks and dtype not in peaks.flops))
+            else "",
+            "at least: operators of unknown work" if row["unknown"] else "",
+            notes.get((row["layer"], row["phase"]), ""),
+            _why_above(row["hfu"], row["attention_flops"] > 0, row["dtypes"], peaks) if row["hfu"] > 1 else "",
+        ]
+        for row in table.to_dict("records")
+    ]
+    table["note"] = [NOTES_APART.join(filter(None, texts)) for texts in reasons]
+    columns: pd.DataFrame = table[[*COLUMNS]]
+    return columns
 
 
-def _types(work: Work) -> list[str]:
-    """The number types with at least 1 % of the operations, most operations first."""
-    total = sum(work.values())
-    return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
+def _whole(
+    operations: Operations, program: Program, times: Mapping[Key, float], peaks: Peaks | None, choice: StepChoice
+) -> tuple[Whole, float]:
+    """The steps of a capture together, and the share of the counted operations that no captured row has. What was
+    counted in a range that the capture lacks goes with the nearest one around it that it has.
+    """
+    trace = operations.trace
+    steps = step_times(trace, operations.attribution)[choice.shown]
+    lanes, of_op = devices_of(trace)
+    devices = max(len(lanes), 1)
+    if len(steps):
+        length, busy = int(steps["wall_ns"].sum()), int(steps["busy_ns"].sum())
+    else:
+        start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+        length = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
+        busy = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
+    runs = np.array([times[key] if key else 0.0 for key in program.innermost(times)])
+    model_runs = runs * ~program.recomputes
+    operators = least_times(program, peaks)
+    flops, peak_ns = (program.sums(operators[name]) for name in ("flops", "peak_ns"))
+    peak, model_peak = (
+        float(peak_ns[number > 0] @ number[number > 0]) if peaks else math.nan for number in (runs, model_runs)
+    )
+    step_count = max(len(steps), 1)
+    whole = Whole(
+        steps=len(steps),
+        devices=devices,
+        step_ns=length / step_count,
+        busy_ns=busy / step_count,
+        flops=float(flops @ runs) / step_count,
+        model_flops=float(flops @ model_runs) / step_count,
+        hfu=peak / (length * devices or math.nan),
+        mfu=model_peak / (length * devices or math.nan),
+        busy_hfu=peak / (busy or math.nan),
+        busy_mfu=model_peak / (busy or math.nan),
+    )
+    return whole, float(flops[runs == 0].sum() / max(flops.sum(), 1))
 
 
-def _warnings(program: Counted, times: Mapping[Key, float], named: str) -> list[Issue]:
-    """What the counts lack, and what they have that the capture lacks."""
-    everything = sum(sum(work.values()) for work in program.work.values())
-    if not everything:
-        text = f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"
+def _matrix_times(operations: Operations, classes: Collection[str], inside: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """Time of the operations in each layer and phase, ``ns``, and of those of these classes, ``matrix``."""
+    import pandas as pd
+
+    ops = operations.trace.ops
+    layer, phase = op_owners(operations.attribution)
+    is_matrix = np.any([operations.classes.is_a(name) for name in classes], axis=0)
+    ns = (ops["end_ns"] - ops["start_ns"]).to_numpy()
+    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})[inside]
+    times: pd.DataFrame = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
+    times = times[times["matrix"] > _NOTABLE * times["ns"].clip(lower=1)]
+    return times
+
+
+def _matrix_shares(operations: Operations, program: Program, ran: Collection[Key]) -> dict[Key, float]:
+    """Rows that run matrix or attention kernels although no operation was counted or is unknown there, because these
+    kernels were not launched by PyTorch operators. Each with the share of such kernels in its own time.
+    """
+    trace, counts = operations.trace, program.counts
+    if "name" not in trace.ops or not trace.info.on_gpu:
+        return {}
+    numbers = {*counts.operators["range"][counts.operators["flops"] > 0], *counts.unknown["range"]}
+    innermost = program.innermost(ran)
+    known = {innermost[number] or program.keys[number] for number in numbers}
+    times = _matrix_times(operations, ("gemm", "attention"), np.ones(len(trace.ops), dtype=bool))
+    return {(str(layer), str(phase)): matrix / ns for (layer, phase), ns, matrix in times.itertuples()
+            if (layer, phase) not in known}  # fmt: skip
+
+
+def _uncounted_shares(
+    operations: Operations, program: Program, ran: Collection[Key], choice: StepChoice
+) -> dict[str, float]:
+    """Share of the GPU time in layers that run products, attention or experts of which no operation was counted, by the
+    layer's name without its place in the model, the largest first; empty below `UNCOUNTED_SHARE` altogether.
+    """
+    trace, operators = operations.trace, program.counts.operators
+    if "name" not in trace.ops or not trace.info.on_gpu:
+        return {}
+    innermost = program.innermost(ran)
+    known = {innermost[number] or program.keys[number] for number in {*operators["range"][operators["flops"] > 0]}}
+    inside = choice.of_ops(operations.attribution)
+    total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside].sum())
+    times = _matrix_times(operations, ("gemm", "attention", "experts"), inside & ~operations.classes.is_a("comm"))
+    shares: dict[str, float] = {}
+    for (layer, phase), ns, _ in times.itertuples():
+        if (layer, phase) not in known:
+            parts = [segment for segment in str(layer).split(".") if not segment.isdecimal()]
+            name = parts[-1].rstrip("0123456789").rstrip("_") if parts else str(layer)
+            shares[name] = shares.get(name, 0.0) + ns / max(total, 1)
+    if sum(shares.values()) <= UNCOUNTED_SHARE:
+        return {}
+    return dict(sorted(shares.items(), key=lambda share: -share[1]))
+
+
+def _why_above(hfu: float, attention: bool, dtypes: Collection[str], peaks: Peaks | None) -> str:
+    """Possible reasons for a utilisation above 1, the likeliest first.
+
+    Args:
+        hfu: The utilisation.
+        attention: Whether fused attention was counted.
+        dtypes: Types of the multiplied numbers.
+        peaks: The GPU's peaks.
+    """
+    reasons = {
+        "the peak given is too low": peaks is not None and peaks.source.endswith("--peak"),
+        "a clock above the datasheet's": hfu <= MOST_BY_CLOCK,
+        "a causal mask, of which the count takes the whole": attention and hfu <= MOST_BY_HALVES,
+        "32-bit products that ran in TF32": "fp32" in dtypes,
+        "it was counted on another input (batch, length) than was captured": True,
+        "2:4 sparsity": hfu <= MOST_BY_HALVES,
+    }
+    return "above the peak: " + ", or ".join(reason for reason, possible in reasons.items() if possible)
+
+
+def _warnings(program: Program, times: Mapping[Key, float], lost: float) -> list[Issue]:
+    """What the counts lack, and what they have that the capture lacks.
+
+    Args:
+        program: What was counted.
+        times: How often what was counted of each row ran.
+        lost: Share of the counted operations that no row has.
+    """
+    counts = program.counts
+    if not counts.operators["flops"].any():
+        text = f"{counts.path}: no operation was counted; count a step that runs its operators, not a graph's replay"
         return [Issue("nothing-counted", "error", 1.0, text)]
     issues = []
-    timed = {key for key, number in times.items() if not math.isnan(number)}
-    lost_flops = sum(sum(work.values()) for chain, work in program.work.items() if timed.isdisjoint(chain))
-    if lost_flops:
+    if lost:
         text = (
-            f"{100 * lost_flops / everything:.1f} % of the operations counted are of layers and phases that the "
-            "capture does not have, and in no figure; count and capture the same program"
+            f"{100 * lost:.1f} % of the operations counted are of layers and phases that the capture does not have, "
+            "and in no figure; count and capture the same program"
         )
-        issues.append(Issue("not-captured", "warning", lost_flops / everything, text))
-    ratios = sorted({round(times[key], 6) for key in timed if key[0] != NO_LAYER})
+        issues.append(Issue("not-captured", "warning", lost, text))
+    ratios = sorted({round(runs, 6) for (layer, _), runs in times.items() if layer != NO_LAYER})
     if len(ratios) > 1:
         text = (
             f"layers ran from {ratios[0]:g} to {ratios[-1]:g} times as often as where they were counted; figures go by "
             "the call, and those of layers that hold others may mix"
         )
         issues.append(Issue("uneven-calls", "note", 1.0, text))
-    if unknown := sorted({name for names in program.unknown.values() for name in names}):
+    if unknown := sorted({*counts.unknown["name"]}):
         text = f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high"
         issues.append(Issue("unknown-work", "warning", 1.0, text))
     return issues

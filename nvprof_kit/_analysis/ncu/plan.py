@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.flops.limits import LIMIT, PRODUCTS, fused_rows, work_per_step
+from nvprof_kit._analysis.flops.work import compiled_rows, work_per_step
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.tree import with_ancestors
@@ -301,14 +301,13 @@ def _above_limit(
     The least time of a layer's products, convolutions and attention is that of its gemm and attention kernels, that of
     its other operators that of its other kernels; in a layer that torch.compile fused, only the former is known.
     """
-    fused = fused_rows(trace, attribution)
-    work = work_per_step(counts, trace.info, kernels.owners, fused)
+    work = work_per_step(counts, trace.info, kernels.owners, compiled_rows(trace, attribution))
     steps = len(attribution.ranges.steps)
     is_product = np.array(
         [family_of(signature.name).kernel_class in ("gemm", "attention") for signature in kernels.signatures]
     )
     limits = np.array(
-        [[work.get(owner, {}).get(amount, 0.0) for amount in (PRODUCTS, LIMIT)] for owner in kernels.owners]
+        [[work.get(owner, {}).get(amount, 0.0) for amount in ("products_ns", "limit_ns")] for owner in kernels.owners]
     )
     limits = np.nan_to_num(limits) * steps  # unknown is as none
     if not limits.any():

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import addmm_flop, baddbmm_flop, flop_registry, mm_flop, sdpa_backward_flop, sdpa_flop
 
+from nvprof_kit.names import operator_kind
+
 NOTHING_KNOWN = ""
 """Dtype of an operator without numeric tensors."""
 
@@ -27,21 +29,6 @@ _TYPES = {
     torch.uint8: "int8",
 }
 """Dtype names used for Tensor Core peaks; 8-bit floats are recognized by name."""
-
-_COUNTS_NOTHING = frozenset(
-    {"prim", "prims", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"}
-)
-"""Namespaces of operators without multiplications: collectives and copies."""
-
-_MULTIPLIES = re.compile(
-    r"mm(?![aiy])|matmul|conv(?!ert)|attention|(?<!i)linear(?!1d|_comb)|^_trilinear$|_rnn|lstm_mps|^(add)?mv$|^v?dot$"
-    r"|^_fft_|_cdist_|cholesky|triangular_solve|lu_solve|ormqr|geqrf|transformer_encoder"
-    r"|^_?linalg_(?!vector_norm|cross|diagonal|check)"
-)
-"""Names of PyTorch operators that multiply matrices; unknown if the counter has no formula for them."""
-
-_ONLY_MOVES = re.compile(r"prepack$|_pack_|reorder|flatten_weight|_search$")
-"""Exceptions that only reorder or pack weights."""
 
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
 """Dispatch key of each device type."""
@@ -97,14 +84,7 @@ def kind_here(operator: Any, args: Iterable[Any]) -> Kind:
 
 
 def _kind_by_name(operator: Any) -> Kind:
-    space, _, name = operator._schema.name.partition("::")
-    if space == "aten":
-        unknown = _MULTIPLIES.search(name) is not None and _ONLY_MOVES.search(name) is None
-    else:
-        if space in _COUNTS_NOTHING:
-            return Kind.OTHER
-        unknown = True
-    return Kind.UNKNOWN if unknown else Kind.NOTHING
+    return {"multiplies": Kind.UNKNOWN, "moves": Kind.NOTHING, "": Kind.OTHER}[operator_kind(operator._schema.name)]
 
 
 def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:

@@ -56,7 +56,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 _IN_FILE = {"graph_node": "graph node id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
 _ESSENTIAL = ("args.correlation", "args.device")
 """Arguments required to identify an operation of a category."""
-_SHAPES = ("dims", "types", "concrete")
+_SHAPES = ("dims", "types", "concrete", "strides")
 _NO_ARGS = Args()
 _PARAMETERS = "record_param_comms"
 

@@ -47,6 +47,7 @@ _NAMES = {
     "dims": "Input Dims",
     "types": "Input type",
     "concrete": "Concrete Inputs",
+    "strides": "Input Strides",
 }
 
 
@@ -80,6 +81,7 @@ class ShapeArgs(Args, gc=False, rename=_NAMES):
     dims: Any = None
     types: Any = None
     concrete: Any = None
+    strides: Any = None
 
 
 class Row(msgspec.Struct, gc=False):

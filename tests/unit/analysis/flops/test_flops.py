@@ -18,7 +18,6 @@ from support.captures.nsys_file import NsysFile
 from support.golden import Golden
 
 import nvprof_kit
-from nvprof_kit._analysis.flops.counted import read_counted
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
 from nvprof_kit._cli import group
 from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
@@ -290,9 +289,7 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
         ("block.mlp", "recompute", 5, 1),  # a checkpoint of its own inside the block's
     ]
     work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30), (9, "bf16", 7)]
-    counted = read_counted(read_flops(counts(tmp_path / "run.flops.json", ranges, work)))
-    # of the 42 in the range of the MLP's backward 22 are a recompute
-    assert sum(counted.nested()["block.mlp", "backward"].values()) == 20
+    counts(tmp_path / "run.flops.json", ranges, work)  # of the 42 in the range of the MLP's backward 22 are a recompute
     file = NsysFile(tmp_path / "run.sqlite")
     times = [(0, 90), (10, 80), (20, 70), (100, 300), (110, 290), (120, 220), (130, 200), (150, 180), (230, 280)]
     times.append((202, 208))
@@ -602,27 +599,68 @@ def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path: Path) -> N
     assert done.exit_code == 0 and "the page has no MFU" in done.stderr and ">MFU<" not in page.read_text()
 
 
+PATHS = ("a", "a.b", "a.b.c", "a.d", "e")
+PHASES = ("forward", "backward", "recompute")
+
+
+@pytest.fixture(scope="module")
+def capture_of_paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each layer of `PATHS` once in each phase, a kernel in each."""
+    file, at = NsysFile(tmp_path_factory.mktemp("paths") / "run.sqlite"), 0
+
+    def open_range(path: str, phase: str) -> None:
+        nonlocal at
+        begin, at = at, at + 10
+        file.kernel(at, at + 5, launched=(at, at + 1))
+        for child in PATHS:
+            if child.rpartition(".")[0] == path:
+                open_range(child, phase)
+        at += 10
+        file.range_(path if phase == "forward" else f"{path} {phase}", begin, at, category=phase)
+
+    for phase in PHASES:
+        for path in ("a", "e"):
+            open_range(path, phase)
+    return file.write()
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["forward", "backward", "recompute"])), min_size=1),
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1000))),
+    st.lists(st.tuples(st.sampled_from(PATHS), st.sampled_from(PHASES), st.integers(0, 1000))),
+    st.permutations([(path, phase) for path in PATHS for phase in PHASES]),
 )
 def test_what_is_nested_is_counted_once_wherever_it_lies(
-    shape: list[tuple[int, str]], work: list[tuple[int, int]]
+    capture_of_paths: Path, work: list[tuple[str, str, int]], order: list[tuple[str, str]]
 ) -> None:
-    import tempfile
+    """Ranges come in any order, so also at the top or in another's; forward lies in forward, as in the model."""
+    ranges: list[Range] = []
+    for path, phase in sorted(order, key=lambda key: key[0].count(".") if key[1] == "forward" else 9):
+        inside = [n for n, range_ in enumerate(ranges) if range_[:2] == (path.rpartition(".")[0], "forward")]
+        around = inside[0] if phase == "forward" and inside else len(ranges) - 1 if phase != "forward" else None
+        ranges.append((path, phase, around, 1))
+    place = {range_[:2]: number for number, range_ in enumerate(ranges)}
+    file = capture_of_paths.with_name("run.flops.json")
+    counts(file, ranges, [(place[path, phase], "bf16", flops) for path, phase, flops in work], steps=0)
+    rows = nvprof_kit.open(capture_of_paths).flops(file, peak=ONE).rows
+    for path, phase, flops, model in rows[["layer", "phase", "flops", "model_flops"]].itertuples(index=False):
+        inside_of = [row for row in work if row[1] == phase and f"{row[0]}.".startswith(f"{path}.")]
+        assert flops == sum(row[2] for row in inside_of)
+        assert model <= flops and (phase != "recompute" or model == 0)
 
-    # range n lies in range n - back, or at the top; layers repeat, inside themselves too
-    ranges: list[Range] = [
-        (f"layer{n % 4}", phase, n - back if 0 < back <= n else None, 1) for n, (back, phase) in enumerate(shape)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        path = counts(Path(folder) / "x.json", ranges, [(at % len(ranges), "bf16", count) for at, count in work])
-        counted = read_counted(read_flops(path))
-    total = sum(count for _, count in work)
-    assert sum(sum(part.values()) for part in counted.work.values()) == total
-    nested, model = counted.nested(), counted.nested(model=True)
-    for key in nested:
-        inside = sum(sum(part.values()) for chain, part in counted.work.items() if key in counted.rows_of(chain))
-        assert sum(nested[key].values()) == inside <= total
-        assert sum(model[key].values()) <= inside
-        assert key[1] != "recompute" or sum(model[key].values()) == 0
+
+def test_fused_limit_is_the_traffic_of_the_layer_as_one_kernel(tmp_path: Path) -> None:
+    capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")
+    operators = [(1, "bf16", 989_400 * 30, 4800 * 20), (1, "", 0, 4800 * 50), (0, "", 0, 4800 * 15), (5, "", 0, 480)]
+    file = with_bytes(tmp_path, operators)
+    said = json.loads(file.read_text())
+    for row, fused in zip(said["ranges"], [90, 40, 9, 9, 9, 1000], strict=True):
+        row["fused_bytes"] = 4800 * fused
+    file.write_text(json.dumps({**said, "version": 3}))
+    result = nvprof_kit.open(capture).flops()
+    limits = {key: (row["limit_ns"] / 2, row["fused_limit_ns"] / 2) for key, row in table(result).items()}
+    assert limits["m.a", "forward"] == pytest.approx((80, 40))  # 40 ns of traffic, 30 of operations
+    assert limits["m", "forward"] == pytest.approx((95, 85))  # no more than its operators need
+    assert limits["(none)", "optimizer"] == pytest.approx((0.1, 0.1))
+    missing = result.rows["layer"][result.rows["fused_limit_ns"].isna()].tolist()
+    assert missing == ["m"] and math.isnan(limits["m", "recompute"][1]), "only m.a ran in that phase"
+    with_bytes(tmp_path, operators)
+    assert nvprof_kit.open(capture).flops().rows["fused_limit_ns"].isna().all(), "a file of version 2"

@@ -1,0 +1,268 @@
+"""What was counted, by the layers and phases of a capture: work, memory traffic, and the least time for both.
+
+An operator needs at least the longer of two times: its floating point operations at the peak of their data type, and
+its memory traffic at the bandwidth (Williams et al., "Roofline", 2009). Its traffic is what it reads and writes, each
+storage once, without what the L2 can hold from one operator to the next (`nvprof_kit.count_flops` follows that). A
+layer's limit is the sum over its operators; fused, it is the longer time of all its operations together and of its
+parameters, inputs and outputs. `torch.compile` fuses operators, so in layers whose kernels it made only products,
+convolutions and attention have a limit of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
+from nvprof_kit._analysis.hardware import Peaks, peaks_of
+from nvprof_kit._analysis.layers.layers import LIMITS, Layers
+from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
+from nvprof_kit._trace.flops_file import FlopsFile
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.names import NO_LAYER, Category
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Key = tuple[str, str]
+"""Layer and phase."""
+
+Floats = npt.NDArray[np.float64]
+
+_COMPILED = re.compile(r"^triton_(poi|red|per|for|tem|mm|unk)_")
+"""Names of kernels that torch.compile generates."""
+
+
+def compiled_rows(trace: Trace, attribution: Attribution) -> frozenset[Key]:
+    """The layers and phases that run kernels which torch.compile made of several operators."""
+    if "name" not in trace.ops:
+        return frozenset()
+    names = trace.ops["name"].astype("category").cat
+    is_compiled = np.array([bool(_COMPILED.match(str(name))) for name in names.categories] + [False])
+    if not is_compiled.any():
+        return frozenset()
+    layer, phase = (
+        np.asarray(owner, dtype=object)[is_compiled[names.codes.to_numpy()]] for owner in op_owners(attribution)
+    )
+    return frozenset(zip(map(str, layer), map(str, phase), strict=True))
+
+
+class Program:
+    """The ranges of a counted program, a layer or phase each.
+
+    Attributes:
+        counts: What was counted.
+        keys: The layer and phase of each range.
+        calls: How often each layer and phase ran.
+        recomputes: Whether a range is in a layer that activation checkpointing runs again.
+    """
+
+    def __init__(self, counts: FlopsFile) -> None:
+        self.counts = counts
+        ranges = counts.ranges
+        self.keys: list[Key] = [*zip(ranges["layer"], ranges["phase"], strict=True)]
+        self._inside: list[int] = ranges["inside"].tolist()
+        self.calls: Counter[Key] = Counter()
+        for key, calls in zip(self.keys, ranges["calls"].tolist(), strict=True):
+            self.calls[key] += calls
+        self.recomputes = self.within(lambda key: key[1] == Category.RECOMPUTE.value)
+
+    def within(self, is_one: Callable[[Key], bool]) -> npt.NDArray[np.bool_]:
+        """Whether each range, or one around it, is such a layer and phase."""
+        flags: list[bool] = []
+        for key, inside in zip(self.keys, self._inside, strict=True):
+            flags.append(is_one(key) or (inside >= 0 and flags[inside]))
+        return np.array(flags, dtype=bool)
+
+    def innermost(self, keys: Collection[Key]) -> list[Key | None]:
+        """The innermost of these layers and phases that each range is, or is inside of."""
+        innermost: list[Key | None] = []
+        for key, inside in zip(self.keys, self._inside, strict=True):
+            innermost.append(key if key in keys else innermost[inside] if inside >= 0 else None)
+        return innermost
+
+    def sums(self, values: pd.Series[float] | Floats, of_range: pd.Series[int] | None = None) -> Floats:
+        """Sums by range, NaN where a value is."""
+        numbers = self.counts.operators["range"] if of_range is None else of_range
+        return np.bincount(numbers, weights=values, minlength=len(self.keys)).astype(np.float64)
+
+    def members(self, keys: Iterable[Key]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Which ranges belong to which of the layers and phases, both by position: a range to its own, and in the same
+        phase to those of the layers that contain its layer in the model, as for time.
+        """
+        forward = Category.FORWARD.value
+        enclosing = [self.keys[inside] if inside >= 0 else (NO_LAYER, "") for inside in self._inside]
+        enclosed = (
+            (layer, outer if outer != NO_LAYER and outer_phase == forward else "", 1)
+            for (layer, phase), (outer, outer_phase) in zip(self.keys, enclosing, strict=True)
+            if phase == forward and layer != NO_LAYER
+        )
+        parent = parents_of(dict.fromkeys(layer for layer, _ in self.keys), enclosed)
+        place = {key: position for position, key in enumerate(keys)}
+        pairs = [
+            (number, place[ancestor, phase])
+            for number, (layer, phase) in enumerate(self.keys)
+            for ancestor in (with_ancestors(layer, parent) if layer != NO_LAYER else [layer])
+            if (ancestor, phase) in place
+        ]
+        of_range, of_key = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        return of_range, of_key
+
+
+def least_times(program: Program, peaks: Peaks | None, compiled: Collection[Key] = ()) -> pd.DataFrame:
+    """The operators with their least times.
+
+    Args:
+        program: What was counted.
+        peaks: The GPU's peaks; without them, times are NaN.
+        compiled: Layers and phases of which only products, convolutions and attention count.
+
+    Returns:
+        Without those that do not count, the columns of `OPERATORS` in `nvprof_kit._trace.flops_file` and, in ns:
+        ``peak_ns`` and ``least_peak_ns``, the time of its operations at the peak, of all and of those that a causal
+        mask leaves; ``memory_ns``, that of its traffic at the bandwidth; ``limit_ns``, the longer of the latter two;
+        and the parts of it in operators that are limited by their operations (``compute_ns``) and in products,
+        convolutions and attention (``products_ns``).
+    """
+    operators = program.counts.operators
+    peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).astype(float) / 1e9
+    bandwidth = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
+    is_product = operators["flops"] > 0
+    at_peak, least, memory = (
+        (operators["flops"] / peak).where(is_product, 0.0),
+        (operators["least_flops"] / peak).where(is_product, operators["least_flops"]),
+        operators["dram_bytes"] / bandwidth,
+    )
+    limit = np.maximum(least, memory)
+    in_compiled = program.within(compiled.__contains__)[operators["range"]]
+    table: pd.DataFrame = operators.assign(
+        peak_ns=at_peak, least_peak_ns=least, memory_ns=memory, limit_ns=limit,
+        compute_ns=limit.where(~(least <= memory), 0.0), products_ns=limit.where(is_product, 0.0),
+    )[~in_compiled | is_product]  # fmt: skip
+    return table
+
+
+def row_work(
+    program: Program, rows: pd.DataFrame, steps: int, peaks: Peaks | None, compiled: Collection[Key]
+) -> pd.DataFrame:
+    """What the layers and phases of a capture computed in its time.
+
+    Args:
+        program: What was counted.
+        rows: Columns ``layer``, ``phase``, ``calls`` and ``gpu_busy_ns``, of the capture.
+        steps: The capture's steps.
+        peaks: The GPU's peaks.
+        compiled: As in `least_times`.
+
+    Returns:
+        With the index of `rows`: ``times``, how often what was counted ran, NaN if that is not known; ``flops`` and
+        ``model_flops``, the same without recomputation, and their times at the peak, ``peak_ns`` and
+        ``model_peak_ns``; ``attention_flops``; ``dtypes``, the operations by data type; ``bytes``, ``dram_bytes``,
+        ``limit_ns``, ``compute_ns`` and ``fused_limit_ns``.
+    """
+    import pandas as pd
+
+    keys: list[Key] = [*zip(rows["layer"], rows["phase"], strict=True)]
+    times = np.array(
+        [
+            steps / program.counts.steps
+            if layer == NO_LAYER and steps and program.counts.steps
+            else calls / program.calls[layer, phase]
+            if program.calls[layer, phase] and (calls or layer == NO_LAYER)
+            else math.nan
+            for (layer, phase), calls in zip(keys, rows["calls"].tolist(), strict=True)
+        ]
+    )
+    only_inside = (rows["calls"].to_numpy() == 0) & (rows["layer"] != NO_LAYER).to_numpy()  # it did not run itself
+    of_range, of_row = program.members(keys)
+    times_of_key = dict(zip(keys, times.tolist(), strict=True))
+    range_times = np.array([times_of_key.get(key, math.nan) for key in program.keys])
+    weight = np.where(only_inside[of_row], range_times[of_range], 1.0)
+    of_range, of_row, weight = (values[~np.isnan(weight)] for values in (of_range, of_row, weight))
+    times[only_inside & (np.bincount(of_row, minlength=len(keys)) > 0)] = 1.0
+
+    def total(of_ranges: Floats) -> Floats:
+        return times * np.bincount(of_row, weights=of_ranges[of_range] * weight, minlength=len(keys))
+
+    every, least = least_times(program, peaks), least_times(program, peaks, compiled)
+    in_model = ~program.recomputes
+    work = {name: program.sums(every[name]) for name in ("flops", "peak_ns")}
+    work |= {f"model_{name}": np.where(in_model, values, 0.0) for name, values in work.items()}
+    is_attention = every["name"].str.contains("attention", regex=False)
+    work["attention_flops"] = program.sums(every["flops"].where(is_attention, 0.0))
+    names = ("bytes", "dram_bytes", "limit_ns", "compute_ns")
+    work |= {name: program.sums(least[name], least["range"]) for name in names}
+    table: pd.DataFrame = pd.DataFrame({name: total(values) for name, values in work.items()}, index=rows.index)
+    dtypes = {dtype: total(program.sums(every["flops"].where(every["dtype"] == dtype, 0.0)))
+              for dtype in dict.fromkeys(every["dtype"][every["flops"] > 0])}  # fmt: skip
+    parts = [{dtype: values[row] for dtype, values in dtypes.items() if values[row] > 0} for row in range(len(keys))]
+    table["dtypes"] = pd.Series(parts, index=rows.index, dtype=object)
+    fused = Counter[Key]()
+    for key, bytes_ in zip(program.keys, program.counts.ranges["fused_bytes"].tolist(), strict=True):
+        fused[key] += bytes_
+    bandwidth = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
+    traffic = times * np.array([fused[key] for key in keys]) / bandwidth
+    traffic = np.minimum(traffic, total(program.sums(every["memory_ns"])))  # the L2 may hold some of it
+    fused_limit = np.maximum(total(program.sums(every["least_peak_ns"])), traffic)
+    table["fused_limit_ns"] = np.where(only_inside, math.nan, fused_limit)
+    if not program.counts.has_bytes:
+        table[["bytes", "dram_bytes"]] = math.nan
+    if not program.counts.has_bytes or math.isnan(bandwidth):
+        table[["limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
+    table["times"] = times
+    return table
+
+
+def work_per_step(
+    counts: FlopsFile, info: CaptureInfo, keys: Collection[Key], compiled: Collection[Key] = ()
+) -> dict[Key, dict[str, float]]:
+    """What a counted step computed, by the innermost of `keys` that its operators ran in.
+
+    Args:
+        counts: The counts of a program.
+        info: Of a capture of the program.
+        keys: Layers and phases of that capture. Work outside them all goes with its own layer and phase.
+        compiled: As in `least_times`.
+
+    Returns:
+        By layer and phase ``flops`` (without what a causal mask leaves out), ``bytes``, ``limit_ns`` and
+        ``products_ns``; empty if no steps or no traffic were counted.
+    """
+    program = Program(counts)
+    if not counts.steps or not counts.has_bytes:
+        return {}
+    least = least_times(program, peaks_of(info.gpus, capture=info.path), compiled)
+    innermost = [key or own for key, own in zip(program.innermost(keys), program.keys, strict=True)]
+    amounts = least[["least_flops", "bytes", "limit_ns", "products_ns"]].rename(columns={"least_flops": "flops"})
+    sums: dict[Key, dict[str, float]] = {}
+    for name in amounts:
+        for key, value in zip(
+            innermost, (program.sums(amounts[name], least["range"]) / counts.steps).tolist(), strict=True
+        ):
+            row = sums.setdefault(key, {})
+            row[str(name)] = row.get(str(name), 0.0) + value
+    return sums
+
+
+def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> Layers:
+    """Add the columns `LIMITS` to a per-layer table that is not by step, as far as they are known.
+
+    Args:
+        result: The table.
+        operations: Its operations.
+        counts: The counts from a run of the same program.
+    """
+    info, rows = result.info, result.rows
+    peaks = peaks_of(info.gpus if info.on_gpu else (), capture=info.path)
+    compiled = compiled_rows(operations.trace, operations.attribution)
+    work = row_work(Program(counts), rows, result.steps.count, peaks, compiled)
+    work["of_limit"] = work["limit_ns"] / rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
+    amounts = work.rename(columns={"flops": "flop"})[[*LIMITS]].dropna(axis="columns", how="all")
+    return replace(result, rows=rows.join(amounts), peaks=peaks)
