@@ -81,14 +81,15 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
     elif not has_blocks:
         ranges = ranges[:0]
     if len(ranges):
-        pid, tid = int(ops["pid"].iloc[0]), replay_tid(trace)
+        pid, tid, begin = int(ops["pid"].iloc[0]), replay_tid(trace), int(ops["start_ns"].iloc[replays[0][0]])
         old_node = ops["graph_node"].to_numpy().astype(np.int64)
         new_node = np.where(named, node + old_node.max() + 1, old_node)
         created = {
-            (pid, key): (tid, position)
+            (pid, key): (tid, begin + position)
             for key, position in zip(new_node[named].tolist(), node[named].tolist(), strict=True)
         }
-        ranges = ranges.assign(pid=pid, tid=tid)
+        edges = {name: ranges[name] + begin for name in ("start_ns", "end_ns")}
+        ranges = ranges.assign(pid=pid, tid=tid, **edges)
         trace = with_ranges(trace, dict(ranges.items()), created, new_node)
     how = "modules" if has_blocks else "operators"
     text = f"{share:.1%} of the GPU time of {len(replays)} graph replays is named by the {how} in {Path(path).name}"

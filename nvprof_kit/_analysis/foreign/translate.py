@@ -12,21 +12,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution import autograd_links as links
 from nvprof_kit._analysis.attribution.autograd_links import Operators
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest, outer_layers
+from nvprof_kit._analysis.attribution.launches import Creations, Launches
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, inherit, nest, outer_layers
 from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, preset, presets
 from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import DOMAIN, Category, RangeName
+from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES, Category, RangeName
 
 BLOCK = re.compile(r"\.\d+(?:\.|$)")
 """Found in the path of a layer that is one of several alike."""
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
+_LAYERS = tuple(category.value for category in LAYER_CATEGORIES)
 _OPERATOR_COLUMNS = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
 _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
@@ -58,7 +61,8 @@ def _from_evidence(trace: Trace) -> Trace:
     """
     layers = [text for text in trace.ranges["text"].cat.categories if BLOCK.search(str(text))]
     if trace.info.domain == DOMAIN and layers:  # module events of PyTorch
-        return _by_rules(trace, None) if trace.operators is not None else trace
+        named = _by_rules(trace, None) if trace.operators is not None else trace
+        return _compiled(trace, _share_in_blocks(named)) or named
     rules = recognise(trace) if trace.info.domain != DOMAIN else None
     if rules is not None and _Renamed(trace, rules).is_a(_FORWARD).any():
         text = f"layers are from the ranges of {rules.title}, which were recognised; --rules or --domain overrides this"
@@ -73,6 +77,38 @@ def _from_evidence(trace: Trace) -> Trace:
     if not len(trace.ranges):
         return structured
     return _by_rules(trace, preset("torch-nvtx")) if trace.info.domain != DOMAIN else trace
+
+
+def _compiled(trace: Trace, share: float) -> Trace | None:
+    """The layers by the order of kernels, if most of the time is in a compiled model, which is one module; else None.
+
+    Args:
+        trace: The capture with module events.
+        share: The share of the GPU time in numbered modules.
+    """
+    if share > 1 / 3:
+        return None
+    text, category = trace.ranges["text"].array, trace.ranges["category"].astype(str)
+    category = labels(*pd.factorize(category.where(~category.isin(_LAYERS), Category.USER.value)))
+    warnings = tuple(issue for issue in trace.info.warnings if issue.code != "class-names")
+    info, ranges = replace(trace.info, warnings=warnings), trace.ranges.assign(category=category, text=text)
+    structured = add_structure(replace(trace, info=info, ranges=ranges, operators=None))
+    return structured if _share_in_blocks(structured) > 2 * share else None
+
+
+def _share_in_blocks(trace: Trace) -> float:
+    """The share of the GPU time that is in layers with a number."""
+    launches, nodes = Launches(trace), Creations(trace)
+    pid, node, start, end, correlation = (
+        trace.ops[name].to_numpy() for name in ("pid", "graph_node", "start_ns", "end_ns", "correlation")
+    )
+    call, created = launches.that_launched(pid, correlation, start), nodes.of(pid, node)
+    tid = np.where(created == NONE, launches.tid[call], nodes.tid[created])
+    time = np.where(created == NONE, launches.time[call], nodes.time[created])
+    nesting = nest(*(trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
+    is_layer = trace.ranges["category"].isin(_LAYERS) & trace.ranges["text"].str.contains(BLOCK)
+    block = np.append(inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting), NONE)
+    return float((end - start)[block[nesting.innermost(tid, time)] != NONE].sum() / max((end - start).sum(), 1))
 
 
 def _by_rules(trace: Trace, rules: Rules | None) -> Trace:

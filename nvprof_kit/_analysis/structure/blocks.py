@@ -8,19 +8,28 @@ before the others is the start of a block. The last block of a backward pass has
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.structure.align import Aligner, similarity
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Bools, Sequence
 
 _ALIKE = 0.6
 _SAME_STACK = 0.5
+_SAME_ATTENTION = 0.7
+_CONTEXT = 8
+_MOST_SIDES = 8
+_ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
+_LEAST_SCORE = 3.0
+_LEAST_EDGE, _LEAST_RUN = 4, 4
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
@@ -44,6 +53,8 @@ class Pass:
 
     direction: int
     anchors: list[Anchor]
+    left: int = 0
+    right: int = 0
     width: int = 1
     blocks: list[Block] = field(default_factory=list)
     stack: int = -1
@@ -56,6 +67,13 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     end_tokens = tuple(frozenset(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
         passes += _split(sequence, list(group), direction, end_tokens)
+    for index, model_pass in enumerate(passes):
+        model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
+        model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
+    for split in (_split_steps, _split_stacks):
+        passes = _each(passes, partial(split, sequence))
+    for model_pass in passes:
+        model_pass.anchors = _join_inner(sequence, model_pass)
     widths: dict[bytes, int] = {}
     for model_pass in passes:
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1]
@@ -71,8 +89,7 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     for index, model_pass in enumerate(passes):
         if id(model_pass) not in repeating:
             continue
-        left = passes[index - 1].anchors[-1].last + 1 if index else 0
-        right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
+        left, right = model_pass.left, model_pass.right
         before = inner.outside(left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
         after = inner.outside(model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
         left = int(before[0]) + 1 if len(before) else left
@@ -168,6 +185,98 @@ def _split(sequence: Sequence, anchors: list[Anchor], direction: int, edges: tup
     return [Pass(direction, anchors[start_at:end]) for start_at, end in pairwise([0, *breaks, len(anchors)])]
 
 
+def _each(passes: list[Pass], split: Callable[[Pass], list[tuple[int, int, int]]]) -> list[Pass]:
+    """The passes, each divided before some anchors: their indices, where the part before ends at the latest, and where
+    the part after begins at the earliest.
+    """
+    divided: list[Pass] = []
+    for model_pass in passes:
+        anchors = model_pass.anchors
+        cuts = [(0, 0, model_pass.left), *split(model_pass), (len(anchors), model_pass.right, 0)]
+        for (first, _, left), (end, right, _) in pairwise(cuts):
+            divided.append(Pass(model_pass.direction, anchors[first:end], left, right))
+    return divided
+
+
+def _split_steps(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
+    """Where a pass is several runs of a model without a loss or a look-up between them, as the steps of a diffusion
+    model: kernels that recur at a constant number of anchors before the first block of a run, and others after the
+    last.
+    """
+    anchors = model_pass.anchors
+    inner = ((a.last + 1, b.first) for a, b in pairwise(anchors))
+    edges = [(model_pass.left, anchors[0].first), *inner, (anchors[-1].last + 1, model_pass.right)]
+    gaps_of: dict[int, list[int]] = defaultdict(list)
+    for gap, (start, end) in enumerate(edges):
+        for token in np.unique(sequence.token[start:end]).tolist():
+            gaps_of[token].append(gap)
+    tokens_of: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for token, gaps in gaps_of.items():
+        if len(gaps) > 1 and len(set(np.diff(gaps))) == 1:
+            tokens_of[tuple(gaps)].append(token)
+    most = _LEAST_EDGE - 1
+    runs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    for pattern, tokens in tokens_of.items():
+        period = pattern[1] - pattern[0]
+        later = tuple(gap + period for gap in pattern)
+        count = len(tokens) + len(tokens_of.get(later, ()))
+        if later in tokens_of and period >= _LEAST_RUN and count > most:
+            most, runs = count, (pattern, later)
+    cuts: list[tuple[int, int, int]] = []
+    for gap in sorted({*runs[0], *runs[1]} - {0, len(anchors)}):
+        start, end = edges[gap]
+        after, before = (np.flatnonzero(np.isin(sequence.token[start:end], tokens_of[pattern])) for pattern in runs)
+        border = start + int(before[-1] + 1 if gap in runs[1] else after[0])
+        cuts.append((gap, border, border))
+    return cuts
+
+
+def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
+    """Where the blocks of a pass become others, in their attention too, as double and single blocks do."""
+    anchors, gaps = model_pass.anchors, _gaps(sequence, model_pass)
+    likeness = np.array([similarity(a, b) for a, b in pairwise(gaps)])
+    changes = np.flatnonzero(likeness < _ALIKE)
+    if len(changes) != 2 or changes[1] != changes[0] + 1 or len(gaps) < 5:
+        return []
+    gap = int(changes[1])  # the last of one kind, then the first of the other
+    before, after = (_context(sequence, model_pass, index) for index in (gap - 1, gap + 2))
+    if similarity(before, after) >= _SAME_ATTENTION:
+        return []
+    return [(gap + 1, anchors[gap + 1].first, anchors[gap].last + 1)]
+
+
+def _context(sequence: Sequence, model_pass: Pass, index: int) -> Int64Array:
+    """The kernels just before the attention of a block forward, after it backward."""
+    anchor = model_pass.anchors[index]
+    first = anchor.first - _CONTEXT if model_pass.direction == FORWARD else anchor.last + 1
+    return sequence.token[max(first, 0) : first + _CONTEXT]
+
+
+def _join_inner(sequence: Sequence, model_pass: Pass) -> list[Anchor]:
+    """Join a second attention of some blocks with the first: what is between the two is less than half of what is
+    between others, and what precedes it is not what precedes the others.
+    """
+    anchors, gaps = model_pass.anchors, _gaps(sequence, model_pass)
+    if len(gaps) < 3:
+        return anchors
+    products = np.array([np.count_nonzero(sequence.product[a.last + 1 : b.first]) for a, b in pairwise(anchors)])
+    lengths = np.array([len(gap) for gap in gaps])
+    is_short = (products <= np.median(products) / 2) & (lengths <= 0.6 * np.median(lengths))
+    fused = np.isin(sequence.coarse[[anchor.first for anchor in anchors]], _ATTENTION)
+    if not is_short.any() or is_short.mean() >= 0.5 or not fused.all():
+        return anchors
+    second = 1 if model_pass.direction == FORWARD else 0
+    usual = _context(sequence, model_pass, int(np.flatnonzero(~is_short)[-second] + second))
+    joined = [anchors[0]]
+    for index, anchor in enumerate(anchors[1:]):
+        inner = is_short[index] and similarity(_context(sequence, model_pass, index + second), usual) < _SAME_ATTENTION
+        if inner:
+            joined[-1] = joined[-1]._replace(last=anchor.last)
+        else:
+            joined.append(anchor)
+    return joined
+
+
 def _gaps(sequence: Sequence, model_pass: Pass) -> list[Int64Array]:
     return [
         sequence.token[before.last + 1 : after.first]
@@ -259,27 +368,24 @@ def _propagate(gaps: list[Int64Array], edge: Int64Array, aligner: Aligner, *, fr
     keys = [gap.tobytes() for gap in gaps]
     kinds = dict(zip(keys, gaps, strict=True))
     lengths: dict[bytes, int] = {}
-    scored = {key: aligner.start(edge, gap) for key, gap in kinds.items()}
-    top = max(score for _, _, score in scored.values())
-    for key, (_, size, score) in scored.items():
-        if score >= 0.6 * top:
-            lengths[key] = size
-    # a block of another kind: what follows its part is the other side of a gap that is known
     while len(lengths) < len(kinds):
-        unsized = [key for key in kinds if key not in lengths]
-        opposite = [kinds[key][lengths[key] :][::-1] for key in lengths]
-        parts = [kinds[key][: lengths[key]] for key in lengths]
-        options = []
-        for key in unsized:
-            gap = kinds[key]
-            for other in opposite:
-                size, _, score = aligner.start(gap[::-1], other)
-                options.append((score / max(len(other), 1), key, len(gap) - size))
-            for section in parts:
-                size, _, score = aligner.start(gap, section)
-                options.append((score / max(len(section), 1), key, size))
-        score, key, size = max(options, key=lambda option: option[0])
-        lengths[key] = size
+        # best first: a gap like the edge, or one with a side that another gap has, whose border is known
+        sized = list(lengths.items())[:_MOST_SIDES]
+        sides = [(kinds[key][:size], kinds[key][size:][::-1]) for key, size in sized]
+        options: dict[bytes, tuple[float, int]] = {}
+        for key, gap in kinds.items():
+            if key in lengths:
+                continue
+            size_of_edge, size, score = aligner.start(edge, gap)
+            found = [(score / max(size_of_edge, size, 1) if score >= _LEAST_SCORE else 0.0, size)]
+            for part, rest in sides:
+                _, size, score = aligner.start(gap, part)
+                found.append((score / max(len(part), 1), size))
+                _, size, score = aligner.start(gap[::-1], rest)
+                found.append((score / max(len(rest), 1), len(gap) - size))
+            options[key] = max(found)
+        best = max(quality for quality, _ in options.values())
+        lengths |= {key: size for key, (quality, size) in options.items() if quality >= best - 0.05}
     return [lengths[key] for key in keys]
 
 

@@ -115,6 +115,7 @@ class _Ranges:
     def add(self, sequence: Sequence, passes: list[Pass], names: list[str]) -> None:
         """Add the ranges of one device's passes."""
         shared = _shared_launch(sequence)
+        self._first_replay = int(sequence.time[np.argmax(shared)]) if len(shared) else 0
         self._aligner = Aligner(sequence.kind)
         rows_of_block: dict[tuple[bytes, bytes, tuple[int, ...]], Int64Array] = {}
         forward: dict[tuple[int, int], Block] = {}
@@ -177,7 +178,7 @@ class _Ranges:
         seen.update(new_nodes)
         pid = int(self._pid[rows[0]])
         for node, position in zip(nodes.tolist(), range(block.first, block.last + 1), strict=True):
-            self._nodes.setdefault((pid, node), (self._replay_tid, position))
+            self._nodes.setdefault((pid, node), (self._replay_tid, self._first_replay + position))
         return True
 
     def _add(self, offset: int, rows: Int64Array) -> None:
@@ -240,7 +241,8 @@ class _Ranges:
         before = inside & (edge < first[span])
         start_ns = np.where(before, np.minimum(start_ns, sequence.time[edge] + 1), start_ns)
         end_ns = np.where(inside & ~before, np.maximum(end_ns, sequence.time[edge]), end_ns)
-        start_ns, end_ns = np.where(replayed, start, start_ns), np.where(replayed, end + 1, end_ns)
+        start_ns = np.where(replayed, self._first_replay + start, start_ns)
+        end_ns = np.where(replayed, self._first_replay + end + 1, end_ns)
         thread = np.where(replayed, self._replay_tid, thread)
         pid = np.full(len(span), self._pid[sequence.row[0]], dtype=np.int64)
         columns = np.stack([start_ns, end_ns, pid, thread, spans[span, 2], spans[span, 3]])

@@ -11,7 +11,7 @@ import pytest
 
 import nvprof_kit
 
-FOREIGN = Path(__file__).parents[3] / "data" / "foreign"
+DATA = Path(__file__).parents[3] / "data"
 BLOCK = ("rms_norm", "gemm_qkv", "flash_fwd", "gemm_out", "memset", "gemm_up")
 """What a block launches: in its attention until the first matrix product after it, then in its MLP."""
 
@@ -143,7 +143,7 @@ def test_operators_of_a_compiled_model_name_the_parts_of_blocks_found_by_structu
 @pytest.mark.parametrize(("name", "replays"), [("qwen3", 3), ("streams", 3), ("pieces", 2)])
 def test_replays_on_cuda_have_the_layers_of_the_same_work_launched_eagerly(name: str, replays: int) -> None:
     """CUDA's calls do not tell what they launch, and several streams change the order of the kernels."""
-    eager, replay, capture = (FOREIGN / f"graph-{name}-{part}.json.xz" for part in ("eager", "replay", "capture"))
+    eager, replay, capture = (DATA / "replays" / f"{name}-{part}.json.xz" for part in ("eager", "replay", "capture"))
     truth = kernels(nvprof_kit.open(eager).layers(columns="class"))
     table = nvprof_kit.open(replay).layers(with_=capture, columns="class", steps="all")
     assert {layer: (ops // replays, classes) for layer, (ops, classes) in kernels(table).items()} == truth
@@ -161,12 +161,37 @@ def kernels(table: nvprof_kit.Result) -> dict[str, tuple[int, frozenset[str]]]:
     }
 
 
+@pytest.mark.parametrize(("lengths", "found"), [((1, 9), "blocks.2.attention"), ((9, 1), "Net.Encoder.2")])
+def test_a_compiled_model_with_most_of_the_time_has_its_blocks_by_structure(
+    tmp_path: Path, lengths: tuple[int, int], found: str
+) -> None:
+    """It is one module beside others, which are numbered."""
+    trace = Trace()
+
+    def launch(kernel: str, length: int) -> None:
+        correlation = trace.call("cudaLaunchKernel")
+        trace.event("kernel", kernel, 10_000 + 10 * correlation, length, correlation=correlation, device=0, stream=7)
+
+    def module(name: str, kernels: tuple[str, ...], length: int) -> Any:
+        run = [lambda kernel=kernel: launch(kernel, length) for kernel in kernels]
+        return lambda: trace.inside("python_function", f"nn.Module: {name}", *run)
+
+    encoders = (module(f"Encoder_{number}", ("conv",), lengths[0]) for number in range(4))
+    model = module(
+        "OptimizedModule_0", 4 * tuple(kernel for kernel in BLOCK if kernel != "memset"), lengths[1] // 9 or 1
+    )
+    trace.inside("python_function", "nn.Module: Net_0", *encoders, model)
+    layers = set(nvprof_kit.open(trace.write(tmp_path / "a.json")).layers(fold=False).rows["layer"])
+    assert found in layers
+    assert not {"blocks.2.attention", "Net.Encoder.2"} - {found} & layers
+
+
 def test_what_is_no_pair_is_refused_in_one_line(tmp_path: Path) -> None:
     capture = captured(tmp_path / "capture.json")
     trace = Trace()
     trace.replay(*BLOCK)
     replay = trace.write(tmp_path / "replay.json")
-    nsys = FOREIGN.parent / "eager-2024.2.sqlite.xz"
+    nsys = DATA / "eager-2024.2.sqlite.xz"
     for path, with_, sentence in (
         (replay, replay, "no capture of a CUDA graph in it"),
         (capture, capture, "no replay of a CUDA graph in it"),
