@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nvprof_kit._analysis.attribution import autograd_links as links
 from nvprof_kit._analysis.attribution.autograd_links import Operators
@@ -88,10 +87,11 @@ def _compiled(trace: Trace, share: float) -> Trace | None:
     """
     if share > 1 / 3:
         return None
-    text, category = trace.ranges["text"].array, trace.ranges["category"].astype(str)
-    category = labels(*pd.factorize(category.where(~category.isin(_LAYERS), Category.USER.value)))
+    old = trace.ranges["category"].cat
+    names = [Category.USER.value if name in _LAYERS else name for name in old.categories]
+    category = labels(old.codes.to_numpy(), names)
     warnings = tuple(issue for issue in trace.info.warnings if issue.code != "class-names")
-    info, ranges = replace(trace.info, warnings=warnings), trace.ranges.assign(category=category, text=text)
+    info, ranges = replace(trace.info, warnings=warnings), trace.ranges.assign(category=category)
     structured = add_structure(replace(trace, info=info, ranges=ranges, operators=None))
     return structured if _share_in_blocks(structured) > 2 * share else None
 
