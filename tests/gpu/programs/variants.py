@@ -1,10 +1,6 @@
 """One Llama-shaped model trained in the ways people train it, so that each way can be compared with the eager one.
 
-python variants.py
-eager|checkpoint|checkpoint-reentrant|checkpoint-inside|graph|graphed-callables|compile-blocks|compile-model|inductor-graphs|generate
-python variants.py compile-blocks-parts|compile-model-parts|compile-graphs-parts
-
-The last three are annotated with ``compiled_parts=True``.
+python variants.py eager|checkpoint|checkpoint-inside|graph|compile-blocks|compile-model-parts|generate
 """
 
 from __future__ import annotations
@@ -67,13 +63,10 @@ def eager(prepare: Callable[[nn.Module], nn.Module] = lambda model: model, *, pa
     run_steps(lambda: train_step(model, optimizer, tokens))
 
 
-def checkpointed(reentrant: bool) -> Callable[[nn.Module], nn.Module]:
-    def prepare(model: nn.Module) -> nn.Module:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model.enable_input_require_grads()
-        return model.train()
-
-    return prepare
+def checkpointed(model: nn.Module) -> nn.Module:
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    model.enable_input_require_grads()  # type: ignore[operator]
+    return model.train()
 
 
 def checkpointed_inside(model: nn.Module) -> nn.Module:
@@ -102,51 +95,10 @@ def graph() -> None:
                 captured.replay()
 
 
-def graphed_callables() -> None:
-    """PyTorch graphs a module only while it has no hooks, so the model is annotated afterwards."""
-    model, optimizer, tokens = make()
-    hidden = torch.randn(4, 512, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    with collected():
-        for block in model.model.layers:
-            block.mlp = torch.cuda.make_graphed_callables(block.mlp, (hidden,))
-        nvprof_kit.annotate_model(model)
-        nvprof_kit.annotate_optimizer(optimizer)
-        for number in range(STEPS):
-            with nvprof_kit.step(number):
-                train_step(model, optimizer, tokens)
-
-
-def compile_blocks(model: nn.Module, mode: str | None = None) -> nn.Module:
+def compile_blocks(model: nn.Module) -> nn.Module:
     for block in model.model.layers:
-        block.compile(mode=mode)
+        block.compile()
     return model
-
-
-def inductor_graphs() -> None:
-    """Inductor's CUDA graphs, a tree of them over the blocks; they are captured in the warm-up."""
-    model, optimizer, tokens = make()
-    nvprof_kit.annotate_model(model)
-    nvprof_kit.annotate_optimizer(optimizer)
-    compile_blocks(model, mode="reduce-overhead")
-
-    def step() -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-        train_step(model, optimizer, tokens)
-
-    run_steps(step)
-
-
-def graphs_parts() -> None:
-    """Inductor's CUDA graphs of the whole model, captured in the window: their nodes bear the layers."""
-    model, optimizer, tokens = make()
-    nvprof_kit.annotate_model(model, compiled_parts=True)
-    nvprof_kit.annotate_optimizer(optimizer)
-    model.compile(mode="reduce-overhead")
-    with collected():
-        for number in range(WARM_UP + STEPS):
-            torch.compiler.cudagraph_mark_step_begin()
-            with nvprof_kit.step(number):
-                train_step(model, optimizer, tokens)
 
 
 def generate() -> None:
@@ -161,18 +113,12 @@ def generate() -> None:
 
 VARIANTS: dict[str, Callable[[], None]] = {
     "eager": eager,
-    "checkpoint": lambda: eager(checkpointed(reentrant=False)),
-    "checkpoint-reentrant": lambda: eager(checkpointed(reentrant=True)),
+    "checkpoint": lambda: eager(checkpointed),
     "checkpoint-inside": lambda: eager(checkpointed_inside),
     "graph": graph,
-    "graphed-callables": graphed_callables,
     "compile-blocks": lambda: eager(compile_blocks),
-    "compile-model": lambda: eager(torch.compile),
-    "inductor-graphs": inductor_graphs,
     "generate": generate,
-    "compile-blocks-parts": lambda: eager(compile_blocks, parts=True),
     "compile-model-parts": lambda: eager(torch.compile, parts=True),
-    "compile-graphs-parts": graphs_parts,
 }
 
 
