@@ -148,3 +148,12 @@ def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
     assert status == 0 and {row["subject"] for row in json.loads(said)["rows"]} == {path}
     _, said = ask("--format", "json", "--", "python", "nope.py", "--format", "table")
     assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)["rows"]}
+
+
+def test_of_a_stream_capture_no_launch_is_called_lost(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.call("cudaStreamBeginCapture_v10000", 10, 20)
+    file.call("cudaLaunchKernel_v7000", 30, 40)
+    file.kernel(300, 350, launched=(110, 120))
+    health = read_health(file.write())
+    assert (health.launches, health.lost) == (0, 0)

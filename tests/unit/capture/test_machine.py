@@ -218,3 +218,8 @@ def test_the_probe_runs_in_a_real_python() -> None:
     program = read_machine([sys.executable, "-m", "train"]).program
     assert program is not None and program.found is not None
     assert program.found["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def test_a_driver_without_its_smi() -> None:
+    machine = replace(WELL, gpus=(), driver_cuda=None)
+    assert found(machine)["GPU"] == "warning" and "NVIDIA_DRIVER_CAPABILITIES" in seen(machine, "GPU")

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, phase
+from nvprof_kit import annotate_model, instrument_method, phase
+from nvprof_kit.errors import UsageError
 
 
 def bare(sink) -> list[str]:
@@ -192,3 +193,44 @@ def test_nested_checkpoints(reentrant: bool, early_stop: bool, sink) -> None:
     model(x).sum().backward()
     assert torch.equal(model.layers[0][0].weight.grad, expected)
     session.activate(sink)
+
+
+def test_forward_called_by_hand(sink) -> None:
+    model = Tied()
+    with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Tied, "encode"):
+        model.encode(TOKENS).sum().backward()
+        assert sink.lines[:3] == ["Tied.encode", "  embed", "  layers.0"]
+        assert "layers.0 backward" in bare(sink)
+        sink.lines.clear()
+        model(TOKENS, order=(0, 1))
+        assert bare(sink) == ["Tied", "embed", "layers.0", "layers.1", "head"], "a call is ranged once"
+        sink.lines.clear()
+        model.layers[1].forward(model.embed(TOKENS))
+        assert bare(sink) == ["embed"], "only the one instance"
+        with pytest.raises(TypeError):
+            model.layers[0].forward()
+        assert sink.open_count() == 0
+    sink.lines.clear()
+    model.encode(TOKENS)
+    assert sink.lines == []
+    assert Tied.encode.__qualname__ == "Tied.encode"
+    assert "__wrapped__" not in vars(Tied.encode)
+    assert "__wrapped__" not in vars(nn.TransformerEncoderLayer.forward)
+
+
+def test_an_inherited_method_and_what_is_none(sink) -> None:
+    class Child(Tied):
+        pass
+
+    child = Child()
+    handle = instrument_method(child, "encode")
+    Tied().encode(TOKENS)
+    assert sink.lines == []
+    child.encode(TOKENS)
+    assert bare(sink) == ["Child.encode"]
+    handle.remove()
+    handle.remove()
+    assert "encode" not in vars(Child)
+    for target, name in ((child, "nothing"), (child, "training"), (object(), "forward"), (int, "bit_length")):
+        with pytest.raises(UsageError):
+            instrument_method(target, name)

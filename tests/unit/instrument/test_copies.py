@@ -158,3 +158,29 @@ def test_a_forked_child_leaves_the_log_alone(tmp_path: Path) -> None:
     timer.stop("across")
     timer.dump()
     assert stages(tmp_path / "time_log") == ["before", "across"]
+
+
+class Plain:
+    """An optimizer of its own kind, as some libraries have them."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.param_groups = [{"params": parameters}]
+        self.state: dict[Any, Any] = {}
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_optimizer_without_hooks_of_its_own(way: str, sink) -> None:
+    optimizer = Plain(list(net().parameters()))
+    with annotate_optimizer(optimizer):
+        twin = WAYS[way](optimizer)
+        twin.step()
+        assert (twin.steps, optimizer.steps, sink.lines) == (1, 0, [])
+        optimizer.step()
+        assert (twin.steps, optimizer.steps, sink.lines) == (1, 1, ["optimizer"])
+    assert vars(optimizer).keys() == {"param_groups", "state", "steps"}
+    twin.step()
+    assert twin.steps == 2

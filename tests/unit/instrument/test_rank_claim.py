@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +109,16 @@ def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert [path.name for path in (tmp_path / "rank0").iterdir()] == ["timer_rank0.log"]
     assert "load, start=" in (tmp_path / "rank0" / "timer_rank0.log").read_text()
+
+
+def test_where_there_are_no_locks_whoever_made_the_file_has_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_call: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(rank_claim.fcntl, "flock", unsupported)
+    assert claim(tmp_path / "rank0") == tmp_path / "rank0"
+    monkeypatch.setattr(rank_claim, "_claimed", {})
+    with pytest.warns(UserWarning, match="belongs to another process"):
+        assert claim(tmp_path / "rank0").name == f"rank0.{socket.gethostname()}-{os.getpid()}"

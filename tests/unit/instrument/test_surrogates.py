@@ -12,9 +12,11 @@ from torch import nn
 from nvprof_kit import (
     LayerProfiler,
     annotate_model,
+    count_flops,
     layer_range,
     mark,
     phase,
+    record,
     step,
 )
 from nvprof_kit.names import encodable
@@ -69,3 +71,11 @@ def test_the_layer_profiler_takes_them(kinds: dict[str, str] | None, tmp_path: P
     assert len(profiling.recorded) == 1
     written = [path for path in tmp_path.rglob("*") if path.suffix == ".csv"]
     assert any(WRITTEN in path.read_text() for path in written), written
+
+
+def test_the_recorder_and_the_counter_take_them(tmp_path: Path) -> None:
+    model = Odd()
+    with annotate_model(model), record(tmp_path / "run.json"), count_flops(tmp_path / "run.flops.json"):
+        loop(model)
+    assert WRITTEN in (tmp_path / "run.json").read_text()
+    assert WRITTEN in (tmp_path / "run.flops.json").read_text()

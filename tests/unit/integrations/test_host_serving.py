@@ -13,6 +13,7 @@ from torch import nn
 
 from nvprof_kit.integrations import megatron, sglang, vllm
 from nvprof_kit.integrations._host import serving
+from nvprof_kit.integrations.factory import fabric_callbacks, lightning_callbacks
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +146,13 @@ def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     layers.close()
     assert training.train_step is train_step
     assert heard.outline == ["step 4", "  forward", "  backward", "step 5", "  forward", "  backward"]
+
+
+def test_nothing_is_wrapped_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
+    finders = list(sys.meta_path)
+    vllm.register()
+    sglang.register()
+    assert sys.meta_path == finders
+    assert lightning_callbacks() == fabric_callbacks() == []

@@ -44,30 +44,6 @@ def test_the_umask_holds_for_files_and_scripts(tmp_path: Path) -> None:
     assert stat.S_IMODE(script.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("kind", ["itself", "symlink", "hard link", "folder's symlink", "relative"])
-def test_an_input_is_refused_by_whatever_name(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    source = folder / "run.json"
-    source.write_text("question")
-    target = tmp_path / "other"
-    if kind == "itself":
-        target = source
-    elif kind == "symlink":
-        target.symlink_to(source)
-    elif kind == "hard link":
-        os.link(source, target)
-    elif kind == "folder's symlink":
-        target.symlink_to(folder)
-        target = target / "run.json"
-    else:
-        monkeypatch.chdir(folder)
-        target = Path("../in/run.json")
-    with pytest.raises(UsageError, match="is the input"):
-        write_file(target, "answer", inputs=[source])
-    assert source.read_text() == "question"
-
-
 @pytest.mark.parametrize(
     ("source", "target"),
     [

@@ -11,7 +11,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.layers.profile import COLUMNS, KIND_COLUMNS, LayerProfile, layer_profile
+from nvprof_kit._analysis.layers.profile import KIND_COLUMNS, LayerProfile, layer_profile
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -39,24 +39,6 @@ def two_steps(file: NsysFile) -> None:
         file.kernel(base + 430, base + 450, launched=(base + 210, base + 220), name=FLASH)
         file.kernel(base + 610, base + 640, launched=(base + 510, base + 520))
         file.kernel(base + 700, base + 707, launched=(base + 680, base + 685))
-
-
-def test_a_block_holds_its_parts_step_by_step(file: NsysFile) -> None:
-    two_steps(file)
-    rows = profiled(file, {"blocks.0": "Block"}).rows
-    assert list(rows.columns) == list(COLUMNS)
-    shown = rows[["step", "layer", "phase", "calls", "gpu_self_ns", "gpu_ns", "attention_ns"]].values.tolist()
-    assert shown == [
-        [1, "blocks.0", "forward", 1, 10, 30, 20],  # 10 of its own, 20 in its part
-        [1, "blocks.0", "backward", 1, 30, 30, 0],
-        [1, "blocks.0.attn", "forward", 1, 20, 20, 20],
-        [1, "(none)", "other", 0, 7, 7, 0],
-        [2, "blocks.0", "forward", 1, 15, 35, 20],
-        [2, "blocks.0", "backward", 1, 30, 30, 0],
-        [2, "blocks.0.attn", "forward", 1, 20, 20, 20],
-        [2, "(none)", "other", 0, 7, 7, 0],
-    ]
-    assert rows["kind"].tolist()[:2] == ["Block", "Block"] and rows["kind"].isna().sum() == 4
 
 
 def test_kinds_of_blocks_and_flash_attention_are_lines_of_their_own(file: NsysFile) -> None:

@@ -15,6 +15,7 @@ from support.captures.snapshot_file import BASE, SnapshotFile, training
 from support.lane import examples
 
 from nvprof_kit import Memory, MemorySnapshot, open_snapshot
+from nvprof_kit.errors import CaptureError
 
 FORWARD, BACKWARD, OPTIMIZER = (
     "nvprof_kit:forward:layers.0",
@@ -169,3 +170,14 @@ def test_layers_that_hold_as_much_stand_as_they_came(tmp_path: Path) -> None:
     by_size = [f"layers.{layer}" for layer in (*range(1, 40, 2), *range(0, 40, 2))]
     assert result.by_layer["layer"].tolist() == by_size
     assert result.traffic["layer"].tolist() == by_size
+
+
+def test_devices(tmp_path: Path) -> None:
+    file = SnapshotFile(device=2)
+    file.alloc(100)
+    snapshot = read(file, tmp_path)
+    assert snapshot.memory().summary.device == 2
+    with pytest.raises(CaptureError, match="nothing of device 0 in it; it has 2"):
+        snapshot.memory(device=0)
+    with pytest.raises(CaptureError, match="empty snapshot"):
+        analysed(SnapshotFile(), tmp_path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import torch._inductor.codegen.wrapper
 from compiled_models import Stack
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model
@@ -167,3 +170,27 @@ def node(path: str | None, *, root="self", op="call_function", inputs=True, back
 
 A, B, A_BACK = node(".layers.0.mlp"), node(".layers.0.norm"), node(".layers.0.mlp", backward=True)
 OWN, OWN_BACK = node(None), node(None, backward=True)
+
+
+def kernels(code: str) -> Counter[str]:
+    """The launches in generated code, without what tells the ranges."""
+    lines = [line.strip() for line in code.splitlines() if "nvprof_kit" not in line]
+    return Counter(line for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.slow
+def test_the_code_is_what_it_is_without_ranges(sink) -> None:
+    def codes(parts: bool) -> list[str]:
+        dynamo.reset()
+        torch.manual_seed(0)
+        net = Net()
+        with annotate_model(net, compiled_parts=parts) as annotation:
+            _, found = run_and_get_code(lambda: train(whole(net)))
+            assert annotation.paths
+        return found
+
+    with torch.compiler.config.patch(force_disable_caches=True):
+        ranged, bare = codes(True), [re.sub(".*nvprof_kit.*\n", "", code) for code in codes(False)]
+    assert len(ranged) == len(bare) == 2
+    assert all("nvprof_kit_enter('layers.1.mlp" in code for code in ranged)
+    assert [kernels(code) for code in ranged] == [kernels(code) for code in bare]

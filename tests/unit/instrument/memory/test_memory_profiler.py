@@ -16,10 +16,11 @@ from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import nvprof_kit._instrument.session as session
 from nvprof_kit import MemoryProfiler
-from nvprof_kit._instrument.memory.boundaries import Counts
+from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.files import log_text
-from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows
+from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows, optimizer_rows
 from nvprof_kit.errors import UsageError
 
 N = 16
@@ -332,3 +333,68 @@ def test_a_forward_on_another_thread_is_a_warning(tmp_path: Path) -> None:
         thread = threading.Thread(target=lambda: model(torch.randn(4, 8)).sum().backward())
         thread.start()
         thread.join()
+
+
+def test_master_copies_have_the_models_paths() -> None:
+    model = mlp().to(torch.bfloat16)
+    copies = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1, momentum=0.9)
+    for copied in copies:
+        copied.grad = torch.ones_like(copied)
+    optimizer.step()
+    ledger = Ledger()
+    rows = [*model_rows(model, ledger), *optimizer_rows(model, optimizer, ledger)]
+    kinds = {kind: {row.path: row.bytes for row in rows if row.kind == kind} for kind in ("params", "os_params")}
+    assert kinds["params"] == {"0.weight": 64, "0.bias": 16, "2.weight": 32, "2.bias": 4}
+    assert kinds["os_params"] == {"0.weight": 128, "0.bias": 32, "2.weight": 64, "2.bias": 8}
+    assert sum(row.bytes for row in rows if row.kind == "os_state") == 232
+
+
+def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
+    model = nn.Sequential(mlp())
+    optimizer = torch.optim.AdamW(model.parameters())
+    profiler = MemoryProfiler(model, optimizer, tmp_path)
+    profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
+    with profiler:
+        train(model, optimizer, 2)
+    assert session.backend is None
+    with (profiler.folder / "layers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    seen = [(row["step"], row["layer"], row["phase"]) for row in rows]
+    assert seen[:4] == [
+        ("0", "0", "forward"),
+        ("0", "Sequential", "forward"),
+        ("0", "0", "backward"),
+        ("0", "Sequential", "backward"),
+    ]
+    assert len(seen) == 8
+    assert all(int(row["end_bytes"]) - int(row["begin_bytes"]) == int(row["retained_bytes"]) > 0 for row in rows)
+    assert (profiler.folder / "memory_usage_line_chart.png").read_bytes().startswith(b"\x89PNG")
+    assert all(sum(row.bytes for row in point.rows) == point.allocator.allocated for point in profiler.points)
+
+
+def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    class Broken(torch.optim.SGD):
+        def register_step_pre_hook(self, _hook: object) -> None:
+            raise AttributeError("_optimizer_step_pre_hooks")
+
+    model = nn.Sequential(nn.Linear(8, 8))
+    optimizer = Broken(model.parameters(), lr=0.1)
+    with pytest.raises(AttributeError):
+        MemoryProfiler(model, optimizer, tmp_path).__enter__()
+    assert not model._forward_hooks and not model[0]._forward_pre_hooks
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # newer than torch 2.4
+    assert top(False) is None
+    with MemoryProfiler(model, None, tmp_path):  # none is "already running"
+        pass
+
+
+class Meter:
+    """An allocator that gives the counts it is told: allocated, and the peak since the reading before."""
+
+    def __init__(self, readings: list[tuple[int, int]]) -> None:
+        self._readings = iter(readings)
+
+    def read(self) -> Counts:
+        allocated, peak = next(self._readings)
+        return Counts(allocated, allocated, 4096, peak)

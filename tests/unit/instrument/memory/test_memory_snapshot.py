@@ -121,3 +121,11 @@ def test_without_cuda_it_warns_and_does_nothing(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         memory_snapshot(tmp_path / "none" / "run.pickle").__enter__()
+
+
+def test_another_allocator_keeps_no_history(allocator: Allocator, tmp_path: Path) -> None:
+    allocator.get_allocator_backend = lambda: "cudaMallocAsync"
+    with pytest.warns(UserWarning, match="not cudaMallocAsync"), memory_snapshot(tmp_path / "run.pickle"):
+        assert session.backend is None
+    assert allocator.recording == []
+    assert list(tmp_path.iterdir()) == []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
-from nvprof_kit._instrument.memory.blocks import Block, Unknown
+from nvprof_kit._instrument.memory.blocks import Block, Unknown, cast_weights, workspace_bytes
 from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
 from nvprof_kit._instrument.memory.history import History
 from nvprof_kit._instrument.memory.tensors import Held
@@ -99,3 +100,21 @@ def test_the_largest_allocation_of_each_call() -> None:
     boundaries.left(part)
     boundaries.settle()
     assert boundaries.seen[-1].largest is None
+
+
+def test_the_size_of_a_workspace() -> None:
+    assert workspace_bytes((9, 0), {}) == 32 * MIB
+    assert workspace_bytes((8, 0), {}) == 8 * MIB + 128 * 1024
+    assert workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}) == 8 * MIB + 128 * 1024
+    assert workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}) == 0
+    assert workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": "nonsense"}) == 32 * MIB
+
+
+def test_what_autocast_may_have_cast() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2, dtype=torch.bfloat16))
+    model[0].bias.requires_grad_(False)
+    assert not list(cast_weights(model, CPU))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert list(cast_weights(model, CPU)) == [("0.weight", 4 * 8 * 2)]
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert not list(cast_weights(model, CPU))

@@ -103,3 +103,15 @@ def test_a_missing_library_says_what_to_install(missing: str, monkeypatch: pytes
 def test_a_program_that_ends_while_it_samples_ends() -> None:
     code = "from nvprof_kit import Utilisation\nUtilisation(0.01).start()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_gpus_go_by_the_ordinal_that_the_process_sees(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b, 0")
+    with Utilisation(0.01) as sampler:
+        time.sleep(0.05)
+    first, second = sampler.lines()[1:]
+    assert first.startswith("GPU 0: utilisation 81.0 %") and second.startswith("GPU 1: utilisation 80.0 %")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with Utilisation(0.01) as sampler:
+        time.sleep(0.05)
+    assert not any("GPU" in line for line in sampler.lines())

@@ -112,3 +112,18 @@ def test_of_the_blocks_of_transformers(sink: Sink) -> None:
         "model.layers.1 recompute",
         "model.layers.0 recompute",
     ]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_inside_a_checkpoint(reentrant: bool, sink: Sink) -> None:
+    class Twice(Block):
+        def inside(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+            return checkpoint(super().inside, x.sin(), scale, use_reentrant=reentrant)
+
+    model = nn.Sequential(Twice(reentrant))
+    with annotate_model(model, depth=2):
+        train(model)
+    assert set(passed(sink)) == {"0 recompute", "0.norm recompute", "0.linear recompute"}
+    again = [depth for depth, text in map(depth_and_text, sink.lines) if text == "0 recompute"]
+    assert len(again) == 2, "once for the outer one, in which the inner one runs, and once for the inner one"
+    assert sink.open_count() == 0

@@ -268,3 +268,11 @@ def test_a_call_during_which_the_tool_goes_is_closed_once(sink):
 
     assert work() == 1
     assert sink.open_count() == 0
+
+
+def test_category(sink):
+    with layer_range("all_reduce", category="comm"):
+        pass
+    assert sink.ranges[0].category is Category.COMM
+    with pytest.raises(UsageError, match="'colour' is not a category"):
+        layer_range("x", category="colour")

@@ -11,7 +11,7 @@ from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.layers.profile import LayerProfile, layer_profile
 from nvprof_kit._profiler.own_cost import OwnCost
-from nvprof_kit._report.text.layer_profile import curve_points, memory_lines, profile_head, profile_report, time_figure
+from nvprof_kit._report.text.layer_profile import memory_lines, profile_head, profile_report, time_figure
 from nvprof_kit._report.text.table import print_to
 from nvprof_kit._trace.open import open_capture
 
@@ -55,21 +55,6 @@ def test_the_table_of_kinds(tmp_path: Path) -> None:
     # per step: 2 calls, 4 ms, 1.5 ms of it attention; a block in a step takes 1 to 4 ms
     assert block == ["Block", "2", "2", "4.000", "4.000", "1.500", "2.000", "1.000", "4.000", "200", "ns"]
     assert flash == ["flash", "attention", "1", "1", "1.500", "1.500", "1.500", "1.000", "2.000"]
-
-
-def test_a_step_of_warm_up_is_in_no_figure_per_step(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    for step, base in enumerate([0, 100_000_000, 110_000_000, 120_000_000]):
-        length = 9_000_000 if step else 90_000_000
-        file.range_(f"step {step}", base, base + length, category="step", payload=step)
-        file.range_("blocks.0", base + 100, base + 200, category="forward")
-        file.kernel(base + 1000, base + (1_001_000 if step else 70_001_000), launched=(base + 110, base + 120))
-    found = layer_profile(open_capture(file.write(), optional=("name",)), {"blocks.0": "Block"})
-    # 1 ms in each of three steps; step 0, of 70 ms, is warm-up
-    (block,) = (line.split() for line in printed(profile_head(found, [])).splitlines() if line.startswith("Block"))
-    assert block[1:5] == ["1", "1", "1.000", "1.000"]
-    assert curve_points(found)["mean_ns"].tolist() == [1e6]
-    assert found.kinds["gpu_ns"].tolist() == [73_000_000]
 
 
 def test_no_kinds_is_said(tmp_path: Path) -> None:
