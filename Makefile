@@ -11,7 +11,7 @@ bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check install -qq
 
 # each file's tests in one worker, all that run a real nsys in one: releases that run at once lose each other's events
-pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --durations=10
 
 .PHONY: demo test test-fast test-full test-gpu lint bench site serve fuzz clean
 

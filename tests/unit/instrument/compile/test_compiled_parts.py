@@ -179,6 +179,7 @@ def kernels(code: str) -> Counter[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_code_is_what_it_is_without_ranges(sink) -> None:
     def codes(parts: bool) -> list[str]:
         dynamo.reset()
