@@ -47,8 +47,6 @@ EXCEPTIONS = {
     # the memory profiler leaves its own pages when it ends, as the documents it follows describe
     ("_instrument.memory.files", "_report.plots.memory_curve"),
     ("_instrument.memory.files", "_report.page.sunburst"),
-    # a plan is written as a script, with one of ncu's sets
-    ("_report.text.ncu", "_capture.ncu_script"),
     # the version
     ("_cli.__init__", "__init__"),
 }

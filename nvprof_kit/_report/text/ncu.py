@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -107,20 +109,41 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
 
 
 def plan_script(plan: NcuPlan, report: str) -> str:
-    """The script of a plan."""
-    from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
+    """The script of a plan: plain bash that does not need this package."""
+    about = [f"# {' '.join(line.split())}" for line in ("Written by nvprof-kit ncu plan.", *plan_lines(plan))]
+    numbers = "|".join(map(str, plan.invocations))
+    settings = [
+        *("--target-processes", "all", "--nvtx", "--set", plan.section_set, "--replay-mode", "kernel"),
+        *("--clock-control", "none", "--cache-control", "all"),
+        *(("--profile-from-start", "off") if plan.info.own_window else ()),
+        *("--filter-mode", "per-launch-config", "--kernel-name-base", "mangled"),
+        *("--kernel-id", f"::regex:^({'|'.join(map(re.escape, plan.names))})$:{numbers}"),
+    ]
+    of_rank = "" if plan.rank is None else _OF_RANK.format(rank=plan.rank)
+    ncu = shlex.join([*settings, "--export", report])
+    files = {"report": shlex.quote(f"{report}.ncu-rep"), "page": shlex.quote(f"{report}.csv")}
+    return _SCRIPT.format(about="\n".join(about), of_rank=of_rank, ncu=ncu, numbers=numbers, **files)
 
-    return ncu_script(
-        NcuScript(
-            names=plan.names,
-            invocations=plan.invocations,
-            about=["Written by nvprof-kit ncu plan.", *plan_lines(plan)],
-            section_set=plan.section_set,
-            rank=plan.rank,
-            own_window=plan.info.own_window,
-            report=report,
-        )
-    )
+
+_OF_RANK = """rank=${{RANK:-${{OMPI_COMM_WORLD_RANK:-${{PMIX_RANK:-${{PMI_RANK:-${{SLURM_PROCID-}}}}}}}}}}
+[ "$rank" = {rank} ] || exec "$@"
+"""
+_SCRIPT = """#!/usr/bin/env bash
+{about}
+#   bash THIS_SCRIPT -- PROGRAM [ARGUMENT]...   NCU is the ncu to run, 2022.4 or newer
+set -u
+fail() {{ echo "${{0##*/}}: $2" >&2; exit "$1"; }}
+[ "${{1-}}" != -- ] || shift; [ $# -gt 0 ] || fail 2 "no program to run; needed: bash $0 -- python train.py"
+{of_rank}[ ! -e {report} ] || fail 2 "the report exists; remove it, or run this in another folder"
+command -v "${{NCU:-ncu}}" >/dev/null || fail 3 "no ncu; install Nsight Compute and put it on PATH, or set NCU"
+export LC_ALL=C; trap 'kill -TERM $! 2>/dev/null' INT TERM HUP; set -m
+"${{NCU:-ncu}}" {ncu} "$@" <&0 &
+while kill -0 $! 2>/dev/null; do wait $!; done; wait $!; status=$?
+[ -e {report} ] || fail "$((status ? status : 1))" "ncu measured no kernel"
+{{ echo '==nvprof_kit== launches: {numbers}'
+  "${{NCU:-ncu}}" --import {report} --page raw --csv --print-units base; }} > {page}
+exit "$status"
+"""
 
 
 def kernels_report(result: NcuKernels) -> list[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 from support.lane import examples
 
+import nvprof_kit
 from nvprof_kit._analysis.kernels.signatures import NEEDED
 from nvprof_kit._analysis.ncu.plan import _cover, plan
-from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
 from nvprof_kit._report.text.ncu import plan_lines
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
@@ -156,32 +157,30 @@ def test_the_prediction_of_a_measured_run() -> None:
     assert seconds[0] == pytest.approx(51.3 + (89 - 71) * 0.545, rel=0.06)
 
 
-def test_the_script_measures_the_names_and_nothing_else(tmp_path: Path) -> None:
-    names = ["_ZN2at6gemmILi4EEvPf", "triton_poi_0", "f.cold$1"]
-    path = tmp_path / "plan.sh"
-    path.write_text(ncu_script(NcuScript(names, about=["Two lines", "of words."], own_window=True, report="plan")))
-    done = subprocess.run(
-        ["bash", path, "-n", "-x", "--devices=0", "--", "python", "train.py"],
-        capture_output=True,
-        text=True,
-        check=True,
+@pytest.fixture(scope="module")
+def llama_plan() -> nvprof_kit.NcuPlan:
+    return nvprof_kit.open(LLAMA).ncu_plan(share=0.5)
+
+
+def test_the_script_measures_the_names_and_nothing_else(llama_plan: nvprof_kit.NcuPlan, tmp_path: Path) -> None:
+    names = ("_ZN2at6gemmILi4EEvPf", "triton_poi_0", "f.cold$1")
+    text = replace(llama_plan, names=names, invocations=(1, 60), info=replace(llama_plan.info, own_window=True)).script(
+        "plan"
     )
-    line = subprocess.run(["bash", "-c", f"printf '%s\\n' {done.stdout}"], capture_output=True, text=True, check=True)
-    argv = line.stdout.splitlines()
+    assert len([line for line in text.splitlines() if line[:1] != "#"]) <= 20
+    (line,) = [line for line in text.splitlines() if line.startswith('"${NCU')]
+    argv = shlex.split(line.removesuffix('"$@" <&0 &'))
     assert argv == [
-        *("env", "LC_ALL=C", "ncu", "--target-processes", "all", "--nvtx", "--set", "basic"),
+        *("${NCU:-ncu}", "--target-processes", "all", "--nvtx", "--set", "basic"),
         *("--replay-mode", "kernel", "--clock-control", "none", "--cache-control", "all"),
         *("--profile-from-start", "off", "--filter-mode", "per-launch-config", "--kernel-name-base", "mangled"),
-        *("--kernel-id", f"::regex:^({'|'.join(map(re.escape, names))})$:1", "--devices=0"),
-        *("--force-overwrite", "--export", "plan.partial", "python", "train.py"),
+        *("--kernel-id", f"::regex:^({'|'.join(map(re.escape, names))})$:1|60", "--export", "plan"),
     ]
     assert all(re.search(argv[argv.index("--kernel-id") + 1].split(":")[3], name) for name in names)
-    assert "numbers='1|60|145'" in ncu_script(NcuScript(["a"], (1, 60, 145)))
 
 
 NCU = """#!/bin/bash
 case $1 in
-  --help) echo per-launch-config ;;
   --import) [ -e "$2" ] && echo '"ID"' ;;
   *)
     while [ "$1" != --export ]; do shift; done
@@ -198,20 +197,20 @@ esac
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(llama_plan: nvprof_kit.NcuPlan, tmp_path: Path) -> Path:
     """A script of a plan beside a stand-in for ncu, which runs the program and leaves an empty report."""
     (tmp_path / "ncu").write_text(NCU)
     (tmp_path / "ncu").chmod(0o755)
     path = tmp_path / "plan.sh"
-    path.write_text(ncu_script(NcuScript(["a"], invocations=(1, 7))))
+    path.write_text(replace(llama_plan, invocations=(1, 7)).script("plan"))
     return path
 
 
 @pytest.mark.parametrize(("rank", "measured"), [("0", True), ("3", False)])
-def test_one_rank_of_several_is_measured(tmp_path: Path, rank: str, measured: bool) -> None:
-    (tmp_path / "ncu").write_text(NCU)
-    (tmp_path / "ncu").chmod(0o755)
-    (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["a"], rank=0)))
+def test_one_rank_of_several_is_measured(
+    llama_plan: nvprof_kit.NcuPlan, script: Path, tmp_path: Path, rank: str, measured: bool
+) -> None:
+    script.write_text(replace(llama_plan, rank=0).script("plan"))
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RANK": rank}
     command = ["bash", "plan.sh", "--", "bash", "-c", "echo trained; exit 7"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
@@ -219,10 +218,9 @@ def test_one_rank_of_several_is_measured(tmp_path: Path, rank: str, measured: bo
     assert (tmp_path / "plan.ncu-rep").exists() is measured
 
 
-def test_a_script_of_any_name(script: Path) -> None:
+def test_a_script_of_any_name(llama_plan: nvprof_kit.NcuPlan, script: Path) -> None:
     """Neither the script's name nor that of the capture becomes a command."""
-    text = ncu_script(NcuScript(["a"], about=["of a\ntouch line"], report="my plan $(touch name)"))
-    script.write_text(text)
+    script.write_text(replace(llama_plan, layer="of a\ntouch line").script("my plan $(touch name)"))
     running = start(script, "true")
     assert (running.communicate(timeout=30)[1], running.returncode) == ("", 0)
     names = {"my plan $(touch name).ncu-rep", "my plan $(touch name).csv"}
