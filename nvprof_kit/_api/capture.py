@@ -6,6 +6,7 @@ share the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,18 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from nvprof_kit._api.numbers import checked
-from nvprof_kit._api.tables import Tables, optional_columns
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect, recognised
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
-    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
     from nvprof_kit._analysis.advise.advise import Advice
@@ -40,6 +36,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.plan import NcuPlan
     from nvprof_kit._analysis.summary.summary import Summary
     from nvprof_kit._analysis.timeline import Timeline
+    from nvprof_kit._api.tables import Tables
     from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._result.result import Plot
@@ -49,9 +46,6 @@ if TYPE_CHECKING:
 
     Steps = StepOptions | int | str | range | None
     """Which steps: ``3``, ``"3:5"``, ``range(3, 5)``; None for the default of the question."""
-
-    Drawn = tuple[Figure, pd.DataFrame, tuple[str, ...]]
-    """A figure, the numbers behind it, and the warnings that apply to it."""
 
 Split = Literal["class", "phase"]
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
@@ -290,11 +284,7 @@ class Capture:
         return replace(result, sources=(*self.sources, file, *(result.peaks.files if result.peaks else ())))
 
     def breakdown(
-        self,
-        view: BreakdownView | None = None,
-        *,
-        steps: Steps = None,
-        **rows: Unpack[RowOptions],
+        self, view: BreakdownView | None = None, *, steps: Steps = None, **rows: Unpack[RowOptions]
     ) -> Breakdown:
         """Split the time of each step on each GPU into compute, exposed communication, exposed copies and idle time.
 
@@ -309,8 +299,8 @@ class Capture:
         Raises:
             UsageError: The view is unknown, or none of the requested steps is in the capture.
         """
-        if view is not None and view not in get_args(BreakdownView):
-            raise UsageError(f"{view!r}: no such view of a breakdown; available: {', '.join(get_args(BreakdownView))}")
+        if view is not None:
+            _among(view, get_args(BreakdownView), "view of a breakdown")
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
 
         operations = self._operations(OPTIONAL)
@@ -341,11 +331,11 @@ class Capture:
         Raises:
             UsageError: A view or column is unknown, or none of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.summary.summary import VIEWS, needed, summary
+        from nvprof_kit._analysis.summary.summary import needed, summary
 
         views = (view,) if isinstance(view, str) else tuple(view)
         for name in views:
-            _among(name, VIEWS, "view of a summary")
+            _among(name, get_args(SummaryView), "view of a summary")
         chosen = _steps(steps)
         operations = self._operations(
             set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
@@ -441,12 +431,7 @@ class Capture:
         return replace(answer, sources=sources, depth=depth).selected(**rows)
 
     def metrics(
-        self,
-        *,
-        floor: float = 20.0,
-        depth: int | None = None,
-        steps: Steps = None,
-        **rows: Unpack[RowOptions],
+        self, *, floor: float = 20.0, depth: int | None = None, steps: Steps = None, **rows: Unpack[RowOptions]
     ) -> Metrics:
         """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
@@ -464,7 +449,7 @@ class Capture:
         """
         from nvprof_kit._analysis.metrics import metrics
 
-        checked("floor", floor)
+        _in_range("floor", floor)
         operations = self._operations(("name", "samples"))
         answer = metrics(operations, floor=floor, steps=_steps(steps))
         return replace(answer, sources=self.sources, depth=depth).selected(**rows)
@@ -526,7 +511,7 @@ class Capture:
             [*operations[0], *operations[1]],
             steps=_steps(steps),
             min_steps=min_steps,
-            run_noise=None if run_noise is None else checked("run_noise", run_noise) / 100,
+            run_noise=None if run_noise is None else _in_range("run_noise", run_noise) / 100,
             with_communication=with_communication,
             allow_undecided=allow_undecided,
             anyway=anyway,
@@ -536,12 +521,7 @@ class Capture:
         return _with_work(replace(result, sources=sources, view=view)).selected(**rows)
 
     def plot(
-        self,
-        view: PlotView = "layers",
-        *,
-        depth: int | None = None,
-        step: int | None = None,
-        steps: Steps = None,
+        self, view: PlotView = "layers", *, depth: int | None = None, step: int | None = None, steps: Steps = None
     ) -> Plot:
         """Draw the capture, in colors that readers with color blindness can tell apart.
 
@@ -557,18 +537,27 @@ class Capture:
         """
         from nvprof_kit._result.result import Plot
 
-        draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
-        if step is not None and view != "timeline":
-            raise UsageError("--step is for --view timeline; layers shows every step")
-        figure, rows, warnings = draw(depth, step, _steps(steps))
-        return Plot(view, figure, rows, warnings, sources=self.sources)
+        _among(view, get_args(PlotView), "plot")
+        if view == "layers":
+            if step is not None:
+                raise UsageError("--step is for --view timeline; layers shows every step")
+            result = self.layers(depth=depth, steps=steps)
+            return Plot(view, result.figure(), result.rows, result.warnings, sources=self.sources)
+        from nvprof_kit._analysis.attribution.steps import chosen_steps
+        from nvprof_kit._analysis.attribution.windows import instance_of, step_times, typical_step
+        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
+        from nvprof_kit._report.plots.timeline import timeline_figure
+
+        operations, chosen = self._operations(OPTIONAL), _steps(steps)
+        times, info = step_times(operations.trace, operations.attribution), operations.trace.info
+        if chosen.selects:
+            times = times[chosen_steps(chosen, times["step"].to_numpy(), str(self.path))]
+        instance = typical_step(times) if step is None else instance_of(times, step, str(self.path))
+        drawn = timeline(operations.trace, operations.attribution, instance)
+        return Plot(view, timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
     def page(
-        self,
-        *others: Capture | str | Path,
-        step: int | None = None,
-        findings: bool | None = None,
-        steps: Steps = None,
+        self, *others: Capture | str | Path, step: int | None = None, findings: bool | None = None, steps: Steps = None
     ) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
 
@@ -640,20 +629,32 @@ class Capture:
         Raises:
             UsageError: The capture does not contain the step, or both step and steps are given.
         """
-        from nvprof_kit._report.export.trace_events import BY_SUFFIX, suffixes_of, trace_events
+        from nvprof_kit._report.export.trace_events import suffixes_of, trace_events
         from nvprof_kit._result.writer import Document
 
         timeline, info = self._timeline(step, _steps(steps))
-        _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
+        _among(form, get_args(TraceForm), "form of a trace")
         return Document(lambda: trace_events(timeline, info, form), suffixes_of(form), self.sources, info.warnings)
 
     def _timeline(self, step: int | None, steps: StepOptions) -> tuple[Timeline, CaptureInfo]:
         """What ran in a step, in some steps, or in the whole capture."""
+        import numpy as np
+
+        from nvprof_kit._analysis.attribution.steps import chosen_steps
+        from nvprof_kit._analysis.attribution.windows import instance_of, step_times
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
         operations = self._operations(OPTIONAL)
-        instance, chosen = self._instance(step), self._chosen(step, steps)
-        return timeline(operations.trace, operations.attribution, instance, chosen=chosen), operations.trace.info
+        trace, attribution = operations.trace, operations.attribution
+        instance = chosen = None
+        if step is not None and steps.selects:
+            raise UsageError("one step (--step) and several (--steps) are asked for; needed is one of them")
+        if step is not None:
+            instance = instance_of(step_times(trace, attribution), step, str(self.path))
+            chosen = np.arange(len(attribution.ranges.steps)) == instance
+        elif steps.selects:
+            chosen = chosen_steps(steps, attribution.ranges.steps, str(self.path))
+        return timeline(trace, attribution, instance, chosen=chosen), trace.info
 
     def export(self, path: str | Path, *, step: int | None = None, steps: Steps = None) -> Path:
         """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
@@ -670,28 +671,6 @@ class Capture:
 
         form: Any = form_of(Path(path))
         return self.perfetto(step=step, form=form, steps=steps).save(path)
-
-    def _chosen(self, step: int | None, steps: StepOptions) -> npt.NDArray[np.bool_] | None:
-        """Which instances of steps are asked for, None for the whole capture."""
-        import numpy as np
-
-        from nvprof_kit._analysis.attribution.steps import chosen_steps
-
-        numbers = self._operations().attribution.ranges.steps
-        if not steps.selects:
-            return None if step is None else np.arange(len(numbers)) == self._instance(step)
-        if step is not None:
-            raise UsageError("one step (--step) and several (--steps) are asked for; needed is one of them")
-        return chosen_steps(steps, numbers, str(self.path))
-
-    def _instance(self, step: int | None) -> int | None:
-        """The step instance that a step number selects."""
-        from nvprof_kit._analysis.attribution.windows import instance_of, step_times
-
-        if step is None:
-            return None
-        operations = self._operations()
-        return instance_of(step_times(operations.trace, operations.attribution), step, str(self.path))
 
     def ncu_plan(
         self,
@@ -731,9 +710,9 @@ class Capture:
         from nvprof_kit._analysis.ncu.plan import plan
         from nvprof_kit._trace.flops_file import find_flops, read_flops
 
-        _among(set, dict.fromkeys(get_args(SectionSet)), "set of sections")
-        checked("share", share, 1e-6, 1)
-        checked("memory_gb", memory_gb)
+        _among(set, get_args(SectionSet), "set of sections")
+        _in_range("share", share, 1e-6, 1)
+        _in_range("memory_gb", memory_gb)
         operations = self._operations(FOR_METRICS)
         scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
         file = find_flops(self.path)
@@ -750,6 +729,8 @@ class Capture:
     @cached_property
     def tables(self) -> Tables:
         """The capture's tables by name, as DataFrames; each is read on first access."""
+        from nvprof_kit._api.tables import Tables
+
         return Tables(lambda optional: self._operations(optional, cpu_only=True), lambda: self._operators)
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -808,6 +789,7 @@ class Capture:
                 trace = name_blocks(trace, self._model)
             self._attributed_ops = Operations(trace, self._kernel_rules)
         elif missing:
+            from nvprof_kit._api.tables import optional_columns
             from nvprof_kit._trace.open import open_more
 
             if self.path.suffix == ".xz" or not self._attributed_ops.trace.info.tool.startswith("nsys"):
@@ -863,30 +845,6 @@ class Capture:
         )
         return replace(sheet, flops=counted), unfit
 
-    # ---------------------------------------------------------------- what is drawn
-
-    def _draw_layers(self, depth: int | None, _: int | None, steps: StepOptions) -> Drawn:
-        result = self.layers(depth=depth, steps=steps)
-        return result.figure(), result.rows, result.warnings
-
-    def _draw_timeline(self, depth: int | None, step: int | None, steps: StepOptions) -> Drawn:
-        from nvprof_kit._analysis.attribution.windows import instance_of, step_times, typical_step
-        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
-        from nvprof_kit._report.plots.timeline import timeline_figure
-
-        operations = self._operations(OPTIONAL)
-        times = step_times(operations.trace, operations.attribution)
-        if steps.selects:
-            from nvprof_kit._analysis.attribution.steps import chosen_steps
-
-            times = times[chosen_steps(steps, times["step"].to_numpy(), str(self.path))]
-        instance = typical_step(times) if step is None else instance_of(times, step, str(self.path))
-        drawn = timeline(operations.trace, operations.attribution, instance)
-        return timeline_figure(drawn, operations.trace.info.gpus, depth), drawn.ops, operations.trace.info.warnings
-
-
-_PLOTS: tuple[PlotView, ...] = ("layers", "timeline")
-
 
 def _not_looked_for(path: Path) -> list[str]:
     """What the page of a large capture contains only on request."""
@@ -928,15 +886,16 @@ def _steps(steps: Steps) -> StepOptions:
     return StepOptions.of(steps)
 
 
-def _among(name: str, choices: Mapping[str, Any], subject: str) -> Any:
-    """Look a name up.
-
-    Raises:
-        UsageError: The name is unknown.
-    """
+def _among(name: str, choices: Sequence[str], subject: str) -> None:
     if name not in choices:
         raise UsageError(f"{name!r}: no such {subject}; available: {', '.join(choices)}")
-    return choices[name]
+
+
+def _in_range(name: str, value: float, lowest: float = 0.0, highest: float = math.inf) -> float:
+    if math.isfinite(value) and lowest <= value <= highest:
+        return value
+    limits = f"{lowest:g} to {highest:g}" if math.isfinite(highest) else f"{lowest:g} or more"
+    raise UsageError(f"{name}={value:g}: needed a finite number, {limits}")
 
 
 def domain_of(rules: Rules | None, domain: str | None = None) -> str:

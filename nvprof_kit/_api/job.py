@@ -25,9 +25,9 @@ from nvprof_kit.names import DOMAIN
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.foreign.rules import Rules
-    from nvprof_kit._api.capture import TraceForm
+    from nvprof_kit._analysis.timeline import Timeline
+    from nvprof_kit._api.capture import Capture, Steps, TraceForm
     from nvprof_kit._ranks.answer import Ranks, RankTable
     from nvprof_kit._ranks.clocks import Alignment
     from nvprof_kit._ranks.replay import Graph
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nvprof_kit._ranks.waits import Waits
     from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.jobs.tables import JobTables
+    from nvprof_kit._trace.schema import CaptureInfo
 
 
 class Job:
@@ -49,7 +50,15 @@ class Job:
         self._tables, self._keep = tables, keep
         self._domain, self._rules = domain, rules
         self.ranks: pd.DataFrame = tables.table("ranks").sort_values("rank", ignore_index=True)
-        _check_ranks(self.ranks)
+        repeated = self.ranks[self.ranks["rank"].duplicated(keep=False)]
+        if len(repeated):
+            rank = int(repeated["rank"].iloc[0])
+            files = repeated.loc[repeated["rank"] == rank, "capture"].astype(str)
+            text = f"rank {rank} is there {len(files)} times ({', '.join(files)}); name one capture of each rank"
+            raise UsageError(text)
+        runs = sorted(set(self.ranks["run"]) - {""})
+        if len(runs) > 1:
+            raise UsageError(f"captures of {len(runs)} runs ({', '.join(runs[:4])}); name those of one run")
 
     @cached_property
     def _aligned(self) -> Alignment:
@@ -143,14 +152,12 @@ class Job:
         from nvprof_kit._ranks.answer import job_warnings
 
         of_ranks = job_warnings(self.ranks, self._aligned.clocks, self._tables)
-        return as_issues("job", (*of_ranks, *self._aligned.warnings, *self._of_captures()))
-
-    def _of_captures(self) -> list[str]:
         ranks_of: dict[str, list[int]] = {}
         for rank, text in zip(self.ranks["rank"].tolist(), self.ranks["warnings"].tolist(), strict=True):
             for line in filter(None, text.split("\n")):
                 ranks_of.setdefault(line, []).append(rank)
-        return [f"rank{'s' * (len(ranks) > 1)} {listing(ranks, 6)}: {line}" for line, ranks in ranks_of.items()]
+        of_captures = [f"rank{'s' * (len(of) > 1)} {listing(of, 6)}: {line}" for line, of in ranks_of.items()]
+        return as_issues("job", (*of_ranks, *self._aligned.warnings, *of_captures))
 
     @cached_property
     def _graph(self) -> tuple[Graph, pd.DataFrame]:
@@ -281,7 +288,7 @@ class Job:
         ranks: Sequence[int] = (),
         step: int | None = None,
         form: TraceForm = "json.gz",
-        steps: StepOptions | None = None,
+        steps: Steps = None,
     ) -> Document:
         """Make a trace that shows the ranks side by side on one clock, for the Perfetto UI and chrome://tracing.
 
@@ -295,21 +302,50 @@ class Job:
             UsageError: The job does not contain the rank or step, its captures no longer exist, or one contains several
                 ranks.
         """
-        from nvprof_kit._api.capture import _among
+        import pandas as pd
+
+        from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._api.capture import open as open_capture
-        from nvprof_kit._api.job_trace import trace_of_ranks
-        from nvprof_kit._report.export.trace_events import BY_SUFFIX
+        from nvprof_kit._report.export.trace_events import RankClock, job_trace, suffixes_of
+        from nvprof_kit._result.writer import Document
 
         self._check_there(ranks)
         selected = self.ranks[self.ranks["rank"].isin(ranks)] if ranks else self.ranks
-        captures = []
-        for path in dict.fromkeys(selected["capture"].tolist()):
+        chosen = StepOptions.of(steps)
+        sources: list[Path] = []
+        readers: list[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]] = []
+        clocks = self._aligned.clocks.set_index("rank")
+        for path, of_capture in self.ranks[self.ranks["capture"].isin(selected["capture"])].groupby("capture"):
             if not Path(path).exists():
                 raise UsageError(f"{path}: the map's capture is not here; a trace is made of the captures themselves")
-            captures.append(open_capture(path, domain=self._domain))
-            captures[-1]._rules = self._rules
-        _among(form, dict.fromkeys(BY_SUFFIX.values()), "form of a trace")
-        return trace_of_ranks(captures, self.ranks, self._aligned.clocks, step, form, steps=steps)
+            if len(of_capture) != 1:
+                text = f"{path}: holds {len(of_capture)} ranks; a trace of several captures needs one of each"
+                raise UsageError(text)
+            rank = int(of_capture["rank"].iloc[0])
+            clock = RankClock(rank, None)
+            if pd.notna(clocks.loc[rank, "offset_ns"]):
+                offset_ns, at_ns = (int(clocks.loc[rank, name]) for name in ("offset_ns", "at_ns"))
+                clock = RankClock(rank, offset_ns, float(clocks.loc[rank, "drift_ppm"]) * 1e-6, at_ns)
+            capture = open_capture(path, domain=self._domain)
+            capture._rules = self._rules
+            sources += capture.sources
+
+            def read(capture: Capture = capture) -> tuple[Timeline, CaptureInfo]:
+                timeline = capture._timeline(step, chosen)
+                capture.close()  # keep only one capture in memory at a time
+                return timeline
+
+            readers.append((clock, read))
+        readers.sort(key=lambda reader: reader[0].rank)
+        origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in readers)
+        warnings = [
+            f"rank {clock.rank} has no collective in common with the others: it keeps its own clock"
+            for clock, _ in readers
+            if clock.offset_ns is None
+        ]
+        return Document(
+            lambda: job_trace(readers, origin, form), suffixes_of(form), tuple(sources), as_issues("clocks", warnings)
+        )
 
     def export(
         self,
@@ -317,7 +353,7 @@ class Job:
         *,
         ranks: Sequence[int] = (),
         step: int | None = None,
-        steps: StepOptions | None = None,
+        steps: Steps = None,
     ) -> Path:
         """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
 
@@ -350,19 +386,6 @@ class Job:
 
     def _repr_html_(self) -> str:
         return self.answer()._repr_html_()
-
-
-def _check_ranks(ranks: pd.DataFrame) -> None:
-    double = ranks[ranks["rank"].duplicated(keep=False)]
-    if len(double):
-        rank = int(double["rank"].iloc[0])
-        files = ", ".join(double[double["rank"] == rank]["capture"].astype(str))
-        raise UsageError(
-            f"rank {rank} is there {int((double['rank'] == rank).sum())} times ({files}); name one capture of each rank"
-        )
-    runs = sorted({run for run in ranks["run"].tolist() if run})
-    if len(runs) > 1:
-        raise UsageError(f"captures of {len(runs)} runs ({', '.join(runs[:4])}); name those of one run")
 
 
 def open_job(

@@ -19,7 +19,6 @@ import click
 
 from nvprof_kit import __version__
 from nvprof_kit._cli.verb import group
-from nvprof_kit._cli.verbs import capture, job, ncu, out, reading  # noqa: F401  # each adds its verbs to the group
 from nvprof_kit._result.formats import plain
 from nvprof_kit.errors import NvprofKitError
 

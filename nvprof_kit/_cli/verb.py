@@ -10,7 +10,8 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -67,7 +68,31 @@ INTEGER, DECIMAL = r"\d{1,12}", r"(\d{1,12}\.?|\d{0,12}\.\d{1,12})(e-?\d{1,2})?"
 
 
 class VerbGroup(click.Group):
-    """The verbs of the command line, listed by section."""
+    """The verbs of the command line, listed by section. A module of verbs is loaded when one of them is asked for."""
+
+    modules = ("reading", "sources", "job", "out", "capture")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of this name, of the first module that has it."""
+        for module in self.modules:
+            if cmd_name not in self._loaded:
+                import_module(f"nvprof_kit._cli.verbs.{module}")
+        return self._loaded.get(cmd_name)
+
+    @property
+    def commands(self) -> MutableMapping[str, click.Command]:
+        """All verbs."""
+        for module in self.modules:
+            import_module(f"nvprof_kit._cli.verbs.{module}")
+        return self._loaded
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, click.Command]) -> None:
+        self._loaded = commands
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a verb."""
+        self._loaded[name or cmd.name or ""] = cmd
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each section."""

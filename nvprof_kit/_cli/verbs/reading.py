@@ -1,4 +1,4 @@
-"""The verbs that read captures and other files. Each asks one question of the library."""
+"""The verbs that read captures. Each asks one question of the library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import click
 
 from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.capture import open as open_capture
-from nvprof_kit._api.sources import MemorySnapshot, TimerLog
-from nvprof_kit._cli.output import TABLES, WITH_PAGE, WITHOUT_PLOT, Output, open_input, progress
+from nvprof_kit._cli.output import WITHOUT_PLOT, Output, open_input, progress
 from nvprof_kit._cli.verb import READ, pop_opening
 from nvprof_kit._result import formats
-from nvprof_kit._trace.files.kinds import PICKLE, TIMERS, expect
 from nvprof_kit.errors import NvprofKitError, UsageError
 
 if TYPE_CHECKING:
@@ -109,37 +107,6 @@ READ.question(Capture.flops, "nvprof-kit flops run.sqlite --counts run.flops.jso
 )
 
 
-@READ.verb("nvprof-kit memory snapshot.pickle --by layer", also=(MemorySnapshot.memory,), writes=WITH_PAGE)
-def memory(output: Output, snapshot: str, **options: Any) -> None:
-    """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
-
-    A SNAPSHOT is a pickle by nvprof_kit.memory_snapshot or torch.cuda.memory._dump_snapshot. An .html has everything, a
-    picture the timeline (with --by segment: the segments).
-    """
-    output.spare([snapshot])
-    expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
-    with progress() as report:
-        report(f"reading {snapshot}")
-        result = MemorySnapshot(snapshot).memory(**options)
-    output.write_results([result])
-
-
 READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=True, without=("kernel_rules",))(
     Capture.metrics
 )
-
-
-@READ.verb("nvprof-kit timers time_log/", also=(TimerLog.timers,), without=("where", "fold"), writes=TABLES)
-def timers(output: Output, logs: tuple[str, ...], **options: Any) -> None:
-    """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
-
-    A LOG is a timer_rank*.log or a folder that contains them. A picture is the timeline over the ranks.
-    """
-    with progress() as report:
-        report("reading logs and comparing ranks")
-        opened = TimerLog(logs)
-        output.spare(opened.sources)
-        for log in logs:
-            expect(log, (TIMERS,), "a timer_rank*.log of global_timer, or the folder that holds them")
-        result = opened.timers(**options)
-    output.write_results([result])

@@ -1,4 +1,4 @@
-"""``nvprof-kit ncu``: hardware counters per layer, and a plan of the kernels to measure."""
+"""The verbs of ncu, and those that read memory snapshots and logs of timers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nvprof_kit._api.capture import Capture
-from nvprof_kit._api.sources import NcuReports, open_ncu
+from nvprof_kit._api.sources import MemorySnapshot, NcuReports, TimerLog, open_ncu
 from nvprof_kit._capture.ncu import measure_program
-from nvprof_kit._cli.output import TABLES, Output, progress
-from nvprof_kit._cli.verb import COUNTERS
+from nvprof_kit._cli.output import TABLES, WITH_PAGE, Output, progress
+from nvprof_kit._cli.verb import COUNTERS, READ
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE
-from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, expect
+from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, PICKLE, TIMERS, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,3 +123,34 @@ def _costliest_kernels(capture: str, top: int) -> list[str]:
     kernels = ops[ops["mangled"] != ""]
     duration_ns = (kernels["end_ns"] - kernels["start_ns"]).groupby(kernels["mangled"], observed=True).sum()
     return [str(name) for name in duration_ns.sort_values(ascending=False, kind="stable").index[:top]]
+
+
+@READ.verb("nvprof-kit memory snapshot.pickle --by layer", also=(MemorySnapshot.memory,), writes=WITH_PAGE)
+def memory(output: Output, snapshot: str, **options: Any) -> None:
+    """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
+
+    A SNAPSHOT is a pickle by nvprof_kit.memory_snapshot or torch.cuda.memory._dump_snapshot. An .html has everything, a
+    picture the timeline (with --by segment: the segments).
+    """
+    output.spare([snapshot])
+    expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
+    with progress() as report:
+        report(f"reading {snapshot}")
+        result = MemorySnapshot(snapshot).memory(**options)
+    output.write_results([result])
+
+
+@READ.verb("nvprof-kit timers time_log/", also=(TimerLog.timers,), without=("where", "fold"), writes=TABLES)
+def timers(output: Output, logs: tuple[str, ...], **options: Any) -> None:
+    """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
+
+    A LOG is a timer_rank*.log or a folder that contains them. A picture is the timeline over the ranks.
+    """
+    with progress() as report:
+        report("reading logs and comparing ranks")
+        opened = TimerLog(logs)
+        output.spare(opened.sources)
+        for log in logs:
+            expect(log, (TIMERS,), "a timer_rank*.log of global_timer, or the folder that holds them")
+        result = opened.timers(**options)
+    output.write_results([result])
