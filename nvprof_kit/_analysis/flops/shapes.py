@@ -430,35 +430,36 @@ _OUTPUTS: Mapping[str, _Outputs] = MappingProxyType(
 
 
 class _L2:
-    """What the L2 may hold: a tensor is found in it if it holds one of the same length or of a multiple, since which
-    memory a tensor is in is not recorded. So the traffic is what the operators need at least.
+    """What the L2 may hold, as `nvprof_kit._instrument.flops.traffic.Cache`. Which memory a tensor is in is not
+    recorded, so it is found if the L2 holds one of the same length or of a multiple.
     """
 
     def __init__(self, size: int) -> None:
-        self._size, self._held = size, 0
+        self._size, self._capacity, self._resident = size, 2 * size, 0
         self._tensors: OrderedDict[int, int] = OrderedDict()
 
     def read(self, size: int) -> int:
         """Bytes of a tensor that must come from memory."""
         if any(length % size == 0 for length in self._tensors):
-            return 0
+            return max(size - self._size, 0)
         self.write(size)
         return size
 
     def write(self, size: int) -> int:
         """Bytes of a tensor that must go to memory."""
-        if size > self._size:
-            return size
-        self._held += size
+        self._resident += min(size, self._capacity)
         self._tensors[size] = self._tensors.pop(size, 0) + 1
-        while self._held > self._size:
+        while self._resident > self._capacity:
             length, number = self._tensors.popitem(last=False)
-            self._held -= length * number
-        return 0
+            self._resident -= min(length, self._capacity)
+            if number > 1:
+                self._tensors[length] = number - 1
+                self._tensors.move_to_end(length, last=False)
+        return max(size - self._capacity, 0)
 
 
-_L2_BYTES = 2 * 50 * 2**20
-"""Twice the L2 of an H100, which does not evict strictly by age."""
+_L2_BYTES = 50 * 2**20
+"""The L2 of an H100; a trace does not say how large it was."""
 
 
 def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.DataFrame) -> FlopsFile:

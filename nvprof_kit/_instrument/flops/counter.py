@@ -52,7 +52,7 @@ class FlopCounter:
     def __init__(self) -> None:
         self.steps = 0
         self.l2_bytes = l2_bytes()
-        self._cache = Cache(2 * self.l2_bytes)
+        self._cache = Cache(self.l2_bytes)
         self._fused = Fused()
         self._outside = Call(Region(NO_LAYER, NO_PHASE))
         self._top: dict[tuple[str, str], Region] = {}

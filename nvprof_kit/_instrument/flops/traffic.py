@@ -1,8 +1,9 @@
 """Least memory traffic of operators: what each reads and writes, and how much of it must cross the GPU's memory.
 
 An operator reads its inputs and writes its outputs, each storage once. What it finds in the L2 costs no memory traffic,
-and what is overwritten there is never written back. `Cache` follows this through a step; it keeps twice the size of the
-L2, because the L2 does not evict strictly by age. So the traffic is what the same operators need at least.
+and what is overwritten there is never written back. `Cache` follows this through a step. The L2 does not evict strictly
+by age, so it keeps twice the size of the L2, of larger tensors a part. So the traffic is what the same operators need
+at least.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -99,53 +100,43 @@ class _Storage:
     writer: Run | None = None
 
 
-@dataclass
 class Cache:
-    """An L2 that evicts the storage that was used least recently.
+    """An L2 that evicts what was used least recently, of twice its real size; it serves no operator more than its size.
 
-    Attributes:
-        size: Bytes that it holds.
+    Args:
+        size: Bytes of the L2.
     """
 
-    size: int
-    _storages: OrderedDict[int, _Storage] = field(default_factory=OrderedDict)
-    _starts: list[int] = field(default_factory=list)
-    _resident: int = 0
-    _was_full: bool = False
-    _runs: list[Run] = field(default_factory=list)
+    def __init__(self, size: int) -> None:
+        self._size, self._capacity, self._resident = size, 2 * size, 0
+        self._storages: OrderedDict[int, _Storage] = OrderedDict()
+        self._starts: list[int] = []
+        self._was_full = False
+        self._runs: list[Run] = []
 
     def add(self, run: Run, accesses: Accesses) -> None:
         """Add what an operator reads and writes to its run."""
-        for access, storages in ((self.read, accesses.reads), (self.write, accesses.writes)):
+        self._runs.append(run)
+        left = self._size
+        for storages, is_write in ((accesses.reads, False), (accesses.writes, True)):
             for (start, length), views in storages.items():
                 size = min(sum(views.values()), length)  # views may overlap
+                storage = self._touch(start, length)
                 run.bytes += size
-                access(run, start, length, size)
-
-    def read(self, run: Run, start: int, length: int, size: int) -> None:
-        """An operator reads `size` bytes of a storage."""
-        storage = self._touch(start, length)
-        missing = max(size - storage.resident, 0)
-        run.dram_bytes += missing
-        storage.resident += missing
-        self._resident += missing
-        self._runs.append(run)
-        self._evict()
-
-    def write(self, run: Run, start: int, length: int, size: int) -> None:
-        """An operator writes `size` bytes of a storage."""
-        storage = self._touch(start, length)
-        missing = max(size - storage.resident, 0)
-        storage.resident += missing
-        self._resident += missing
-        storage.dirty, storage.writer = min(max(storage.dirty, size), storage.resident), run
-        self._runs.append(run)
-        self._evict()
+                if is_write:
+                    storage.dirty, storage.writer = max(storage.dirty, size), run
+                else:
+                    hits = min(size, storage.resident, left)
+                    left -= hits
+                    run.dram_bytes += size - hits
+                self._resident += max(size - storage.resident, 0)
+                storage.resident = max(size, storage.resident)
+                self._evict()
 
     def end(self) -> None:
         """The step is over: the next one evicts what is left. A step that fits into the L2 needs no memory traffic."""
         if self._was_full:
-            self.size = 0
+            self._capacity = 0
             self._evict()
         else:
             for run in self._runs:
@@ -167,13 +158,17 @@ class Cache:
         return storage
 
     def _evict(self) -> None:
-        while self._resident > self.size and self._storages:
-            start, storage = self._storages.popitem(last=False)
-            del self._starts[bisect_left(self._starts, start)]
-            self._resident -= storage.resident
+        while self._resident > self._capacity:
             self._was_full = True
+            start, storage = next(iter(self._storages.items()))
+            evicted = min(storage.resident, self._resident - self._capacity)
+            storage.resident -= evicted
+            self._resident -= evicted
             if storage.writer is not None:
-                storage.writer.dram_bytes += storage.dirty
+                storage.writer.dram_bytes += max(storage.dirty - storage.resident, 0)
+                storage.dirty = min(storage.dirty, storage.resident)
+            if not storage.resident:
+                del self._storages[start], self._starts[bisect_left(self._starts, start)]
 
 
 def l2_bytes() -> int:

@@ -401,6 +401,11 @@ LARGE = 64 * MIB  # elements of 4 bytes: more than twice the L2 that is assumed 
             {"aten::exp": (8 * MIB + 8 * LARGE, 4 * MIB + 8 * LARGE), "aten::neg": (8 * MIB, 8 * MIB)},
             id="evicted in between",
         ),
+        pytest.param(
+            lambda x: x.exp().neg(),
+            {"aten::exp": (8 * LARGE, 8 * LARGE), "aten::neg": (8 * LARGE, 8 * LARGE - 50 * MIB)},
+            id="a part of what is larger than the L2",
+        ),
     ],
 )
 def test_traffic_is_each_storage_once_an_operator(
