@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 
 import nvprof_kit
-from nvprof_kit._cli import main
 from nvprof_kit.errors import CaptureError
 
 H200 = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
@@ -126,19 +126,13 @@ def test_busy_times_are_those_of_layers() -> None:
     assert busy == {(row.layer, row.phase): row.gpu_busy_ns for row in table.itertuples() if row.gpu_busy_ns}
 
 
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["metrics", *map(str, argv)])
-    return int(ended.value.code or 0)
-
-
 def test_verb(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture = with_table(path)
-    assert run(capture, "--floor", 1) == 0
+    assert run("metrics", capture, "--floor", 1) == 0
     out = capsys.readouterr().out
     assert "5 samples, one every 0.1 µs" in out
     assert "too few" in out
-    assert run(capture, "--format", "csv") == 0
+    assert run("metrics", capture, "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("layer,phase,busy_ns,samples,enough,sm_active_pct")
-    assert run(capture, "-o", path.with_name("a.png"), "--floor", 1) == 0
+    assert run("metrics", capture, "-o", path.with_name("a.png"), "--floor", 1) == 0
     assert path.with_name("a.png").read_bytes().startswith(b"\x89PNG")

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 
 import nvprof_kit
-from nvprof_kit._cli import main
 
 LAYERS = (
     "=cmd|'/c calc'!A1",
@@ -41,12 +41,6 @@ def capture(tmp_path: Path) -> Path:
         file.range_(name, at, at + 900)
         file.kernel(at + 100_000, at + 100_100, launched=(at + 10, at + 20), name=f"k{name}")
     return file.write()
-
-
-def run(*words: str | Path) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    return int(end.value.code or 0)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 from support.captures.nsys_memory import carry
+from support.cli import run
 
 import nvprof_kit
-from nvprof_kit._cli import main
 from nvprof_kit._cli.output import Output
 from nvprof_kit.errors import UsageError
 
@@ -47,12 +47,6 @@ def capture(tmp_path: Path) -> str:
     file.kernel(300, 330, launched=(110, 115))
     file.kernel(400, 410, launched=(220, 225))
     return str(file.write())
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in argv])
-    return int(ended.value.code or 0)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:

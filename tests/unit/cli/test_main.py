@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 
 import nvprof_kit
-from nvprof_kit._cli import group, main
+from nvprof_kit._cli import group
 from nvprof_kit._cli.verb import READ
 from nvprof_kit.errors import CaptureError, ToolError, UsageError
 
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nvprof_kit._result.selection import RowOptions
-
-
-def run(*argv: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    return int(ended.value.code or 0)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,22 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.cli import run
 
 import nvprof_kit
-from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"
 PLAN, RUN = DATA / "plan-2025.3.csv.xz", DATA / "run-2023.4.sqlite.xz"
 
 
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in ("ncu", *argv)])
-    return int(ended.value.code or 0)
-
-
 def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    assert run(*argv) == 0
+    assert run("ncu", *argv) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -70,6 +64,6 @@ def test_refusals_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(*argv) == 2
+    assert run("ncu", *argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -1,4 +1,4 @@
-"""``nvprof-kit export`` and what it refuses."""
+"""``nvprof-kit export`` and ``plot``: every form and view, and what they refuse."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.captures import tiny_ranks
 from support.captures.nsys_file import NsysFile
-
-from nvprof_kit._cli import main
+from support.cli import run
 
 
 @pytest.fixture
@@ -20,12 +19,6 @@ def capture(tmp_path: Path) -> str:
     file.range_("layers.0", 100, 200, category="forward")
     file.kernel(300, 330, launched=(110, 115))
     return str(file.write())
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in argv])
-    return int(ended.value.code or 0)
 
 
 def test_the_suffix_decides_whether_it_is_packed(capture: str, tmp_path: Path) -> None:
@@ -50,18 +43,24 @@ def test_a_format_and_a_choice_of_steps(words: list[str], capture: str, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("verb", "words", "complaint"),
     [
-        (["--step", "7", "--steps", "7", "-o", "t.json"], "one step (--step) and several (--steps)"),
-        (["--steps", "+1:", "-o", "t.json"], "none of the requested steps is in it"),
-        (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
-        (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .gz .json"),
-        (["other.sqlite", "-o", "t.json"], "other.sqlite: no such file"),
-        (["-o", "t.pftrace"], "t.pftrace: no format has this suffix"),
+        ("export", ["--step", "7", "--steps", "7", "-o", "t.json"], "one step (--step) and several (--steps)"),
+        ("export", ["--steps", "+1:", "-o", "t.json"], "none of the requested steps is in it"),
+        ("export", ["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
+        ("export", ["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .gz .json"),
+        ("export", ["other.sqlite", "-o", "t.json"], "other.sqlite: no such file"),
+        ("export", ["-o", "t.pftrace"], "t.pftrace: no format has this suffix"),
+        ("plot", ["--view", "timeline", "--step", "3", "-o", "t.png"], "no step 3; it has steps 7 to 7"),
+        ("plot", ["--step", "7", "-o", "t.png"], "--step is for --view timeline; layers shows every step"),
+        ("plot", ["-o", "t.gif"], "t.gif: no format has this suffix; needed one of .png .svg .pdf"),
+        ("plot", ["other.sqlite", "-o", "t.png"], "a plot shows one capture, not 2"),
     ],
 )
-def test_refusals(words: list[str], complaint: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("export", capture, *words) == 2
+def test_refusals(
+    verb: str, words: list[str], complaint: str, capture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(verb, capture, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
 
@@ -98,3 +97,10 @@ def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path: Path) -> N
     steps = [event for event in json.loads((tmp_path / "step.json").read_bytes())["traceEvents"]
              if event.get("cat") == "step"]  # fmt: skip
     assert {event["name"] for event in steps} == {"step 1"}
+
+
+@pytest.mark.parametrize("view", ["layers", "timeline"])
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_views(view: str, suffix: str, start: bytes, capture: str, tmp_path: Path) -> None:
+    assert run("plot", "--view", view, capture, "-o", tmp_path / f"out.{suffix}") == 0
+    assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
