@@ -1,63 +1,29 @@
 """Captures that others published, where they are at hand: ``NVPROF_KIT_PUBLISHED`` names the folder they are in.
 
-They are never committed. The expected figures are of an independent computation: `blocks_of`, in SQL and sets.
+They are never committed. The expected figures are of an independent computation, `support.published`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sqlite3
 from pathlib import Path
 from statistics import median
 
 import pytest
+from support.published import blocks_of, module_blocks
 
 import nvprof_kit
 
 FOLDER = Path(os.environ.get("NVPROF_KIT_PUBLISHED", "/nonexistent"))
-BEFORE, AFTER = FOLDER / "mfu_2gpu_before.sqlite", FOLDER / "mfu_2gpu_after.sqlite"
+BEFORE, AFTER = (next(FOLDER.glob(f"*mfu*{side}.sqlite*"), FOLDER / "none") for side in ("before", "after"))
 """``tests/fixtures`` of GindaChen/nsys-ai: FSDP under emit_nvtx, two ranks in a report."""
 
-pytestmark = pytest.mark.skipif(not BEFORE.exists(), reason="needs NVPROF_KIT_PUBLISHED with mfu_2gpu_before.sqlite")
-_SIDE = re.compile(r"FSDP::(pre|post)_forward \(([^)]*blocks\.\d+)")
+needs_before = pytest.mark.skipif(not BEFORE.exists(), reason="needs NVPROF_KIT_PUBLISHED with mfu_before.sqlite")
+TRACES = sorted(FOLDER.glob("*.json.gz"))
 
 
-def blocks_of(path: Path) -> dict[int, dict[str, tuple[int, int]]]:
-    """GPU time in each whole block, and from its first operation to its last, by process and block, in ns."""
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-        api = {
-            (thread >> 24, number): (start, thread)
-            for start, thread, number in db.execute(
-                "SELECT start, globalTid, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-            )
-        }
-        operations = [
-            row
-            for kind in ("KERNEL", "MEMCPY", "MEMSET")
-            for row in db.execute(f"SELECT start, end, globalPid >> 24, correlationId FROM CUPTI_ACTIVITY_KIND_{kind}")
-        ]
-        ranges = db.execute(
-            "SELECT start, end, globalTid, coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId"
-        ).fetchall()
-    sides: dict[tuple[int, str], dict[str, tuple[int, int]]] = {}
-    for start, end, thread, text in ranges:
-        if side := _SIDE.match(text or ""):
-            sides.setdefault((thread, side[2]), {})[side[1]] = (start, end)
-    blocks: dict[int, dict[str, tuple[int, int]]] = {}
-    for (thread, name), side_of in sides.items():
-        if len(side_of) == 2:
-            first, last = side_of["pre"][0], side_of["post"][1]
-            inside = [
-                (start, end)
-                for start, end, pid, number in operations
-                if (call := api.get((pid, number))) and call[1] == thread and first <= call[0] < last
-            ]
-            wall = max(end for _, end in inside) - min(start for start, _ in inside)
-            blocks.setdefault(thread >> 24, {})[name] = (sum(end - start for start, end in inside), wall)
-    return blocks
-
-
+@needs_before
 def test_the_blocks_of_each_rank() -> None:
     (_, first), (_, second) = sorted(blocks_of(BEFORE).items())
     assert [len(first), len(second)] == [16, 16]
@@ -77,7 +43,19 @@ def test_the_blocks_of_each_rank() -> None:
     assert per_block == pytest.approx({"FlashAttnFunc": 8.02, "linear": 1.71, "AllToAll4D": 1.49}, rel=0.01)
 
 
-@pytest.mark.skipif(not AFTER.exists(), reason="needs NVPROF_KIT_PUBLISHED with mfu_2gpu_after.sqlite")
+@pytest.mark.skipif(not TRACES, reason="needs NVPROF_KIT_PUBLISHED with PyTorch traces")
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
+def test_the_modules_of_a_trace_have_the_time_of_the_kernels_launched_in_them(trace: Path) -> None:
+    """Where the layers are from module events; graph replays and compiled models have theirs from elsewhere."""
+    expected = {layer: time for layer, time in module_blocks(trace).items() if time}
+    rows = nvprof_kit.open(trace).layers(steps="all", fold=False).rows
+    forward = rows[rows["phase"] == "forward"].set_index("layer")["gpu_total_ns"]
+    if not set(expected) & set(forward.index):
+        pytest.skip("its layers are not from module events")
+    assert {layer: forward.get(layer, 0) for layer in expected} == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.skipif(not AFTER.exists(), reason="needs NVPROF_KIT_PUBLISHED with mfu_after.sqlite")
 def test_the_two_are_compared_by_their_blocks() -> None:
     result = nvprof_kit.open(BEFORE).diff(AFTER)
     walls = [
