@@ -13,8 +13,10 @@ from typing import Any
 import click
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.golden import with_columns_of
 
 import nvprof_kit
+from nvprof_kit import Finding
 from nvprof_kit._cli import group
 
 ROOT = Path(__file__).parents[2]
@@ -240,3 +242,25 @@ def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert {path.suffix for path in tmp_path.iterdir()} >= {".sqlite", ".csv", ".png", ".html"}
+
+
+def test_a_rule_or_severity_without_a_name_is_refused() -> None:
+    assert Finding("kernels", "kernels", "", severity="error").rule == "kernels"
+    for rule, severity in (("guess", "error"), ("kernels", "dire")):
+        with pytest.raises(ValueError, match=f"no rule '{rule}' of severity '{severity}'"):
+            Finding(rule, "A guess", "", severity=severity)
+
+
+EXPECTED = 'layer,gpu_self_ns\n"a, b",1\n(none),2\n'
+
+
+def test_a_new_column_rewrites_no_golden_file() -> None:
+    assert with_columns_of(EXPECTED, 'layer,flop,gpu_self_ns\n"a, b",7,1\n(none),,2\n') == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "found", ['layer,gpu_self_ns\n"a, b",1\n(none),3\n', 'layer,gpu_self_ns\n"a, b",1\n', "layer\na\n"]
+)
+def test_another_value_a_row_or_a_column_that_is_gone_fails(found: str) -> None:
+    with pytest.raises(AssertionError):
+        assert with_columns_of(EXPECTED, found) == EXPECTED

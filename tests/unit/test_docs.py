@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import click
 import pytest
@@ -147,3 +148,42 @@ def test_the_readme_shows_what_its_command_prints(monkeypatch: pytest.MonkeyPatc
     printed = CliRunner().invoke(group, ["layers", "tests/data/llama-2023.4.sqlite.xz"]).stdout
     shown = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- table:begin -->\n```\n")[1].split("\n```")[0]
     assert shown == printed.replace("tests/data/", "").rstrip()
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    yaml = pytest.importorskip("yaml")
+    read: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
+    return read
+
+
+def test_only_a_published_release_uploads() -> None:
+    release = workflow("release.yml")
+    assert release[True] == {"release": {"types": ["published"]}}  # YAML reads the key `on` as a boolean
+    publish = release["jobs"]["publish"]
+    assert publish["environment"]["name"] == "pypi"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert set(publish["needs"]) == {"build"}
+    uploads = [name for path in WORKFLOWS for name in re.findall("gh-action-pypi-publish", path.read_text("utf-8"))]
+    assert len(uploads) == 1
+    assert not re.search(r"password:|secrets\.", (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_are_bounded_and_pinned(path: Path) -> None:
+    read = workflow(path.name)
+    assert read["permissions"] == {"contents": "read"}
+    assert [name for name, job in read["jobs"].items() if "timeout-minutes" not in job] == []
+    used = [step["uses"] for job in read["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert [action for action in used if not re.search(r"@[0-9a-f]{40}$", action)] == []
+
+
+def test_templates_for_issues_can_be_filled_in() -> None:
+    yaml = pytest.importorskip("yaml")
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.name != "config.yml":
+            assert read["name"] and read["description"]
+            assert all(field["attributes"]["label"] for field in read["body"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
 import signal
@@ -20,6 +21,7 @@ from support.cli import run
 
 import nvprof_kit
 from nvprof_kit._cli import group
+from nvprof_kit._cli.output import progress
 from nvprof_kit._cli.verb import READ
 from nvprof_kit.errors import CaptureError, ToolError, UsageError
 
@@ -210,3 +212,56 @@ def test_a_new_verb_is_one_entry(
     assert run("deepest", capture, "--where", "*.mlp", "-o", str(tmp_path / "run.csv")) == 0
     assert (tmp_path / "run.csv").read_text().splitlines()[1].startswith("layers.0.mlp,forward,")
     assert run("deepest", capture, "--level", "seam") == 2
+
+
+def test_silence_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress() as say:
+        say("reading [bold]run.sqlite")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run[b].sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    capture = file.write()
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "nvprof_kit", "export", str(capture), "-o", str(tmp_path / "trace.json")]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"}, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.stdout == b""
+    assert "attributing" in shown or "reading" in shown or "writing" in shown
+    assert "\x1b[2K" in shown  # the line is taken away again
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_verbs(*words: str, **environment: str) -> str:
+    command = [sys.executable, "-m", "nvprof_kit", *words]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, check=False
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --nproc-per-node 8 ./jobs/pre.train.py", "pre.train"),
+        ("python3.11 -u -m package.train", "train"),
+        ("python -m package.__main__", "package"),
+        ("./serve.sh --port 80", "serve"),
+        ("python -c print(1)", "python"),
+    ],
+)
+def test_a_report_is_called_as_its_program(command: str, name: str) -> None:
+    assert re.search(
+        rf"--output={re.escape(name)}-\d{{8}}-\d{{6}} ", run_verbs("profile", "-n", "--", *command.split())
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_a_shell_has_its_script(shell: str) -> None:
+    assert "_NVPROF_KIT_COMPLETE" in run_verbs(_NVPROF_KIT_COMPLETE=f"{shell}_source")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
+import sqlite3
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.brute_force.advise_truth import by_rule, made_up, rules_of
 from support.captures.advise_programs import LOOKALIKES, Program
@@ -58,3 +62,84 @@ def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_s
     assert "exposed-collectives" in {finding.rule for finding in nvprof_kit.open(paths[0]).advise().findings}
     assert "a layer slower than its peers: model.layers.2.mlp forward" in late[0].evidence
     assert "outlier-layer" not in {finding.rule for finding in late}
+
+
+LONG = (2048, 2304, 1920, 7168, 2048, 2176, 6144, 1984, 2112, 8192)
+"""Tokens of the steps of `lengths`, in eights, as in the program."""
+
+
+Spans = list[tuple[int, int]]
+
+
+@cache
+def found(name: str) -> nvprof_kit.Advice:
+    return nvprof_kit.open(DATA / f"{name}-2024.2.sqlite.xz").advise()
+
+
+def of_rule(name: str, rule: str) -> nvprof_kit.Finding:
+    (finding,) = [one for one in found(name).findings if one.rule == rule]
+    return finding
+
+
+class Plain:
+    """A capture, read with nothing but SQL."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        path = folder / f"{name}.sqlite"
+        path.write_bytes(lzma.decompress((DATA / f"{name}-2024.2.sqlite.xz").read_bytes()))
+        self._db = sqlite3.connect(path)
+
+    def ranges(self, like: str) -> Spans:
+        text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
+        return self._db.execute(
+            f'SELECT start, "end" FROM NVTX_EVENTS WHERE eventType IN (59, 60) AND {text} LIKE ? ORDER BY start',
+            (like,),
+        ).fetchall()
+
+    def work(self, begin: int, end: int) -> Spans:
+        """What the GPU ran for the calls between two moments."""
+        kinds = ("KERNEL", "MEMCPY", "MEMSET")
+        found = [
+            row
+            for kind in kinds
+            for row in self._db.execute(
+                f'SELECT o.start, o."end" FROM CUPTI_ACTIVITY_KIND_{kind} o JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON '
+                "o.correlationId = r.correlationId WHERE r.start BETWEEN ? AND ?",
+                (begin, end),
+            )
+        ]
+        return sorted(found)
+
+
+def test_garbage_collection_costs_the_time_in_which_the_gpu_had_nothing_to_do(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, "garbage")
+    every = plain.work(0, 1 << 62)
+    collections = plain.ranges("gc%")
+    assert len(collections) == 2
+    # each begins while the GPU has work, and launches none: it is in the way from the end of that work to its own end
+    idle = [end - max(done for began, done in every if began < end) for begin, end in collections]
+    finding = of_rule("garbage", "gc")
+    assert finding.saves_ns == round(sum(idle) / 10)
+    # the program saw its steps 3 and 7 take 308.8 and 303.2 ms where the others take 65 to 72
+    assert 44_000_000 < finding.saves_ns < (308_800_000 + 303_200_000 - 2 * 65_000_000) / 10
+    assert "2 of 10 steps take more than 1.2 times the median" in finding.evidence  # one cause, one finding
+
+
+def test_steps_of_longer_batches_are_unequal(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, "lengths")
+    ends = [max(end for _, end in plain.work(*step)) for step in plain.ranges("step%")]
+    begin = plain.ranges("step 0")[0][0]
+    walls = np.diff([begin, *ends])  # the GPU goes from step to step without a pause
+    long = np.array(LONG) > 2 * np.median(LONG)
+    middle = np.sort(walls)[4]  # a step's, the lower of the two in the middle
+    assert np.array_equal(walls > 1.2 * middle, long)
+    finding = of_rule("lengths", "unstable-step")
+    lost = (walls - middle)[long].sum()
+    assert finding.saves_ns == pytest.approx(lost / 10, rel=0.005)
+    assert finding.evidence.startswith("3 of 10 steps") and "most of the excess is computing" in finding.evidence
+    assert "length" in finding.fix and "allocations" not in finding.fix
+
+
+@pytest.mark.parametrize("name", ["garbage", "lengths"])
+def test_nothing_else_is_found(name: str) -> None:
+    assert len(found(name).findings) == 1

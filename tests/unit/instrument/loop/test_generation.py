@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
+from support.ranges.outline import Outline
+from torch import nn
+from torch.utils.data import DataLoader
 
-from nvprof_kit import annotate_model, generation
+import nvprof_kit._instrument.session as session
+from nvprof_kit import annotate_model, generation, step
+from nvprof_kit.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +66,129 @@ def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt: list[lis
             torch.ones(1, 9).long(), decoder_input_ids=torch.tensor(prompt), max_new_tokens=2, min_new_tokens=2
         )
     assert [line for line in sink.lines if "step" not in line] == [f"  {first}", "  decode"]
+
+
+@pytest.fixture
+def outline() -> Iterator[Outline]:
+    outline = Outline()
+    session.activate(outline)
+    yield outline
+    depth = outline.depth
+    session.deactivate()
+    assert depth == 0
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer | None, steps: int = 2, accumulation: int = 1) -> None:
+    loader = iter(DataLoader(torch.randn(steps * accumulation * 2, 4), batch_size=2))
+    for _ in range(steps):
+        for _ in range(accumulation):
+            model(next(loader)).sum().backward()
+        if optimizer is None:
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.sub_(weight.grad)
+        else:
+            optimizer.step()
+        model.zero_grad()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def evaluate_between(model: nn.Module) -> None:
+    optimizer = sgd(model)
+    train(model, optimizer, steps=1)
+    with torch.no_grad():
+        for _ in range(3):
+            model.eval()(torch.ones(2, 4))
+    train(model.train(), optimizer, steps=1)
+
+
+def infer(model: nn.Module) -> None:
+    with torch.no_grad():
+        for _ in range(3):
+            model.eval()(torch.ones(2, 4))
+
+
+def step_by_hand(model: nn.Module) -> None:
+    model(torch.ones(2, 4))  # before the loop, as to build lazy parts
+    optimizer = sgd(model)
+    for number in range(10, 12):
+        with step(number):
+            train(model, optimizer, steps=1)
+
+
+def generate(model: nn.Module) -> None:
+    with generation(model, first=5):
+        model(torch.ones(2, 4))
+
+
+LOOPS: dict[str, tuple[Callable[[nn.Module], None], list[str]]] = {
+    "training": (lambda model: train(model, sgd(model), steps=3), ["step 0", "step 1", "step 2"]),
+    "accumulation": (lambda model: train(model, sgd(model), steps=2, accumulation=3), ["step 0", "step 1"]),
+    "an update by hand": (lambda model: train(model, None, steps=2), ["step 0", "step 1"]),
+    "evaluation between": (evaluate_between, ["step 0", "step 1"]),
+    "inference": (infer, ["step 0", "step 1", "step 2"]),
+    "steps of the program": (step_by_hand, ["step 0", "step 10", "step 11"]),
+    "generation": (generate, ["step 5"]),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_steps_are_inferred(name: str, outline: Outline) -> None:
+    run, steps = LOOPS[name]
+    model = small()
+    with annotate_model(model):
+        run(model)
+    assert [line for line in outline.outline if "prefill" not in line] == steps
+    assert "Sequential" in outline.layers
+
+
+def test_two_models_of_a_loop_share_its_steps(outline: Outline) -> None:
+    first, second = small(), small()
+    with annotate_model(first), annotate_model(second):
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+        for _ in range(2):
+            second(first(torch.ones(2, 4))).sum().backward()
+            optimizer.step()
+    assert outline.outline == ["step 0", "step 1"]
+
+
+@pytest.mark.parametrize("gone", ["removed", "steps=False", "collected"])
+def test_nothing_is_inferred_any_more(gone: str, outline: Outline) -> None:
+    model = small()
+    annotation = annotate_model(model, steps=gone != "steps=False")
+    if gone == "removed":
+        annotation.remove()
+    if gone == "collected":
+        reference = weakref.ref(model)
+        del model
+        gc.collect()
+        assert reference() is None
+        model = small()
+    train(model, sgd(model))
+    annotation.remove()
+    assert outline.outline == []
+
+
+def test_a_loop_is_annotated_with_its_model(outline: Outline) -> None:
+    model = small()
+    model.encode = model.forward  # type: ignore[assignment]
+    optimizer = sgd(model)
+    loader = DataLoader(torch.randn(4, 4), batch_size=2)
+    with annotate_model(model, optimizer=optimizer, dataloader=loader, methods=["0.forward"]) as annotation:
+        for batch in annotation.dataloader:
+            model[0].forward(model(batch)).sum().backward()
+            optimizer.step()
+    assert [line.strip() for line in outline.outline].count("optimizer") == 2
+    assert [line.strip() for line in outline.outline].count("data") >= 2
+    assert outline.layers.count("0") == 4
+    for wrong in ({"methods": "nothing.forward"}, {"methods": "0.nothing"}, {"optimizer": object()}):
+        with pytest.raises(UsageError):
+            annotate_model(model, **wrong)
+    annotate_model(model).remove()  # nothing of the failed ones is left

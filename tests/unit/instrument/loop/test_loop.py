@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_dataloader, annotate_optimizer, mark, phase, step
+from nvprof_kit import MemoryProfiler, annotate_dataloader, annotate_model, annotate_optimizer, mark, phase, step
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 
@@ -76,3 +81,159 @@ def test_optimizer(sink) -> None:
     handle.remove()
     optimizer.step()
     assert sink.lines == ["optimizer"]
+
+
+class DeepSpeedZero:
+    """As ``DeepSpeedZeroOptimizer`` of deepspeed 0.19: no optimizer of PyTorch's; it steps the one that it holds."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    def step(self, closure: object = None) -> None:
+        self.optimizer.step()
+
+
+class DeepSpeedEngine(nn.Module):
+    """As ``DeepSpeedEngine``: a module that has the model, and the optimizer as a plain attribute."""
+
+    def __init__(self, module: nn.Module, optimizer: DeepSpeedZero) -> None:
+        super().__init__()
+        self.module = module
+        self.optimizer = optimizer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+class MegatronOptimizer:
+    """As ``MegatronOptimizer`` of megatron-core 0.16; a stub holds no optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self.optimizer = optimizer
+        self.is_stub_optimizer = optimizer is None
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [] if self.optimizer is None else self.optimizer.param_groups
+
+    def step(self) -> tuple[bool, None, None]:
+        if self.optimizer is not None:
+            self.optimizer.step()
+        return True, None, None
+
+
+class ChainedOptimizer(MegatronOptimizer):
+    """As megatron-core's: the optimizer of several is an assertion that fails."""
+
+    def __init__(self, chained_optimizers: list[MegatronOptimizer]) -> None:
+        self.chained_optimizers = chained_optimizers
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:  # type: ignore[override]
+        assert len(self.chained_optimizers) == 1, "ChainedOptimizer has more than one optimizer"
+        return self.chained_optimizers[0].optimizer
+
+    def step(self) -> tuple[bool, None, None]:
+        for optimizer in self.chained_optimizers:
+            optimizer.step()
+        return True, None, None
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters())
+
+
+def chained(model: nn.Sequential) -> Any:
+    return ChainedOptimizer([MegatronOptimizer(adam(part)) for part in model])
+
+
+def real_chained(model: nn.Sequential) -> Any:
+    """Megatron's own classes, which want a GPU for a number that is always 1."""
+    megatron = pytest.importorskip("megatron.core.optimizer.optimizer")
+    from megatron.core.optimizer import OptimizerConfig
+
+    config = OptimizerConfig(optimizer="adam", lr=0.1, clip_grad=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        tensor = torch.tensor
+        patch.setattr(torch, "tensor", lambda data, device=None, dtype=None: tensor(data, dtype=dtype))
+        parts = [megatron.FP32Optimizer(adam(part), config, lambda *_args: None) for part in model]
+    chain = megatron.ChainedOptimizer(parts)
+    chain.step = chain.step_with_ready_grads  # without the norms, for which every rank is asked
+    return chain
+
+
+def real_accelerated(model: nn.Sequential) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.Accelerator(cpu=True).prepare(adam(model))
+
+
+WRAPPERS: dict[str, tuple[Callable[[nn.Sequential], Any], int]] = {
+    "deepspeed": (lambda model: DeepSpeedZero(adam(model)), 1),
+    "engine": (lambda model: DeepSpeedEngine(model, DeepSpeedZero(adam(model))), 1),
+    "megatron": (lambda model: MegatronOptimizer(adam(model)), 1),
+    "chained": (chained, 2),
+    "megatron-core": (real_chained, 2),
+    "accelerate": (real_accelerated, 1),
+}
+"""How a wrapper is made, and how many optimizers it has."""
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name: str, sink, tmp_path: Path) -> None:
+    make, count = WRAPPERS[name]
+    model = net()
+    optimizer = make(model)
+    options = dict(folder=tmp_path, pages=False)
+    with annotate_optimizer(optimizer), MemoryProfiler(model, optimizer, **options) as profiling:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert sink.lines.count("optimizer") == 2 * count
+    last = profiling.points[-1]
+    assert last.name == "step 1 optimizer"
+    # AdamW keeps two values and the step's number, of 4 bytes each, for 12 weights in 4 tensors
+    assert (last.sum_of("params"), last.sum_of("grads"), last.sum_of("os_state")) == (48, 48, 2 * 48 + 4 * 4)
+    sink.lines.clear()
+    optimizer.step()
+    assert sink.lines == []
+
+
+def test_a_pipeline_of_diffusers(sink) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    unet = diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(8,),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
+    )
+    pipeline = diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler())
+    pipeline.set_progress_bar_config(disable=True)
+    with annotate_model(pipeline):
+        pipeline(num_inference_steps=2, output_type="np")
+    assert sink.lines.count("unet") == 2
+    assert any(line.strip().startswith("unet.down_blocks.0") for line in sink.lines)
+
+
+@pytest.mark.parametrize("wrong", [[nn.Linear(2, 2)], "model", object()])
+def test_what_is_no_model_is_an_error_that_says_so(wrong: object) -> None:
+    with pytest.raises(UsageError, match=r"annotate_model takes a torch\.nn\.Module, or a pipeline"):
+        annotate_model(wrong)  # type: ignore[arg-type]

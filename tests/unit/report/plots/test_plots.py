@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from support.captures.layers_result import layers_result, tree
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
+from nvprof_kit.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -46,3 +50,78 @@ def test_a_roofline_holds_every_ceiling_and_names_few_dots() -> None:
 def test_every_format(form: str, tmp_path: Path) -> None:
     plot = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz").plot("timeline")
     assert plot.save(tmp_path / f"a.{form}").read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+
+
+def test_rows_units_and_names() -> None:
+    result = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz").breakdown()
+    axes, frame = result.figure().axes[0], result.to_frame()
+    names = ["(none)" if pd.isna(step) else f"step {step}" for step in frame["step"]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names  # one device alone
+    # in ms: each part begins where the one before ends
+    parts = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
+    widths = np.array([bar.get_width() for bar in axes.patches]).reshape(-1, len(frame))
+    assert widths == pytest.approx(frame[parts].to_numpy().T / 1e6) and axes.get_xlabel() == "ms"
+    begins = np.array([bar.get_x() for bar in axes.patches]).reshape(widths.shape)
+    shown = widths > 0
+    assert begins[shown] == pytest.approx((widths.cumsum(axis=0) - widths)[shown])
+
+
+def test_the_largest_are_drawn_in_the_tables_order() -> None:
+    result = nvprof_kit.open(DATA / "eager-2023.4.sqlite.xz").summary("kernel")
+    figure = result.figure()
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    rows = len(result.to_frame())
+    assert rows > len(names) == 30 and figure.get_suptitle().endswith(f"(and {rows - 30} smaller)")
+
+
+def test_answers_have_pictures(tmp_path: Path) -> None:
+    capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
+    for answer in (capture.breakdown(), capture.breakdown("idle"), capture.summary("kernel"), capture.advise()):
+        assert answer.save(tmp_path / "x.png").stat().st_size > 1_000
+    with pytest.raises(UsageError, match="Summary has no plot"):
+        capture.summary().figure()  # eight views are no picture
+    with pytest.raises(UsageError, match="Breakdown has no plot"):
+        capture.breakdown("queue").figure()
+
+
+OUTSIDE = {"(none) forward": 1.0, "(none) optimizer": 4.0}
+
+
+def bars(result: nvprof_kit.Layers) -> dict[str, float]:
+    """The length of each bar, all phases together, in ms per step."""
+    (axes,) = result.figure().axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    lengths = dict.fromkeys(labels, 0.0)
+    for patch in axes.patches:
+        lengths[labels[round(patch.get_y() + patch.get_height() / 2)]] += patch.get_width()
+    return {label: round(length, 6) for label, length in lengths.items()}
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (1, {"model": 15.0}),
+        (2, {"model.layers.0": 8.0, "model.layers.1": 5.0, "lm_head": 2.0}),
+        # all levels are the leaves and what their parents did themselves: 16 - 12 of the block, nothing of the model
+        (None, {"model.layers.0 (itself)": 2.0, "model.layers.0.attn": 6.0, "model.layers.1": 5.0, "lm_head": 2.0}),
+    ],
+)
+def test_bars_are_a_level_of_the_model_and_add_up(depth: int | None, expected: dict[str, float]) -> None:
+    found = bars(layers_result(depth=depth))
+    assert found == {**expected, **OUTSIDE}
+    assert sum(found.values()) == 20.0  # 40 ms in 2 steps
+
+
+def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
+    blocks = pd.concat([tree().iloc[[1, 2]].replace("model.layers.0", f"model.layers.{n}") for n in range(21)])
+    large = pd.concat([tree().iloc[[0]], blocks], ignore_index=True)
+    large.loc[large["depth"] == 2, "layer"] = large["parent"] + ".attn"
+    assert len(bars(layers_result(tree=large, depth=3))) > 40
+    labels = [label for label in bars(layers_result(tree=large)) if label != "model (itself)"]
+    assert {label.count(".") for label in labels} == {2} and len(labels) <= 40
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
+    assert layers_result().save(tmp_path / f"layers{suffix}").read_bytes().startswith(start)
+    assert layers_result(tree=tree()[:0]).save(tmp_path / f"empty{suffix}").stat().st_size > 500
