@@ -116,36 +116,43 @@ class Program:
         return of_range, of_key
 
 
-def least_times(program: Program, peaks: Peaks | None, compiled: Collection[Key] = ()) -> pd.DataFrame:
+def least_times(program: Program, peaks: Peaks | None) -> pd.DataFrame:
     """The operators with their least times.
 
     Args:
         program: What was counted.
         peaks: The GPU's peaks; without them, times are NaN.
-        compiled: Layers and phases of which only products, convolutions and attention count.
 
     Returns:
-        Without those that do not count, the columns of `OPERATORS` in `nvprof_kit._trace.flops_file` and, in ns:
-        ``peak_ns`` and ``least_peak_ns``, the time of its operations at the peak, of all and of those that a causal
-        mask leaves; ``memory_ns``, that of its traffic at the bandwidth; ``limit_ns``, the longer of the latter two;
-        and the parts of it in operators that are limited by their operations (``compute_ns``) and in products,
-        convolutions and attention (``products_ns``).
+        The columns of `OPERATORS` in `nvprof_kit._trace.flops_file` and, in ns: ``peak_ns`` and ``least_peak_ns``, the
+        time of its operations at the peak, of all and of those that a causal mask leaves; ``memory_ns``, that of its
+        traffic at the bandwidth; ``limit_ns``, the longer of the latter two; and the parts of it in operators that are
+        limited by their operations (``compute_ns``) and in products, convolutions and attention (``products_ns``).
     """
     operators = program.counts.operators
-    peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).astype(float) / 1e9
-    bandwidth = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
-    is_product = operators["flops"] > 0
-    at_peak, least, memory = (
-        (operators["flops"] / peak).where(is_product, 0.0),
-        (operators["least_flops"] / peak).where(is_product, operators["least_flops"]),
-        operators["dram_bytes"] / bandwidth,
-    )
+    flops, least_flops = operators["flops"].to_numpy(), operators["least_flops"].to_numpy()
+    peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).to_numpy(dtype=np.float64) / 1e9
+    is_product = flops > 0
+    at_peak, least = np.where(is_product, flops / peak, 0.0), np.where(is_product, least_flops / peak, least_flops)
+    memory = operators["dram_bytes"].to_numpy() / _bytes_per_ns(peaks)
     limit = np.maximum(least, memory)
-    in_compiled = program.within(compiled.__contains__)[operators["range"]]
     table: pd.DataFrame = operators.assign(
         peak_ns=at_peak, least_peak_ns=least, memory_ns=memory, limit_ns=limit,
-        compute_ns=limit.where(~(least <= memory), 0.0), products_ns=limit.where(is_product, 0.0),
-    )[~in_compiled | is_product]  # fmt: skip
+        compute_ns=np.where(least <= memory, 0.0, limit), products_ns=np.where(is_product, limit, 0.0),
+    )  # fmt: skip
+    return table
+
+
+def _bytes_per_ns(peaks: Peaks | None) -> float:
+    return peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
+
+
+def _limited(program: Program, operators: pd.DataFrame, compiled: Collection[Key]) -> pd.DataFrame:
+    """The operators that have a limit of their own: in what torch.compile made, only products."""
+    if not compiled:
+        return operators
+    in_compiled = program.within(compiled.__contains__)[operators["range"]]
+    table: pd.DataFrame = operators[~in_compiled | (operators["flops"] > 0)]
     return table
 
 
@@ -159,7 +166,7 @@ def row_work(
         rows: Columns ``layer``, ``phase``, ``calls`` and ``gpu_busy_ns``, of the capture.
         steps: The capture's steps.
         peaks: The GPU's peaks.
-        compiled: As in `least_times`.
+        compiled: Layers and phases of which only products, convolutions and attention have a limit of their own.
 
     Returns:
         With the index of `rows`: ``times``, how often what was counted ran, NaN if that is not known; ``flops`` and
@@ -191,7 +198,8 @@ def row_work(
     def total(of_ranges: Floats) -> Floats:
         return times * np.bincount(of_row, weights=of_ranges[of_range] * weight, minlength=len(keys))
 
-    every, least = least_times(program, peaks), least_times(program, peaks, compiled)
+    every = least_times(program, peaks)
+    least = _limited(program, every, compiled)
     in_model = ~program.recomputes
     work = {name: program.sums(every[name]) for name in ("flops", "peak_ns")}
     work |= {f"model_{name}": np.where(in_model, values, 0.0) for name, values in work.items()}
@@ -207,14 +215,13 @@ def row_work(
     fused = Counter[Key]()
     for key, bytes_ in zip(program.keys, program.counts.ranges["fused_bytes"].tolist(), strict=True):
         fused[key] += bytes_
-    bandwidth = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
-    traffic = times * np.array([fused[key] for key in keys]) / bandwidth
+    traffic = times * np.array([fused[key] for key in keys]) / _bytes_per_ns(peaks)
     traffic = np.minimum(traffic, total(program.sums(every["memory_ns"])))  # the L2 may hold some of it
     fused_limit = np.maximum(total(program.sums(every["least_peak_ns"])), traffic)
     table["fused_limit_ns"] = np.where(only_inside, math.nan, fused_limit)
     if not program.counts.has_bytes:
         table[["bytes", "dram_bytes"]] = math.nan
-    if not program.counts.has_bytes or math.isnan(bandwidth):
+    if not program.counts.has_bytes or math.isnan(_bytes_per_ns(peaks)):
         table[["limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
     table["times"] = times
     return table
@@ -229,7 +236,7 @@ def work_per_step(
         counts: The counts of a program.
         info: Of a capture of the program.
         keys: Layers and phases of that capture. Work outside them all goes with its own layer and phase.
-        compiled: As in `least_times`.
+        compiled: As in `row_work`.
 
     Returns:
         By layer and phase ``flops`` (without what a causal mask leaves out), ``bytes``, ``limit_ns`` and
@@ -238,7 +245,7 @@ def work_per_step(
     program = Program(counts)
     if not counts.steps or not counts.has_bytes:
         return {}
-    least = least_times(program, peaks_of(info.gpus, capture=info.path), compiled)
+    least = _limited(program, least_times(program, peaks_of(info.gpus, capture=info.path)), compiled)
     innermost = [key or own for key, own in zip(program.innermost(keys), program.keys, strict=True)]
     amounts = least[["least_flops", "bytes", "limit_ns", "products_ns"]].rename(columns={"least_flops": "flops"})
     sums: dict[Key, dict[str, float]] = {}
