@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops
 
 _TERA = 1e12
-_RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "of limit": 0, "bound": 1, "type": 2, "": 2, "calls": 3}
+_RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "of limit": 0, "fused ms": 1, "bound": 1, "type": 2, "": 2, "calls": 3}
 
 _LIMITS = (
     "limit ms: the least time that this GPU needs for these operators, each limited by its operations at the peak or "
-    "by its memory traffic at the bandwidth; of limit: that time over the busy time."
+    "by its memory traffic at the bandwidth; fused: the same as one kernel; of limit: limit ms over the busy time."
 )
 
 
@@ -41,8 +41,8 @@ def flops_report(result: Flops) -> list[RenderableType]:
     names += (["MFU", "HFU"] if recomputes else ["MFU"]) if result.peaks else []
     notes: dict[str, str] = {}
     lines = flops_lines(result, notes)
-    has_limits = bool(result.rows["limit_ns"].notna().any())
-    names += ["limit ms", "of limit", "bound"] if has_limits else []
+    has_limits, has_fused = (bool(result.rows[name].notna().any()) for name in ("limit_ns", "fused_limit_ns"))
+    names += ["limit ms", *(["fused ms"] if has_fused else []), "of limit", "bound"] if has_limits else []
     names += ["type", *fold_columns(lines), ""]
     kinds = {"layer": "path", "phase": "left", "type": "left", "bound": "left", **KINDS}
     grid = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
@@ -86,7 +86,10 @@ def flops_lines(result: Flops, notes: dict[str, str]) -> list[dict[str, str]]:
                 "TFLOP/s": _number(row["tflops_per_s"], 1),
                 "MFU": _share(row["mfu"]),
                 "HFU": _share(row["hfu"]),
-                "limit ms": "" if math.isnan(row["limit_ns"]) else ms(round(row["limit_ns"])),
+                **{
+                    f"{name} ms": "" if math.isnan(row[column]) else ms(round(row[column]))
+                    for name, column in (("limit", "limit_ns"), ("fused", "fused_limit_ns"))
+                },
                 "of limit": _share(row["of_limit"]),
                 "bound": row["bound"],
                 "type": row["dtype"],
