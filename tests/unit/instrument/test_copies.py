@@ -6,8 +6,9 @@ import copy
 import io
 import os
 import pickle
+import resource
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nvprof_kit import (
     annotate_model,
     annotate_optimizer,
     global_timer,
+    record,
 )
 
 
@@ -184,3 +186,59 @@ def test_an_optimizer_without_hooks_of_its_own(way: str, sink) -> None:
     assert vars(optimizer).keys() == {"param_groups", "state", "steps"}
     twin.step()
     assert twin.steps == 2
+
+
+@contextmanager
+def no_file_grows_beyond(count: int) -> Iterator[None]:
+    """Writing more than so many bytes to a file fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def train(model: nn.Module) -> torch.Tensor:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    return model(torch.ones(1, 4)).detach()
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path: Path) -> None:
+    timer = type(global_timer)(tmp_path)
+    with no_file_grows_beyond(1000), pytest.warns(UserWarning, match="nothing more is timed") as warned:
+        for _ in range(100):
+            with timer.stage("forward"):
+                pass
+        timer.dump()
+    assert len(warned) == 1
+    assert not timer.enabled
+    assert (tmp_path / "timer_rank0.log").read_text().count("[RANK 0] forward, start=") >= 5
+
+
+def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+    model, expected = make(), train(make())
+    profiler = MemoryProfiler(model, torch.optim.AdamW(model.parameters()), folder=tmp_path)
+    with no_file_grows_beyond(2000), pytest.warns(UserWarning, match="the memory profile ends") as warned, profiler:
+        assert torch.equal(train(model), expected)
+    assert len(warned) == 1
+    assert (profiler.folder / "memory.log").read_text().startswith("Memory State:")
+    with MemoryProfiler(model, None, folder=tmp_path / "again"):
+        train(model)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_a_recording_that_cannot_be_written_is_a_warning(name: str, tmp_path: Path) -> None:
+    recording = record(tmp_path / name)
+    with no_file_grows_beyond(500), pytest.warns(UserWarning, match=f"{name} is not written"), recording:
+        train(make())
+    assert not recording.written
+    assert list(tmp_path.iterdir()) == []

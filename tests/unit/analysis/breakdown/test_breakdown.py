@@ -112,18 +112,13 @@ def test_copies_by_memory(file: NsysFile) -> None:
     ("gpu", "host", "peer"),
     [
         ("NVIDIA H200", "PCIe 5 x16", 450.0),
-        ("NVIDIA H100 80GB HBM3", "PCIe 5 x16", 450.0),
         ("NVIDIA H100 PCIe", "PCIe 5 x16", 300.0),
         ("NVIDIA H800", "PCIe 5 x16", 200.0),
         ("NVIDIA GH200 480GB", "NVLink-C2C", 450.0),
-        ("NVIDIA GB200", "NVLink-C2C", 900.0),
         ("NVIDIA B200", "PCIe 5 x16", 900.0),
         ("NVIDIA A100-SXM4-80GB", "PCIe 4 x16", 300.0),
         ("Tesla V100-SXM2-16GB", "PCIe 3 x16", 150.0),
         ("NVIDIA L4", "PCIe 4 x16", None),
-        ("NVIDIA L40S", "PCIe 4 x16", None),
-        ("Tesla T4", "PCIe 3 x16", None),
-        ("NVIDIA GeForce RTX 4090", "PCIe 4 x16", None),
         ("GPU of unknown name", "", None),
     ],
 )
