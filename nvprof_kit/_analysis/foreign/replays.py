@@ -20,7 +20,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.foreign.translate import BLOCK
 from nvprof_kit._analysis.kernels.classes import CLASSES, classify, family_of
-from nvprof_kit._analysis.structure.align import similarity
+from nvprof_kit._analysis.structure.blocks import similarity
 from nvprof_kit._analysis.structure.structure import replay_tid, with_ranges
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import CALL_KINDS, OP_KINDS, Trace

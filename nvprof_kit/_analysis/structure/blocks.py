@@ -19,7 +19,6 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
-from nvprof_kit._analysis.structure.align import Aligner, similarity
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Bools, Sequence
 
 _ALIKE = 0.6
@@ -32,6 +31,83 @@ _LEAST_SCORE = 3.0
 _LEAST_EDGE, _LEAST_RUN = 4, 4
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
+
+
+_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND = 1.0, 0.75, -1.0, -1.5, -0.05
+_LONGEST = 1200
+"""Kernels of each stretch that are compared at most."""
+
+
+class Aligner:
+    """Aligns stretches of one sequence; the same two are aligned once.
+
+    Args:
+        kind: For each token, a number that it shares with those it can stand for; -1 for none.
+    """
+
+    def __init__(self, kind: Int64Array) -> None:
+        self._kind = kind
+        self._known: dict[tuple[bytes, bytes], tuple[int, int, float]] = {}
+
+    def start(self, tokens: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+        """How far two stretches agree from their start on, see `common_start`."""
+        tokens, other = np.ascontiguousarray(tokens[:_LONGEST]), np.ascontiguousarray(other[:_LONGEST])
+        key = tokens.tobytes(), other.tobytes()
+        if key not in self._known:
+            self._known[key] = common_start(tokens, other, self._kind)
+        return self._known[key]
+
+    def end(self, tokens: Int64Array, other: Int64Array) -> tuple[int, int, float]:
+        """How far two stretches agree from their end back."""
+        return self.start(tokens[::-1], other[::-1])
+
+
+def common_start(tokens: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
+    """How far two stretches agree from their start on.
+
+    Args:
+        tokens: Tokens, shape ``(m,)``.
+        other: Tokens, shape ``(n,)``.
+        kind: For each token, a number that it shares with those it can stand for; -1 for none.
+
+    Returns:
+        The number of kernels of each in the part that agrees best, and its score: 1 for each kernel in common, less for
+        those that differ (gaps cost little more when they are long).
+    """
+    equal = np.flatnonzero(tokens[: len(other)] != other[: len(tokens)])
+    same = int(equal[0]) if len(equal) else min(len(tokens), len(other))
+    if same == min(len(tokens), len(other)):
+        return same, same, float(same)
+    width, kinds = len(other) + 1, kind[other]
+    column = np.arange(width)
+    above = np.where(column == 0, 0.0, _OPEN + _EXTEND * column)
+    vertical = np.full(width, -np.inf)
+    best = (0, 0, 0.0)
+    for row, token in enumerate(tokens.tolist(), 1):
+        vertical = np.maximum(vertical + _EXTEND, above + _OPEN)
+        step = np.full(width, -np.inf)
+        akin = _AKIN if kind[token] >= 0 else _MISMATCH
+        step[1:] = above[:-1] + np.where(other == token, _MATCH, np.where(kinds == kind[token], akin, _MISMATCH))
+        here = np.maximum(step, vertical)
+        # a gap in `other`: the best of all columns to the left, minus what the gap costs
+        before = np.maximum.accumulate(here - _EXTEND * column)
+        here[1:] = np.maximum(here[1:], before[:-1] + _OPEN + _EXTEND * column[1:])
+        position = int(np.argmax(step))
+        if step[position] > best[2]:
+            best = (row, position, float(step[position]))
+        if here.max() < best[2] - 60:
+            break
+        above = here
+    return best
+
+
+def similarity(tokens: Int64Array, other: Int64Array) -> float:
+    """Share of kernels that two stretches have in common, in any order: 0 to 1."""
+    if not len(tokens) or not len(other):
+        return float(len(tokens) == len(other))
+    width = int(max(tokens.max(), other.max())) + 1
+    counts = np.bincount(tokens, minlength=width), np.bincount(other, minlength=width)
+    return float(np.minimum(*counts).sum() / np.maximum(*counts).sum())
 
 
 @dataclass(eq=False)
@@ -64,73 +140,52 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
     anchors, recomputed = _without_recompute(sequence.anchors)
     passes: list[Pass] = []
-    end_tokens = tuple(frozenset(np.unique(sequence.token[flags]).tolist()) for flags in (sequence.end, sequence.outer))
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
-        passes += _split(sequence, list(group), direction, end_tokens)
+        passes += _split(sequence, list(group), direction)
     for index, model_pass in enumerate(passes):
         model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
         model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
     for split in (_split_steps, _split_stacks):
         passes = _each(passes, partial(split, sequence))
+    aligner = Aligner(sequence.kind)
+    widths: dict[bytes, int] = {}
+    cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
+    recomputed_at = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
     for model_pass in passes:
         model_pass.anchors = _join_inner(sequence, model_pass)
-    widths: dict[bytes, int] = {}
-    for model_pass in passes:
-        span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1]
-        key = span.tobytes()
-        if key not in widths:
-            widths[key] = _width(sequence, model_pass)
-        model_pass.width = widths[key]
-    repeating_passes = [model_pass for model_pass in passes if model_pass.width]
-    aligner = Aligner(sequence.kind)
-    inner = _Marks(sequence)
-    repeating = set(map(id, repeating_passes))
-    cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
+        span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1].tobytes()
+        if span not in widths:
+            widths[span] = _width(sequence, model_pass)
+        model_pass.width = widths[span]
     for index, model_pass in enumerate(passes):
-        if id(model_pass) not in repeating:
+        if not model_pass.width:
             continue
         left, right = model_pass.left, model_pass.right
-        before = inner.outside(left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
-        after = inner.outside(model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
+        before = _outside(sequence, left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
+        after = _outside(sequence, model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
         left = int(before[0]) + 1 if len(before) else left
         right = int(after[-1]) + 1 if len(after) else right
         positions = (position - left for anchor in model_pass.anchors for position in anchor[:2])
-        cut_key = sequence.token[left:right].tobytes(), (model_pass.direction, model_pass.width, *positions)
-        if cut_key not in cuts:
+        key = sequence.token[left:right].tobytes(), (model_pass.direction, model_pass.width, *positions)
+        if key not in cuts:
             edges = _cut(sequence, model_pass, (left, right), aligner)
-            cuts[cut_key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
-        groups = _groups(model_pass)
-        model_pass.blocks = [
-            Block(left + start, left + stop - 1, model_pass.direction, group)
-            for (start, stop), group in zip(cuts[cut_key], groups, strict=True)
-        ]
-    recomputed_tokens = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
-    for block in (
-        block for model_pass in repeating_passes if model_pass.direction == BACKWARD for block in model_pass.blocks
-    ):
-        block.recomputes = bool(np.diff(np.searchsorted(recomputed_tokens, (block.first, block.last + 1)))[0])
-    return repeating_passes
+            cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
+        for (start, stop), block_anchors in zip(cuts[key], _groups(model_pass), strict=True):
+            block = Block(left + start, left + stop - 1, model_pass.direction, block_anchors)
+            if model_pass.direction == BACKWARD:
+                first, end = np.searchsorted(recomputed_at, (block.first, block.last + 1))
+                block.recomputes = bool(end > first)
+            model_pass.blocks.append(block)
+    return [model_pass for model_pass in passes if model_pass.width]
 
 
-class _Marks:
-    """Finds kernels that may belong to the model's ends and are in no block of some passes."""
-
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
-        self._common = np.zeros(len(sequence.kind), dtype=bool)
-
-    def outside(self, start_at: int, end: int, passes: list[Pass]) -> Int64Array:
-        """Positions of such kernels from `begin` to `end`."""
-        positions = start_at + np.flatnonzero(self._sequence.outer[start_at:end])
-        if not len(positions):
-            return positions
-        gaps = [gap for model_pass in passes for gap in _gaps(self._sequence, model_pass)]
-        for gap in gaps:
-            self._common[gap] = True
-        outside = positions[~self._common[self._sequence.token[positions]]]
-        for gap in gaps:
-            self._common[gap] = False
-        return outside
+def _outside(sequence: Sequence, start: int, end: int, passes: list[Pass]) -> Int64Array:
+    """Positions from `start` to `end` that may belong to the model's ends and whose kernel is in no block of passes."""
+    positions = start + np.flatnonzero(sequence.outer[start:end])
+    if not len(positions):
+        return positions
+    inside = [gap for model_pass in passes for gap in _gaps(sequence, model_pass)]
+    return positions[~np.isin(sequence.token[positions], np.concatenate([sequence.token[:0], *inside]))]
 
 
 def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Anchor]]:
@@ -155,32 +210,18 @@ def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Ancho
     return left, [anchor for anchor in anchors if id(anchor) in dropped]
 
 
-def _split(sequence: Sequence, anchors: list[Anchor], direction: int, edges: tuple[frozenset[int], ...]) -> list[Pass]:
+def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pass]:
     """Divide anchors of one direction into passes where the model's ends lie between two of them: kernels that
-    are at the ends only (the first of `edges`), or that may be (the second) and are not in what is near.
+    are at the ends only, or that may be and are not in what is near.
     """
-    gaps = [(model_pass.last + 1, other.first) for model_pass, other in pairwise(anchors)]
-    if not gaps:
-        return [Pass(direction, anchors)]
-    cache: dict[bytes, frozenset[int]] = {}
-    inside = []
-    for start_at, end in gaps:
-        key = sequence.token[start_at:end].tobytes()
-        if key not in cache:
-            cache[key] = frozenset(sequence.token[start_at:end].tolist())
-        inside.append(cache[key])
-    times = Counter(inside)
-    share: Counter[int] = Counter()
-    for tokens, count in times.items():
-        share.update(dict.fromkeys(tokens, count))
-    ends = frozenset(token for token in edges[0] if share[token] < _COMMON * len(gaps))
-    marked = {tokens: edges[1] & tokens for tokens in times}
+    outer = frozenset(sequence.token[sequence.outer].tolist())
+    inside = [frozenset(sequence.token[a.last + 1 : b.first].tolist()) & outer for a, b in pairwise(anchors)]
+    share = Counter(token for tokens in inside for token in tokens)
+    ends = {token for token in sequence.token[sequence.end].tolist() if share[token] < _COMMON * len(inside)}
     breaks = []
     for index, tokens in enumerate(inside):
-        if not marked[tokens]:
-            continue
         near = inside[max(index - 2, 0) : index] + inside[index + 1 : index + 3]
-        if ends & tokens or marked[tokens].difference(*near):
+        if ends & tokens or tokens.difference(*near):
             breaks.append(index + 1)
     return [Pass(direction, anchors[start_at:end]) for start_at, end in pairwise([0, *breaks, len(anchors)])]
 
@@ -259,7 +300,7 @@ def _join_inner(sequence: Sequence, model_pass: Pass) -> list[Anchor]:
     anchors, gaps = model_pass.anchors, _gaps(sequence, model_pass)
     if len(gaps) < 3:
         return anchors
-    products = np.array([np.count_nonzero(sequence.product[a.last + 1 : b.first]) for a, b in pairwise(anchors)])
+    products = np.array([np.count_nonzero(sequence.product[span]) for span in _spans(model_pass)])
     lengths = np.array([len(gap) for gap in gaps])
     is_short = (products <= np.median(products) / 2) & (lengths <= 0.6 * np.median(lengths))
     fused = np.isin(sequence.coarse[[anchor.first for anchor in anchors]], _ATTENTION)
@@ -277,42 +318,37 @@ def _join_inner(sequence: Sequence, model_pass: Pass) -> list[Anchor]:
     return joined
 
 
+def _spans(model_pass: Pass) -> list[slice]:
+    """What is between the anchors of a pass."""
+    return [slice(before.last + 1, after.first) for before, after in pairwise(model_pass.anchors)]
+
+
 def _gaps(sequence: Sequence, model_pass: Pass) -> list[Int64Array]:
-    return [
-        sequence.token[before.last + 1 : after.first]
-        for before, after in zip(model_pass.anchors, model_pass.anchors[1:], strict=False)
-    ]
+    return [sequence.token[span] for span in _spans(model_pass)]
 
 
 def _width(sequence: Sequence, model_pass: Pass) -> int:
     """How many anchors a block of the pass has; 0 if the pass shows no repetition."""
-    gaps = _gaps(sequence, model_pass)
-    if not gaps:
+    spans, token, coarse = _spans(model_pass), sequence.token, sequence.coarse
+    if not spans:
         return 0
-    coarse = [
-        sequence.coarse[before.last + 1 : after.first]
-        for before, after in zip(model_pass.anchors, model_pass.anchors[1:], strict=False)
-    ]
-    likeness = [
-        max(similarity(a, b), similarity(c, d) - 0.15)
-        for a, b, c, d in zip(gaps, gaps[1:], coarse, coarse[1:], strict=False)
-    ]
-    every_second = [
-        max(similarity(a, b), similarity(c, d) - 0.15)
-        for a, b, c, d in zip(gaps, gaps[2:], coarse, coarse[2:], strict=False)
-    ]
-    if len(model_pass.anchors) % 2 == 0 and len(gaps) >= 3:
-        products = [
-            np.count_nonzero(sequence.product[a.last + 1 : b.first])
-            for a, b in zip(model_pass.anchors, model_pass.anchors[1:], strict=False)
+
+    def likeness(distance: int) -> list[float]:
+        return [
+            max(similarity(token[a], token[b]), similarity(coarse[a], coarse[b]) - 0.15)
+            for a, b in zip(spans, spans[distance:], strict=False)
         ]
-        lengths = [len(gap) for gap in gaps]
+
+    neighbours, every_second = likeness(1), likeness(2)
+    if len(model_pass.anchors) % 2 == 0 and len(spans) >= 3:
+        products = [np.count_nonzero(sequence.product[span]) for span in spans]
+        lengths = [span.stop - span.start for span in spans]
         shorter = max(products[0::2]) < min(products[1::2]) and max(lengths[0::2]) < min(lengths[1::2])
-        if shorter and np.median(every_second) > np.median(likeness) + 0.1:
+        if shorter and np.median(every_second) > np.median(neighbours) + 0.1:
             return 2
-    if not likeness:
+    if not neighbours:
         return 1
-    best = [max(pair) for pair in zip([0.0, *likeness], [*likeness, 0.0], strict=False)]
+    best = np.maximum([0.0, *neighbours], [*neighbours, 0.0])
     repeats = len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE
     return int(repeats or float(np.median(best)) >= _ALIKE)
 

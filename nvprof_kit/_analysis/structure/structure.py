@@ -6,18 +6,17 @@ parts. Kernels of a CUDA graph's replay share one launch, so the replay's blocks
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.structure.align import Aligner
-from nvprof_kit._analysis.structure.blocks import Block, Pass, find_passes, number_blocks
-from nvprof_kit._analysis.structure.parts import parts_of
+from nvprof_kit._analysis.kernels.classes import CLASSES
+from nvprof_kit._analysis.structure.blocks import Aligner, Block, Pass, find_passes, number_blocks
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Bools, Sequence, sequences
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, appended, labels
 from nvprof_kit._trace.schema import REPLAYED, CaptureInfo, Trace
@@ -154,11 +153,11 @@ class _Ranges:
         beside = 1 if is_backward else -1
         rows = [(0, recomputed - 1, *self._labels(Category.FORWARD, name), 0)] if recomputed else []
         rows.append((0, block.last - block.first, *self._labels(category, name), beside))
-        for section in parts_of(sequence, block, block.first + recomputed):
+        for section in _parts(sequence, block, block.first + recomputed):
             numbers = self._labels(category, f"{name}.{section.name}")
             rows.append((section.first - block.first, section.last - block.first, *numbers, 0))
             position = section.first - block.first
-            for operator, run in itertools.groupby(self._operator[sequence.row[section.first : section.last + 1]]):
+            for operator, run in groupby(self._operator[sequence.row[section.first : section.last + 1]]):
                 end = position + len(list(run))
                 if self._operators[operator]:
                     path = f"{name}.{section.name}.{self._operators[operator].replace('.', '_')}"
@@ -322,4 +321,69 @@ def _steps(sequence: Sequence, passes: list[Pass]) -> list[tuple[int, int]]:
     if len(starts_at) < 2:
         return []
     edges = [*starts_at, len(sequence.token)]
-    return [(start_at, end - 1) for start_at, end in itertools.pairwise(edges)]
+    return [(start_at, end - 1) for start_at, end in pairwise(edges)]
+
+
+_CODE = {name: code for code, name in enumerate(CLASSES)}
+
+
+class _Part(NamedTuple):
+    """A run of kernels with one purpose: positions ``first`` to ``last`` of the sequence."""
+
+    name: str
+    first: int
+    last: int
+
+
+def _parts(sequence: Sequence, block: Block, first: int) -> list[_Part]:
+    """The parts of a block from the position `first` on, in order of launch."""
+    positions = np.arange(first, block.last + 1)
+    backward = block.direction == BACKWARD
+    if backward:  # as in the forward pass: the backward pass runs the parts in reverse
+        positions = positions[::-1]
+    product, coarse = sequence.product[positions], sequence.coarse[positions]
+    names = [""] * len(positions)
+    spans = sorted((abs(edge.first - positions[0]), abs(edge.last - positions[0])) for edge in block.anchors)
+    spans = [(min(span), max(span)) for span in spans]
+    softmax = _CODE["softmax"]
+    start_at = 0
+    for number, span in enumerate(spans):
+        start, end = span
+        state = (
+            coarse[start] == _CODE["ssm"] or not np.isin(coarse[start : end + 1], (_CODE["attention"], softmax)).any()
+        )
+        if (coarse[start : end + 1] == softmax).all():  # attention of several kernels: the products around its softmax
+            before, after = (np.flatnonzero(product[start_at:start]), np.flatnonzero(product[end + 1 :]))
+            start = start_at + int(before[-1]) if len(before) else start
+            end = end + 1 + int(after[0]) if len(after) else end
+        prefix = "cross_" if number else ""
+        inputs = start_at + np.flatnonzero(product[start_at:start])
+        outputs = end + 1 + np.flatnonzero(product[end + 1 :])
+        out = int(outputs[min(int(backward), len(outputs) - 1)]) if len(outputs) else end
+        for position in range(start_at, out + 1):
+            if position <= end:
+                before_products = len(inputs) == 0 or position < inputs[0]
+                projects = len(inputs) > 0 and position <= inputs[-1]
+                attention = "mixer" if state else "attention"
+                names[position] = prefix + (
+                    "norm" if before_products and position < start else "qkv" if projects else attention
+                )
+                for kind in ("rope", "kv_cache"):
+                    if coarse[position] == _CODE[kind]:
+                        names[position] = kind
+            else:
+                names[position] = prefix + "out"
+        start_at = out + 1
+    unsized = slice(start_at, len(positions))
+    products = start_at + np.flatnonzero(product[unsized])
+    expert = np.isin(coarse[unsized], (_CODE["experts"], _CODE["softmax"])).any()
+    for position in range(start_at, len(positions)):
+        names[position] = "mlp_norm" if len(products) and position < products[0] else "experts" if expert else "mlp"
+    runs = []
+    position = 0
+    for name, group in groupby(names):
+        size = len(list(group))
+        edges = int(positions[position]), int(positions[position + size - 1])
+        runs.append(_Part(name, min(edges), max(edges)))
+        position += size
+    return runs

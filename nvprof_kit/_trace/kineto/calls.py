@@ -34,10 +34,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
     kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
     present, kernel = np.unique(rows.number("kernel"), return_inverse=True)
     return {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
-        "tid": rows.tid,
-        "pid": np.full(len(rows), process, dtype=np.int64),
+        **rows.columns(process),
         "correlation": rows.number("correlation"),
         "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(part_rows) for _, part_rows in parts]),
         "name": rows.label(),
@@ -58,14 +55,7 @@ def read_loads(events: Events) -> dict[str, Any]:
 
 def read_frames(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``frames``: long calls of Python functions, without modules."""
-    rows = events.functions
-    return {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
-        "pid": np.full(len(rows), process, dtype=np.int64),
-        "tid": rows.tid,
-        "name": rows.label(),
-    }
+    return {**events.functions.columns(process), "name": events.functions.label()}
 
 
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
@@ -73,14 +63,8 @@ def read_shapes(events: Events, process: int) -> dict[str, Any]:
     rows, shape_of_row = events.operators, events.operators.shapes
     if shape_of_row is None or not any(size is not None for shape in events.shapes for size in shape):
         rows, shape_of_row = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
-    return {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
-        "pid": np.full(len(rows), process, dtype=np.int64),
-        "tid": rows.tid,
-        "name": rows.label(),
-        "arguments": labels(shape_of_row, [json.dumps(shape) for shape in events.shapes]),
-    }
+    arguments = labels(shape_of_row, [json.dumps(shape) for shape in events.shapes])
+    return {**rows.columns(process), "name": rows.label(), "arguments": arguments}
 
 
 def host_memory(name: str) -> str:
@@ -124,18 +108,24 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
     collectives = joined(rows, ["correlation"])
     of_kernel = np.arange(len(collectives)) < len(rows[0])
     return {
-        "start_ns": collectives.start_ns,
-        "end_ns": collectives.end_ns,
-        "pid": np.full(len(arguments), process, dtype=np.int64),
+        **collectives.columns(process),
         "tid": np.where(of_kernel, 0, collectives.tid),
         "correlation": np.where(of_kernel, collectives.number("correlation"), -1),
         "call": [_text(argument.collective) for argument in arguments],
         "bytes": np.array([_bytes(argument) for argument in arguments], dtype=np.int64),
         "ranks": np.array([_number(argument.group_size) for argument in arguments], dtype=np.int64),
-        "communicator": [_communicator(argument) for argument in arguments],
+        # equal on all ranks of the group: two groups can have the same ranks, so with PyTorch's name
+        "communicator": [
+            f"group {name} {ranks}".strip() if name or ranks else ""
+            for name, ranks in ((_text(argument.group_name), _text(argument.group_ranks)) for argument in arguments)
+        ],
         "description": [_text(argument.group_description) for argument in arguments],
         "sequence": np.array([_number(argument.collective_sequence) for argument in arguments], dtype=np.int64),
-        "peers": [_peers(argument) for argument in arguments],
+        "peers": [
+            _text(argument.group_ranks) if peer < 0 else str(peer)
+            for argument in arguments
+            for peer in (_number(argument.source if argument.destination is None else argument.destination),)
+        ],
     }
 
 
@@ -153,13 +143,6 @@ def _launches_one(operators: Rows, kernels: Rows, calls: Rows) -> npt.NDArray[np
 _GROUP_END = Args(collective="ncclGroupEnd")
 
 
-def _peers(arguments: Args) -> str:
-    """The peer of a send or receive, else the ranks of the group."""
-    rank = arguments.destination if arguments.destination is not None else arguments.source
-    peer = number(rank)
-    return str(peer) if peer is not None and peer >= 0 else _text(arguments.group_ranks)
-
-
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
@@ -167,14 +150,6 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> int:
     parsed = number(value)
     return -1 if parsed is None else parsed
-
-
-def _communicator(arguments: Args) -> str:
-    """An id of the group that is equal on all its ranks: its ranks and PyTorch's group name, because two groups can
-    have the same ranks.
-    """
-    name, ranks = _text(arguments.group_name), _text(arguments.group_ranks)
-    return f"group {name} {ranks}".strip() if name or ranks else ""
 
 
 def _bytes(arguments: Args) -> int:

@@ -101,6 +101,11 @@ class Rows:
         numbers = {name: values[index] for name, values in self.numbers.items()}
         return Rows(self.names, self.code[index], self.start_ns[index], self.end_ns[index], self.tid[index], numbers)
 
+    def columns(self, process: int) -> dict[str, Any]:
+        """The columns that the schema's tables of events share: ``start_ns``, ``end_ns``, ``pid``, ``tid``."""
+        pid = np.full(len(self), process, dtype=np.int64)
+        return {"start_ns": self.start_ns, "end_ns": self.end_ns, "pid": pid, "tid": self.tid}
+
     def number(self, name: str, missing: int = -1) -> Int64Array:
         """One of the arguments, with another value for missing ones."""
         values = self.numbers.get(name)

@@ -60,10 +60,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
         rows = joined([rows, calls])
         named += [(path, Category.FORWARD.value) for path in paths]
     return {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
-        "pid": np.full(len(rows), process, dtype=np.int64),
-        "tid": rows.tid,
+        **rows.columns(process),
         "nested": np.ones(len(rows), dtype=bool),
         "left_open": np.zeros(len(rows), dtype=bool),
         "category": [category for _, category in named],
@@ -184,10 +181,7 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     numbers, thread_code = np.unique(rows.number("forward_thread", 0), return_inverse=True)
     threads = np.array([tid_of_thread.get(group, -1) for group in numbers.tolist()], dtype=np.int64)
     return {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
-        "pid": np.full(len(rows), process, dtype=np.int64),
-        "tid": rows.tid,
+        **rows.columns(process),
         "backward": position < len(groups[0]) + len(groups[1]),
         "engine": position < len(groups[0]),
         "sequence": rows.number("sequence"),

@@ -174,86 +174,34 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
     """The intervals in which each operator is the innermost on its thread: operator, begin and end, shape ``(n,)``
     each. An operator that is never innermost gets an empty interval at its start, so that it is counted.
     """
-    nested = _nested_stretches(start, end, tid)
-    operator, since, finish = _crossing_stretches(start, end, tid) if nested is None else nested
-    never = np.ones(len(start), dtype=bool)
-    never[operator] = False
-    without = np.flatnonzero(never)
-    return (
-        np.concatenate([operator, without]),
-        np.concatenate([since, start[without]]),
-        np.concatenate([finish, start[without]]),
-    )
-
-
-def _nested_stretches(
-    start: Int64Array, end: Int64Array, tid: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array] | None:
-    """The intervals if operators nest properly; None if some overlap without nesting.
-
-    The innermost open operator is the one that began last at the current depth.
-    """
-    if not (end > start).any():
-        return start[:0], start[:0], start[:0]
-    lasting = np.lexsort((-end, start, tid))
-    lasting = lasting[(end > start)[lasting]]
-    count = len(lasting)
-    event_time, rank = np.concatenate([start[lasting], end[lasting]]), np.arange(count)
-    # at equal times: ends first, innermost first; then begins, outermost first
-    tie = np.concatenate([rank + count, -rank])
-    events = np.lexsort((tie, event_time, np.tile(tid[lasting], 2)))
-    is_start = events < count
-    depth = np.cumsum(np.where(is_start, 1, -1))
-    by_depth = np.argsort(depth, kind="stable")
-    latest = np.empty(2 * count, dtype=np.int64)
-    shift = depth[by_depth] * 2 * count  # the first event of each depth is a begin
-    latest[by_depth] = np.maximum.accumulate(np.where(is_start, np.arange(2 * count), -1)[by_depth] + shift) - shift
-    ends = np.flatnonzero(~is_start)
-    before = latest[ends - 1]
-    if (events[before] != events[ends] - count).any():
-        return None
-    open_after = depth[:-1] > 0
-    owner, edges = lasting[events[latest[:-1]] % count], event_time[events]
-    is_stretch = open_after & (edges[1:] > edges[:-1])
-    return owner[is_stretch], edges[:-1][is_stretch], edges[1:][is_stretch]
-
-
-def _crossing_stretches(
-    start: Int64Array, end: Int64Array, tid: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The intervals one by one, if an operator outlasts its parent."""
     flat = array("q")
     open_operators: list[int] = []
-    now = 0
+    now, thread = 0, None
+    starts, ends, threads = start.tolist(), end.tolist(), tid.tolist()
 
     def run_until(limit: float) -> None:
         nonlocal now
         while open_operators and now < limit:
             innermost = open_operators[-1]
-            until = int(min(end[innermost], limit))
+            until = int(min(ends[innermost], limit))
             if until > now:
                 flat.extend((innermost, now, until))
                 now = until
-            if end[innermost] <= limit:
+            if ends[innermost] <= limit:
                 open_operators.pop()
 
-    thread: int | None = None
     for operator in np.lexsort((-end, start, tid)).tolist():
-        run_until(start[operator] if tid[operator] == thread else math.inf)
-        thread, now = tid[operator], int(start[operator])
+        run_until(starts[operator] if threads[operator] == thread else math.inf)
+        thread, now = threads[operator], starts[operator]
         open_operators.append(operator)
     run_until(math.inf)
-    columns = np.frombuffer(flat, dtype=np.int64).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2]
+    owner, since, finish = np.frombuffer(flat, dtype=np.int64).reshape(-1, 3).T
+    without = np.setdiff1d(np.arange(len(start)), owner)
+    empty = start[without]
+    return np.append(owner, without), np.append(since, empty), np.append(finish, empty)
 
 
 def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    gpus = (
-        [properties_of_gpu for properties_of_gpu in properties if isinstance(properties_of_gpu, dict)]
-        if isinstance(properties, list)
-        else []
-    )
-    name_of_device = {
-        number(properties_of_gpu.get("id")): str(properties_of_gpu.get("name", "")) for properties_of_gpu in gpus
-    }
+    gpus = [gpu for gpu in properties if isinstance(gpu, dict)] if isinstance(properties, list) else []
+    name_of_device = {number(gpu.get("id")): str(gpu.get("name", "")) for gpu in gpus}
     return tuple(name_of_device.get(int(device), "GPU of unknown name") for device in devices)
