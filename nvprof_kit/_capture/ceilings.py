@@ -1,4 +1,4 @@
-"""Two ceilings of this machine's GPU: a large matrix product of each data type, and a large copy.
+"""Two ceilings of this machine's GPU: a large matrix product of each data type, and a large copy, sum or fill.
 
 The fastest of many runs counts, because the ceiling is what the GPU can do, not what it does on average.
 """
@@ -87,9 +87,8 @@ def measure(
         flops[dtype] = 2 * width**3 / _fastest(multiply, device, seconds)
     del left, right
     source, addend, target = (torch.ones(copy_bytes // 4, device=device) for _ in range(3))
-    copied = 2 * copy_bytes / _fastest(lambda: target.copy_(source), device, seconds)
-    added = 3 * copy_bytes / _fastest(lambda: torch.add(source, addend, out=target), device, seconds)
-    return flops, max(copied, added)
+    passes = (2, lambda: target.copy_(source)), (3, lambda: torch.add(source, addend, out=target)), (1, target.zero_)
+    return flops, max(arrays * copy_bytes / _fastest(run, device, seconds) for arrays, run in passes)
 
 
 def _products(
