@@ -519,6 +519,8 @@ class ByLayer(Result):
             elif column.fold == "mean":
                 total = (rows[name] * weight)[weight > 0].sum(skipna=False)
                 joined[name] = total / weight.sum() if weight.sum() else math.nan
+            elif column.fold == "first":
+                joined[name] = rows[name].iloc[0]
         return joined
 
     def _folding(self, rows: pd.DataFrame) -> Folding:
