@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,28 +13,23 @@ from rich.text import Text
 from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_cost
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
-from nvprof_kit._report.text.table import KINDS, capture_line, ranked_notes, table, warning_lines
-from nvprof_kit._report.text.units import Cells, mb_cell, percent, rate_cell
+from nvprof_kit._report.text.table import capture_line, frame_table, ranked_notes, table, warning_lines
+from nvprof_kit._report.text.units import MS, is_missing, percent
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import pandas as pd
 
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
 
-_MS = Cells(1, 3)
 _OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
-_NUMBERS: dict[str, Callable[[Any], str]] = {
-    "share": percent,
-    "hidden": percent,
-    "of_link": percent,
-    "of_limit": percent,
-    **dict.fromkeys(("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s"), rate_cell),
-    "queue_mean": lambda value: f"{value:,.1f}",
-    **dict.fromkeys(("bytes", "exposed_bytes", "wire_bytes"), mb_cell),
-    "launch_bound": lambda value: "yes" if value else "",
-    "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
+_WRITERS = {"delay_ns": lambda ns: f"{ns / 1000:,.1f} µs", "queue_mean": lambda mean: f"{mean:,.1f}"}
+_HEADINGS = {
+    "bytes": "MB",
+    "exposed_bytes": "exposed MB",
+    "wire_bytes": "wire MB",
+    "algorithm_gb_per_s": "alg GB/s",
+    "gpu_ns": "gpu",
 }
 _RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {
     **dict.fromkeys(("step", "process", "device", *EACH), 3),
@@ -80,7 +75,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
             first = printed_rows.head(top)
             if len(first):
                 first = first.loc[:, first.notna().any() & (first != "").any()]
-            parts += [Text(heading, "bold"), _plain(first, len(printed_rows) - top, result.info.on_gpu), ""]
+            parts += [Text(heading, "bold"), _table(first, len(printed_rows) - top, result.info.on_gpu), ""]
     notes = ranked_notes(tables.values())
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
@@ -123,13 +118,14 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     grid.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
-        median_step = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
+        middle = np.argsort(steady["wall_ns"].to_numpy(), kind="stable")[(len(steady) - 1) // 2]
+        median_step = steady.select_dtypes("number").iloc[[middle]].sum()
         grid.add_row(f"median of {result.choice.count}", *gpu, *_parts(median_step, states))
     warm_up = inside.drop(index=steady.index)
-    steady_count = _count(result, steady)
+    steady_count, warm_up_count = (len(set(result.instances[rows.index].tolist())) for rows in (steady, warm_up))
     for name, rows, style in (
         (f"{steady_count} steady steps" if len(warm_up) else f"all {steady_count} steps", steady, "bold"),
-        (f"warm-up, {_count(result, warm_up)} more", warm_up, ""),
+        (f"warm-up, {warm_up_count} more", warm_up, ""),
         (_OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
@@ -137,31 +133,16 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     return grid
 
 
-def _count(result: Breakdown, rows: pd.DataFrame) -> int:
-    """Number of steps in the rows."""
-    return len(set(result.instances[rows.index].tolist()))
-
-
-def _middle(wall: pd.Series[int]) -> int:
-    """Position of the median."""
-    position: int = np.argsort(wall.to_numpy(), kind="stable").tolist()[(len(wall) - 1) // 2]
-    return position
-
-
 def _step_name(row: Any) -> str:
-    return _OUTSIDE if _missing(row["step"]) else f"step {int(row['step'])}"
-
-
-def _missing(value: Any) -> bool:
-    return value is None or str(value) in ("<NA>", "nan")
+    return _OUTSIDE if is_missing(row["step"]) else f"step {int(row['step'])}"
 
 
 def _parts(row: Any, states: Iterable[str]) -> list[str]:
     wall = row["wall_ns"]
-    cells = [_MS(int(wall))]
+    cells = [MS(int(wall))]
     for name in states:
         state_ns = int(row[f"{name}_ns"])
-        cells.append(f"{_MS(state_ns)} {percent(state_ns / wall):>7}" if state_ns and wall else "")
+        cells.append(f"{MS(state_ns)} {percent(state_ns / wall):>7}" if state_ns and wall else "")
     return cells
 
 
@@ -181,13 +162,16 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each stream: its queue, and the queue depth over the step."""
     import pandas as pd
 
-    deepest = max(float(rows["queue_mean"].max()), 1e-9)
+    deepest, top = max(float(rows["queue_mean"].max()), 1e-9), len(_HEIGHTS) - 1
     lines = [
         {
             "stream": str(stream),
             "queue_mean": stream_rows["queue_mean"].mean(),
             "queue_max": int(stream_rows["queue_max"].max()),
-            "during the step": _heights(stream_rows["queue_mean"].to_numpy() / deepest),
+            "during the step": "".join(
+                _HEIGHTS[min(math.ceil(depth * top), top)]  # only zero is blank
+                for depth in stream_rows["queue_mean"].groupby(np.arange(len(stream_rows)) // 2).mean() / deepest
+            ),
         }
         for stream, stream_rows in rows.groupby("stream")
     ]
@@ -195,46 +179,7 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     return queues
 
 
-def _heights(shares: npt.NDArray[np.float64]) -> str:
-    """A sparkline with one character per two values; only zero is blank."""
-    halves = [shares[index : index + 2].mean() for index in range(0, len(shares), 2)]
-    return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
-
-
-def _plain(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
-    """A table of the analysis with times in milliseconds, and the number of rows that it does not hold."""
-    if not on_gpu:
-        rows = rows.drop(columns="device", errors="ignore")
-    headings = [_heading(name) if on_gpu or name != "gpu_ns" else "operators" for name in rows.columns]
-    kinds = [_kind(name, rows) for name in rows.columns]
-    grid = table(zip(headings, kinds, strict=True), _RANKS | {"operators": 0})
-    grid.beyond, grid.hidden_note = max(more, 0), "… and {} more; --top shows them, csv has them all"
-    for row in rows.to_dict("records"):
-        grid.add_row(*(_cell(name, value) for name, value in row.items()))
-    return grid
-
-
-def _kind(name: Any, rows: pd.DataFrame) -> str:
-    return "path" if name == "layer" else KINDS.get(name, "right" if rows[name].dtype.kind in "iufb" else "left")
-
-
-def _heading(name: Any) -> str:
-    heading = {
-        "bytes": "MB",
-        "exposed_bytes": "exposed MB",
-        "wire_bytes": "wire MB",
-        "algorithm_gb_per_s": "alg GB/s",
-    }.get(name, str(name))
-    return heading.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
-
-
-def _cell(name: Any, value: Any) -> str:
-    if _missing(value):
-        return ""
-    if name in _NUMBERS:
-        return _NUMBERS[name](value)
-    if name == "longest_at_ns":
-        return f"{value / 1e9:.6f} s"
-    if str(name).endswith("_ns"):
-        return _MS(int(value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _table(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
+    rows = rows if on_gpu else rows.drop(columns="device", errors="ignore")
+    headings = _HEADINGS if on_gpu else {**_HEADINGS, "gpu_ns": "operators"}
+    return frame_table(rows, more, headings=headings, writers=_WRITERS, ranks=_RANKS | {"operators": 0})

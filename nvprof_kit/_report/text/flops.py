@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
-from nvprof_kit._report.text.table import (
-    KINDS,
-    RANKS,
-    capture_line,
-    fold_cells,
-    fold_columns,
-    fold_notes,
-    path_label,
-    table,
-    warning_lines,
-)
+from nvprof_kit._report.text.table import capture_line, fold_notes, layer_table, warning_lines
 from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step
 
 if TYPE_CHECKING:
@@ -37,49 +27,20 @@ _LIMITS = (
 def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
     recomputes = result.whole.model_flops < result.whole.flops
-    names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
-    names += (["MFU", "HFU"] if recomputes else ["MFU"]) if result.peaks else []
-    notes: dict[str, str] = {}
-    lines = flops_lines(result, notes)
     has_limits, has_fused = (bool(result.rows[name].notna().any()) for name in ("limit_ns", "fused_limit_ns"))
-    names += ["limit ms", *(["fused ms"] if has_fused else []), "of limit", "bound"] if has_limits else []
-    names += ["type", *fold_columns(lines), ""]
-    kinds = {"layer": "path", "phase": "left", "type": "left", "bound": "left", **KINDS}
-    grid = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
-    grid.choose(result.select)
-    for cells in lines:
-        grid.add_row(*(cells.get(name, "") for name in names), cost=float(cells["cost"]))
-    return [
-        capture_line(result.info, result.whole.steps),
-        *_header(result, recomputes),
-        "",
-        grid,
-        "",
-        *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
-        Text(_what(result, recomputes), "dim"),
-        *([Text(_LIMITS, "dim")] if has_limits else []),
-        *fold_notes(names, "their sums and rates", "busy ms of one of them"),
-        *warning_lines(result.warnings),
-    ]
-
-
-def flops_lines(result: Flops, notes: dict[str, str]) -> list[dict[str, str]]:
-    """The table's cells by column.
-
-    Args:
-        result: The result.
-        notes: Receives the footnotes of the rows by the mark in the last column.
-    """
-    steps = max(result.whole.steps, 1)
-    rows = result.printed()
-    ms = Cells.for_total(max(int(rows["gpu_busy_ns"].max() if len(rows) else 1), 1), steps)
+    headings = ["calls", "busy ms", "GFLOP", "TFLOP/s"]
+    headings += (["MFU", "HFU"] if recomputes else ["MFU"]) if result.peaks else []
+    headings += ["limit ms", *(["fused ms"] if has_fused else []), "of limit", "bound"] if has_limits else []
+    columns = {name: "left" if name in ("type", "bound") else "right" for name in (*headings, "type", "")}
+    steps, rows = max(result.whole.steps, 1), result.printed()
+    ms = Cells.for_total(max([1, *rows["gpu_busy_ns"].astype(int)]), steps)
+    notes: dict[str, str] = {}
     lines = []
     for row in rows.to_dict("records"):
-        marks = [notes.setdefault(note, str(len(notes) + 1)) for note in _sentences(row)]
+        sentences = [note for note in str(row["note"]).split(NOTES_APART) if note]
+        marks = [notes.setdefault(note, str(len(notes) + 1)) for note in sentences]
         lines.append(
             {
-                "layer": path_label(row),
-                "phase": row["phase"],
                 "calls": count_per_step(row["calls"], steps),
                 "busy ms": ms(row["gpu_busy_ns"]),
                 "GFLOP": _number(row["flops"] / steps / 1e9, 1),
@@ -93,16 +54,22 @@ def flops_lines(result: Flops, notes: dict[str, str]) -> list[dict[str, str]]:
                 "of limit": _share(row["of_limit"]),
                 "bound": row["bound"],
                 "type": row["dtype"],
-                "cost": str(row["gpu_busy_ns"]),
                 "": " ".join(f"[{mark}]" for mark in marks),
-                **fold_cells(row, ms),
             }
         )
-    return lines
-
-
-def _sentences(row: dict[Any, Any]) -> list[str]:
-    return [note for note in str(row["note"]).split(NOTES_APART) if note]
+    grid, names = layer_table(result, columns, lines, _RANKS, ms)
+    return [
+        capture_line(result.info, result.whole.steps),
+        *_header(result, recomputes),
+        "",
+        grid,
+        "",
+        *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
+        Text(_what(result, recomputes), "dim"),
+        *([Text(_LIMITS, "dim")] if has_limits else []),
+        *fold_notes(names, "their sums and rates", "busy ms of one of them"),
+        *warning_lines(result.warnings),
+    ]
 
 
 def _header(result: Flops, recomputes: bool) -> list[RenderableType]:

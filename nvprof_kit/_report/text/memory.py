@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -11,8 +11,8 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
 from nvprof_kit._analysis.memory.memory import ALIKE, COLUMNS, COSTS
 from nvprof_kit._report.page.template import Section, page, svg_of
-from nvprof_kit._report.text.table import KINDS, Bar, ranked_notes, table, warning_lines
-from nvprof_kit._report.text.units import memory_size, mib_cell, percent
+from nvprof_kit._report.text.table import Bar, frame_table, ranked_notes, warning_lines
+from nvprof_kit._report.text.units import cell, memory_size, mib_cell, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ MOST_ROWS = 20
 
 _RANKS = {"MiB": 0, "peak": 0, "allocated": 0, "total": 0, "step": 0, "phase": 0, "largest": 2, "blocks": 2}
 _RANKS |= dict.fromkeys(EACH, 3)
+
+_WRITERS = {**dict.fromkeys(("bytes", "bytes_per_step"), mib_cell), "address": hex}
 
 VIEWS = {
     "layer": "At the peak, by layer",
@@ -84,35 +86,29 @@ def header(result: Memory) -> list[str]:
 
 
 def _table(rows: pd.DataFrame, limit: int, name: str) -> RenderableType:
-    more = max(len(rows) - limit, 0)
     rows = rows.loc[:, rows.notna().any() & (rows.astype(str) != "").any()]
-    names, cells = _plain(rows.head(limit))
-    share = "share" in rows
-    text = {"phase", "stack", "size", "kind", "pool", "address"}
-    kinds = {"layer": "path", **dict.fromkeys(text, "left"), **KINDS}
-    columns = [(name, kinds.get(name, "right")) for name in names]
-    grid = table([*columns, ("", "bar")] if share else columns, _RANKS)
-    grid.beyond, grid.hidden_note = more, f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
-    longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
-    for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):
-        grid.add_row(*row, *([Bar(shares / longest)] if share else []))
+    way = f"{{}} more; --top shows them, --by {name} -o FILE.csv has all"
+    headings = {str(column): _heading(str(column)) for column in rows.columns}
+    grid = frame_table(
+        rows.head(limit),
+        len(rows) - limit,
+        headings=headings,
+        writers=_WRITERS,
+        ranks=_RANKS,
+        kinds={"address": "left"},
+        way=way,
+    )
+    if "share" in rows:
+        longest = max(rows["share"], default=0.0) or 1.0
+        grid.add_column("", "bar", [Bar(share / longest) for share in rows["share"].head(limit)])
     return grid
+
+
+def _heading(name: str) -> str:
+    return "MiB" if name == "bytes" else name.removesuffix("_bytes")
 
 
 def _plain(rows: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Header and cells of a table as text: bytes in MiB, fractions in percent."""
-    names = [name.removesuffix("_bytes") if name != "bytes" else "MiB" for name in rows.columns]
-    cells = [[_cell(name, value) for name, value in row.items()] for row in rows.to_dict("records")]
-    return names, cells
-
-
-def _cell(name: Any, value: Any) -> str:
-    if value is None or str(value) == "<NA>":
-        return ""
-    if name == "bytes" or name.startswith("bytes_") or name.endswith("_bytes"):
-        return mib_cell(int(value))
-    if name in ("share", "fragmentation"):
-        return percent(float(value))
-    if name == "address":
-        return f"{int(value):#x}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    cells = [[cell(str(name), value, _WRITERS) for name, value in row.items()] for row in rows.to_dict("records")]
+    return [_heading(str(name)) for name in rows.columns], cells

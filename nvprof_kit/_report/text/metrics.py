@@ -9,17 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.metrics import COLUMNS
-from nvprof_kit._report.text.table import (
-    KINDS,
-    RANKS,
-    capture_line,
-    fold_cells,
-    fold_columns,
-    fold_notes,
-    path_label,
-    table,
-    warning_lines,
-)
+from nvprof_kit._report.text.table import capture_line, fold_notes, layer_table, warning_lines
 from nvprof_kit._report.text.units import Cells
 
 if TYPE_CHECKING:
@@ -34,27 +24,19 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
     figures = {
         name: column for name, column in COLUMNS.items() if column.heading and not math.isnan(result.overall[name])
     }
-    rows = result.printed()
-    ms = Cells.for_total(max(int(rows["busy_ns"].max() if len(rows) else 1), 1))
-    folds = [fold_cells(row, ms) for row in rows.to_dict("records")]
-    folded = fold_columns(folds)
-    lines = table([("layer", "path"), ("phase", "left"), ("busy ms", "right"), ("samples", "right")]
-                  + [(column.heading, "right") for column in figures.values()]
-                  + [(name, KINDS.get(name, "right")) for name in folded], _RANKS | RANKS)  # fmt: skip
-    lines.choose(result.select)
-    for row, fold in zip(rows.to_dict("records"), folds, strict=True):
-        cells = [
-            path_label(row),
-            row["phase"],
-            ms(row["busy_ns"]),
-            f"{row['samples']:,.0f}",
-        ]
+    rows = result.printed().to_dict("records")
+    ms = Cells.for_total(max([1, *(int(row["busy_ns"]) for row in rows)]))
+    lines = []
+    for row in rows:
+        line = {"busy ms": ms(row["busy_ns"]), "samples": f"{row['samples']:,.0f}"}
         if row["enough"]:
-            cells += ["" if math.isnan(row[name]) else f"{row[name]:.0f} %" for name in figures]
-        else:
-            cells += [TOO_FEW, *[""] * (len(figures) - 1)] if figures else []
-        lines.add_row(*cells, *(fold.get(name, "") for name in folded), cost=float(row["busy_ns"]))
-    overall = ", ".join(f"{column.heading} {result.overall[name]:.0f} %" for name, column in figures.items())
+            line |= {column.heading: _percent(row[name]) for name, column in figures.items()}
+        elif figures:
+            line[next(iter(figures.values())).heading] = TOO_FEW
+        lines.append(line)
+    columns = dict.fromkeys(("busy ms", "samples", *(column.heading for column in figures.values())), "right")
+    grid, names = layer_table(result, columns, lines, _RANKS, ms)
+    overall = ", ".join(f"{column.heading} {_percent(result.overall[name])}" for name, column in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
@@ -64,9 +46,13 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         capture_line(result.info, result.steps),
         Text(f"{result.samples:,} samples, one every {interval}; mean over all busy time: {overall}"),
         "",
-        lines,
+        grid,
         "",
         Text(note, "dim"),
-        *fold_notes(folded, "those of all of them", "busy ms of one of them"),
+        *fold_notes(names, "those of all of them", "busy ms of one of them"),
         *warning_lines(result.info.warnings),
     ]
+
+
+def _percent(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0f} %"

@@ -12,16 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.ncu.layers import COLUMNS
 from nvprof_kit._report.text.shorten import kernel_names
-from nvprof_kit._report.text.table import (
-    KINDS,
-    RANKS,
-    fold_cells,
-    fold_columns,
-    fold_notes,
-    path_label,
-    table,
-    warning_lines,
-)
+from nvprof_kit._report.text.table import fold_notes, layer_table, table, warning_lines
 from nvprof_kit._report.text.units import Cells, Milliseconds, percent
 from nvprof_kit._result.column import Column
 from nvprof_kit._result.formats import title
@@ -39,19 +30,20 @@ def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
     """The report: what was measured and its coverage, the table, and warnings."""
     ms = Cells.for_total(max(result.gpu_ns, 1))
     rows = result.printed().to_dict("records")
-    lines = [_cells(row, ms, bool(result.capture)) | fold_cells(row, ms) for row in rows]
-    columns = [name for name in lines[0] if any(line.get(name) for line in lines)] if lines else []
-    columns = list(dict.fromkeys([*columns, *fold_columns(lines)]))
-    kinds = {"bound": "left", "why": "left", "stall": "left", **KINDS}
-    grid = table(
-        [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS | RANKS
-    )
-    grid.choose(result.select)
-    for row, cells in zip(rows, lines, strict=True):
-        cost = float(row["gpu_ns"])
-        grid.add_row(path_label(row), row["phase"], *(cells.get(name, "") for name in columns), cost=cost)
+    figures = {column.heading: (name, column) for name, column in COLUMNS.items() if column.heading}
+    lines = [
+        {
+            "ms": ms(row["gpu_ns"]),
+            "covered": percent(row["covered"]) if result.capture else "",
+            **{heading: _cell(row[name], column) for heading, (name, column) in figures.items()},
+        }
+        for row in rows
+    ]
+    measured = [name for name in ("ms", "covered", *figures) if any(line[name] for line in lines)]
+    columns = {name: "left" if name in ("bound", "why", "stall") else "right" for name in measured}
+    grid, names = layer_table(result, columns, lines, _RANKS, ms)
     note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
-    notes = [note, *fold_notes(columns, "those of all of them", "ms of one of them")]
+    notes = [note, *fold_notes(names, "those of all of them", "ms of one of them")]
     return [*map(Text, header(result)), "", grid, "", *notes, *warning_lines(result.warnings)]
 
 
@@ -67,12 +59,6 @@ def header(result: NcuLayers) -> list[str]:
         if result.unused:
             lines.append(f"{result.unused:,} of them are like no launch of the capture")
     return lines
-
-
-def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str]:
-    """The cells of a row by their headings; '' where nothing was measured."""
-    cells = {"ms": ms(row["gpu_ns"]), "covered": percent(row["covered"]) if spread else ""}
-    return cells | {column.heading: _cell(row[name], column) for name, column in COLUMNS.items() if column.heading}
 
 
 def _cell(value: Any, column: Column) -> str:

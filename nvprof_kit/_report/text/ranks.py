@@ -12,8 +12,8 @@ from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._ranks.replay import PATH_COLUMNS
 from nvprof_kit._ranks.waits import CHARGE_COLUMNS
-from nvprof_kit._report.text.table import Grid, table, warning_lines
-from nvprof_kit._report.text.units import Cells, percent
+from nvprof_kit._report.text.table import Grid, frame_table, table, warning_lines
+from nvprof_kit._report.text.units import MS, is_missing, percent
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.issues import plural
 
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
     from nvprof_kit._ranks.answer import Ranks, RankTable
 
+Section = list[Any]
+"""A heading, a table, and what follows it."""
+
 FOLD = 8
 """Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""
 
-_MS = Cells(1, 3)
-_WAY = "--top N shows them"
+
+_KINDS = {"rank": "right", "share": "right"}
+_WAITED = {"waiting_ns": "sum", "ranks_that_waited": "size", "longest_ns": "max"}
 
 
 def ranks_report(result: Ranks) -> list[RenderableType]:
@@ -56,73 +60,56 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
-def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool | None) -> list[RenderableType]:
+def _section(title: str, rows: pd.DataFrame, more: int = 0, *notes: RenderableType, **options: Any) -> Section:
+    """A heading, a table as it is, and notes."""
+    return [Text(title, "bold"), frame_table(rows, more, **options), *notes, ""]
+
+
+def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
+    """The first of some sums by their keys, with their share of all, and the others in one row."""
+    rows = sums.head(top).rename("time_ns").reset_index()
+    if len(others := sums.iloc[top:]):
+        rows.loc[len(rows)] = ["", f"{len(others)} more", *[""] * (len(rows.columns) - 3), int(others.sum())]
+    shares = [percent(ns / all_ns) if all_ns else "" for ns in rows["time_ns"]]
+    with_shares: pd.DataFrame = rows.assign(share=shares)
+    return with_shares
+
+
+def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool | None) -> Section:
     """Waiting by charged rank and cause: the largest first, the rest in one line."""
     if not len(charges):
         return []
-    keys = ["rank", "cause", "layer", "phase"]
-    sums = _folded(
-        charges.groupby(keys, sort=False)["wait_ns"].sum().sort_values(ascending=False), CHARGE_COLUMNS, fold
-    )
-    grid = table(
-        [
-            ("late rank", "right"),
-            ("cause", "left"),
-            ("layer", "path"),
-            ("phase", "left"),
-            ("waiting", "right"),
-            ("share", "right"),
-        ]
-    )
-    for (rank, cause, layer, phase), ns in sums.head(top).items():
-        cells = (str(rank), cause, layer, phase, _MS(int(ns)), percent(ns / total) if total else "")
-        grid.add_row(*cells, cost=float(ns))
-    grid.way = _WAY
-    remaining = sums.iloc[top:]
-    if len(remaining):
-        grid.add_row(
-            "",
-            f"{len(remaining)} more",
-            "",
-            "",
-            _MS(int(remaining.sum())),
-            percent(remaining.sum() / total) if total else "",
-        )
+    sums = charges.groupby(["rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum()
+    sums = _folded(sums.sort_values(ascending=False), CHARGE_COLUMNS, fold)
+    title = f"Waiting in collectives, over {plural(steps, 'step')} and all ranks, by late rank and cause"
+    headings = {"rank": "late rank", "time_ns": "waiting"}
+    parts = _section(title, _largest(sums, top, total), headings=headings, kinds=_KINDS)
+    grid: Grid = parts[1]
     grid.add_section()
-    grid.add_row("", "all", "", "", _MS(total), "100.0 %" if total else "", style="bold")
-    return [
-        Text(f"Waiting in collectives, over {plural(steps, 'step')} and all ranks, by late rank and cause", "bold"),
-        grid,
-        "",
-    ]
+    grid.add_row("", "all", "", "", MS(total), "100.0 %" if total else "", style="bold")
+    return parts
 
 
-def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
+def _who_waits(matrix: pd.DataFrame, top: int) -> Section:
     """Who waited for whom: a matrix if there are few ranks, else the late ranks and the time others waited for each."""
     if not len(matrix):
         return []
     ranks = sorted(set(matrix["waiting_rank"]) | set(matrix["late_rank"]))
     if len(ranks) <= FOLD:
-        grid = table([("waits ↓  for →", "right"), *((str(rank), "right") for rank in ranks)])
-        cells = matrix.set_index(["waiting_rank", "late_rank"])["wait_ns"]
-        for waiting in ranks:
-            grid.add_row(
-                str(waiting),
-                *("·" if waiting == other else _MS(int(cells.get((waiting, other), 0))) for other in ranks),
-            )
-        return [Text("Who waited for whom", "bold"), grid, ""]
-    by_late_rank = (
-        matrix.groupby("late_rank")["wait_ns"].agg(["sum", "size", "max"]).sort_values("sum", ascending=False)
-    )
-    grid = table([("late rank", "right"), ("waiting", "right"), ("ranks that waited", "right"), ("longest", "right")])
-    for rank, row in by_late_rank.head(top).iterrows():
-        cells = (str(rank), _MS(int(row["sum"])), f"{int(row['size']):,}", _MS(int(row["max"])))
-        grid.add_row(*cells, cost=float(row["sum"]))
-    grid.way = _WAY
-    remaining = by_late_rank.iloc[top:]
-    if len(remaining):
-        grid.add_row(f"{len(remaining)} more", _MS(int(remaining["sum"].sum())), "", _MS(int(remaining["max"].max())))
-    return [Text("Whom the others waited for", "bold"), grid, ""]
+        cells = matrix.set_index(["waiting_rank", "late_rank"])["wait_ns"].unstack(fill_value=0)
+        wide = cells.reindex(index=ranks, columns=ranks, fill_value=0).map(lambda ns: MS(int(ns)))
+        for rank in ranks:
+            wide.loc[rank, rank] = "·"
+        wide = wide.rename(columns=str).rename_axis("waits ↓  for →").reset_index()
+        return _section("Who waited for whom", wide.astype(object), kinds=dict.fromkeys(wide.columns, "right"))
+    amounts = {name: ("wait_ns", how) for name, how in _WAITED.items()}
+    sums = matrix.groupby("late_rank", as_index=False).agg(**amounts).astype({"late_rank": object})
+    sums = sums.sort_values("waiting_ns", ascending=False, ignore_index=True)
+    rows, others = sums.head(top), sums.iloc[top:]
+    if len(others):
+        rows = rows.copy()
+        rows.loc[len(rows)] = [f"{len(others)} more", others["waiting_ns"].sum(), None, others["longest_ns"].max()]
+    return _section("Whom the others waited for", rows, kinds=dict.fromkeys(rows.columns, "right"))
 
 
 def _folded(sums: pd.Series[int], columns: Columns, fold: bool | None) -> pd.Series[int]:
@@ -133,53 +120,23 @@ def _folded(sums: pd.Series[int], columns: Columns, fold: bool | None) -> pd.Ser
     return folded_sums
 
 
-def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> list[RenderableType]:
+def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
     """Layers by rank: those that differ most if there are few ranks, else only ranks unlike their equals."""
     ranks = sorted(layers["rank"].unique())
     if len(ranks) <= FOLD:
         wide = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", aggfunc="sum")
         wide = _folded_ranks(wide, fold)
         gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
-        grid = table(
-            [
-                ("layer", "path"),
-                ("phase", "left"),
-                *((f"rank {rank}", "right") for rank in ranks),
-                ("slowest", "right"),
-                ("by", "right"),
-            ]
-        )
-        for key in gap[gap > 0].head(top).index:
-            row = wide.loc[key]
-            cells = ("" if row[rank] != row[rank] else _MS(int(row[rank])) for rank in ranks)
-            grid.add_row(*key, *cells, str(row.idxmax()), _MS(int(gap[key])))
-        grid.way = _WAY
-        return [Text("Layers whose ranks differ most: computing, median over steps", "bold"), grid, ""]
+        rows = wide.loc[gap[gap > 0].head(top).index].rename(columns=lambda rank: f"rank {rank}_ns")
+        rows = rows.assign(slowest=wide.idxmax(axis=1).astype(int), by_ns=gap).reset_index()
+        return _section("Layers whose ranks differ most: computing, median over steps", rows)
     unlike = layers[layers["unlike"]].sort_values("excess_ns", ascending=False)
     if not len(unlike):
         return [Text(f"No rank computes unlike its equals in any layer ({len(ranks)} ranks).", "bold"), ""]
-    grid = table(
-        [
-            ("layer", "path"),
-            ("phase", "left"),
-            ("rank", "right"),
-            ("median", "right"),
-            ("its equals", "right"),
-            ("excess", "right"),
-        ]
-    )
-    for row in unlike.head(top).to_dict("records"):
-        grid.add_row(
-            row["layer"],
-            row["phase"],
-            str(row["rank"]),
-            _MS(row["median_ns"]),
-            _MS(row["peers_ns"]),
-            _MS(row["excess_ns"]),
-        )
     title = f"Ranks unlike their equals: {unlike['rank'].nunique()} of {len(ranks)}"
-    grid.beyond, grid.hidden_note = max(len(unlike) - top, 0), "… and {} more; csv and json have them all"
-    return [Text(title, "bold"), grid, ""]
+    rows = unlike[["layer", "phase", "rank", "median_ns", "peers_ns", "excess_ns"]].head(top)
+    way = "… and {} more; csv and json have them all"
+    return _section(title, rows, len(unlike) - top, headings={"peers_ns": "its equals"}, way=way)
 
 
 def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:
@@ -192,124 +149,70 @@ def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:
     return by_rank
 
 
-def _groups(groups: pd.DataFrame | None, top: int) -> list[RenderableType]:
+def _groups(groups: pd.DataFrame | None, top: int) -> Section:
     """The communicators and their purpose; one line per kind and size."""
     if groups is None or not len(groups):
         return []
-    grid = table(
-        [("parallel", "left"), ("groups", "right"), ("of ranks", "right"), ("for example", "left"), ("does", "left")]
-    )
-    for (parallel, size), rows in list(groups.groupby(["parallel", "size"], sort=True))[:top]:
-        kinds = ", ".join(sorted({kind for kinds_text in rows["kinds"] for kind in kinds_text.split(", ")}))
-        grid.add_row(str(parallel), str(len(rows)), str(size), str(rows["ranks"].iloc[0]), kinds)
-    return [Text("Parallel groups", "bold"), grid, ""]
+    kinds = ("kinds", lambda texts: ", ".join(sorted({kind for text in texts for kind in text.split(", ")})))
+    columns = {"groups": ("ranks", "size"), "for example": ("ranks", "first"), "does": kinds}
+    rows = groups.groupby(["parallel", "size"], sort=True, as_index=False).agg(**columns).head(top)
+    rows = rows[["parallel", "groups", "size", "for example", "does"]]
+    return _section("Parallel groups", rows, headings={"size": "of ranks"})
 
 
-def _bubbles(bubbles: pd.DataFrame | None) -> list[RenderableType]:
+def _bubbles(bubbles: pd.DataFrame | None) -> Section:
     """The bubble of each pipeline stage, averaged over steps and the stage's ranks."""
     if bubbles is None or not len(bubbles):
         return []
-    heads = ("stage", "ranks", "step", "busy", "sends and receives", "host", "other", "bubble", "share")
-    grid = table([(heading, "right") for heading in heads])
-    times = ["step_ns", "busy_ns", "wait_ns", "host_ns", "other_ns", "bubble_ns"]
-    for stage, stage_rows in bubbles.groupby("stage", sort=True):
-        means = stage_rows[times].mean()
-        share = percent(float(means["bubble_ns"] / max(means["step_ns"], 1)))
-        grid.add_row(str(stage), str(stage_rows["rank"].nunique()), *(_MS(round(means[name])) for name in times), share)
+    by_stage = bubbles.groupby("stage", sort=True)
+    means = by_stage[["step_ns", "busy_ns", "wait_ns", "host_ns", "other_ns", "bubble_ns"]].mean()
+    means = means.assign(share=means["bubble_ns"] / means["step_ns"].clip(lower=1))
+    means.insert(0, "ranks", by_stage["rank"].nunique())
     ideal = f"Equal stages could not go below {percent(float(bubbles['ideal_share'].median()))} with GPipe or 1F1B."
-    return [Text("Bubbles of the pipeline's stages, mean over steps", "bold"), grid, Text(ideal, "dim"), ""]
+    title, headings = "Bubbles of the pipeline's stages, mean over steps", {"wait_ns": "sends and receives"}
+    return _section(title, means.reset_index(), 0, Text(ideal, "dim"), headings=headings)
 
 
-def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
+def _clocks(clocks: pd.DataFrame) -> Section:
     """The clocks; if there are many ranks, the quality of their alignment and the worst ones."""
-    import pandas as pd
-
-    if len(clocks) <= FOLD:
-        rows = clocks
-        title = "Clocks"
-    else:
+    rows, title = clocks, "Clocks"
+    if len(clocks) > FOLD:
         rows = clocks.sort_values("residual_ns", ascending=False).head(3)
         residual = clocks["residual_ns"].median()
         aligned = f"{clocks['offset_ns'].notna().sum():,} of {len(clocks):,} aligned"
         title = f"Clocks: {aligned}, median residual {residual / 1e3:,.1f} µs; the worst"
-    grid = table(
-        [("rank", "right"), ("offset", "right"), ("drift", "right"), ("residual", "right"), ("collectives", "right")]
-    )
+    grid = table([(name, "right") for name in ("rank", "offset", "drift", "residual", "collectives")])
     for row in rows.to_dict("records"):
-        if pd.notna(row["offset_ns"]):
-            grid.add_row(
-                str(row["rank"]),
-                f"{row['offset_ns'] / 1e6:,.3f} ms",
-                f"{row['drift_ppm']:.2f} ppm" if row["drift_ppm"] else "none seen",
-                f"{row['residual_ns'] / 1e3:,.1f} µs",
-                str(row["matched"]),
-            )
-        else:
-            grid.add_row(str(row["rank"]), "not aligned", "", "", "0")
+        cells = ["not aligned", "", "", "0"]
+        if not is_missing(row["offset_ns"]):
+            drift = f"{row['drift_ppm']:.2f} ppm" if row["drift_ppm"] else "none seen"
+            cells = [f"{row['offset_ns'] / 1e6:,.3f} ms", drift, f"{row['residual_ns'] / 1e3:,.1f} µs"]
+            cells.append(str(row["matched"]))
+        grid.add_row(str(row["rank"]), *cells)
     return [Text(title, "bold"), grid, ""]
 
 
-def _path(path: pd.DataFrame, top: int, fold: bool | None) -> list[RenderableType]:
+def _path(path: pd.DataFrame, top: int, fold: bool | None) -> Section:
     """The critical path over all steps, the longest parts first."""
-    keys = ["rank", "layer", "phase", "what"]
-    sums = _folded(path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False), PATH_COLUMNS, fold)
-    total = max(int(sums.sum()), 1)
-    grid = table(
-        [
-            ("rank", "right"),
-            ("layer", "path"),
-            ("phase", "left"),
-            ("what", "left"),
-            ("time", "right"),
-            ("share", "right"),
-        ]
-    )
-    for key, ns in sums.head(top).items():
-        cells = (*map(str, key if isinstance(key, tuple) else (key,)), _MS(int(ns)), percent(ns / total))
-        grid.add_row(*cells, cost=float(ns))
-    grid.way = _WAY
-    remaining = int(sums.iloc[top:].sum())
-    if remaining:
-        grid.add_row("", f"{len(sums) - top} more", "", "", _MS(remaining), percent(remaining / total))
-    return [Text("Critical path across ranks, all steps", "bold"), grid, ""]
+    sums = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().sort_values(ascending=False)
+    sums = _folded(sums, PATH_COLUMNS, fold)
+    rows = _largest(sums, top, max(int(sums.sum()), 1))
+    return _section("Critical path across ranks, all steps", rows, kinds=_KINDS)
 
 
-def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
+def _what_if(changes: pd.DataFrame, error: float) -> Section:
     """The step time with each change, and the replay error of the unchanged graph."""
-    grid = table([("as fast as the median", "left"), ("step", "right"), ("saved", "right"), ("share", "right")])
-    for row in changes.to_dict("records"):
-        grid.add_row(row["what"], _MS(row["step_ns"]), _MS(row["saved_ns"]), percent(row["saved_share"]))
-    measured = _MS(int(changes["measured_ns"].iloc[0]))
+    measured = MS(int(changes["measured_ns"].iloc[0]))
     note = f"A replay without changes gives the measured mean step of {measured} ms to within {percent(error)}."
     bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
-    return [Text("What if", "bold"), grid, Text(note + bad, "yellow" if bad else "dim"), ""]
+    headings = {"what": "as fast as the median", "saved_share": "share"}
+    rows = changes[["what", "step_ns", "saved_ns", "saved_share"]]
+    return _section("What if", rows, 0, Text(note + bad, "yellow" if bad else "dim"), headings=headings)
 
 
 def rank_table(result: RankTable) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
     frame, top = result.to_frame(), result.select.top or 20
-    grid = table_of(frame.head(top))
-    grid.beyond, grid.hidden_note = max(len(frame) - top, 0), "… and {} more; --top N shows them"
-    return [grid]
-
-
-def table_of(frame: pd.DataFrame) -> Grid:
-    """Any table of a job, with times in milliseconds."""
-    times = [name for name in frame.columns if str(name).endswith("_ns")]
-    grid = table(
-        [
-            (str(name).removesuffix("_ns"), "right" if frame[name].dtype.kind in "iuf" else "left")
-            for name in frame.columns
-        ]
-    )
-    for row in frame.to_dict("records"):
-        grid.add_row(*(_cell(value, name in times) for name, value in row.items()))
-    return grid
-
-
-def _cell(value: object, time: bool) -> str:
-    if value is None or str(value) in ("nan", "<NA>"):
-        return ""
-    if time and isinstance(value, (int, float)):
-        return _MS(int(value))
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+    decimals = dict.fromkeys(frame.select_dtypes("float").columns, lambda value: f"{value:,.3f}")
+    writers = {name: write for name, write in decimals.items() if not name.endswith("_ns")}
+    return [frame_table(frame.head(top), len(frame) - top, writers=writers, way="… and {} more; --top N shows them")]

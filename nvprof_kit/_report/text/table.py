@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
@@ -23,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.text.shorten import fit
-from nvprof_kit._report.text.units import Milliseconds, counted
+from nvprof_kit._report.text.units import Milliseconds, cell, counted, heading
 from nvprof_kit._result.formats import plain, title
 from nvprof_kit._result.selection import Selection
 from nvprof_kit._trace.schema import CaptureInfo
@@ -32,6 +33,7 @@ from nvprof_kit.issues import printed
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.layers.fold import ByLayer
 
 BAR_WIDTH = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -135,6 +137,11 @@ class Grid:
                 first ones.
         """
         self.rows.append(Row(cells, style, cost))
+
+    def add_column(self, name: str, kind: str, cells: Sequence[RenderableType]) -> None:
+        """Add a column with a cell for each row."""
+        self.columns.append(Column(name, kind))
+        self.rows = [replace(row, cells=(*row.cells, cell)) for row, cell in zip(self.rows, cells, strict=True)]
 
     def add_section(self) -> None:
         """Add a rule after the current rows."""
@@ -380,6 +387,67 @@ def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = 
             shown.
     """
     return Grid([Column(name, kind, (ranks or {}).get(name, 1)) for name, kind in columns])
+
+
+def frame_table(
+    frame: pd.DataFrame,
+    more: int = 0,
+    *,
+    headings: Mapping[str, str] = MappingProxyType({}),
+    writers: Mapping[str, Callable[[Any], str]] = MappingProxyType({}),
+    ranks: Mapping[str, int] = MappingProxyType({}),
+    kinds: Mapping[str, str] = MappingProxyType({}),
+    way: str = "… and {} more; --top shows them, csv has them all",
+) -> Grid:
+    """A table of an analysis as it is, with times in milliseconds.
+
+    Args:
+        frame: Its printed rows.
+        more: How many further rows there are.
+        headings: Headings of columns that are not `nvprof_kit._report.text.units.heading`.
+        writers: How columns are written, see `nvprof_kit._report.text.units.cell`.
+        ranks: See `table`.
+        kinds: Kinds of columns that do not follow from their type.
+        way: The line about further rows.
+    """
+    kinds = {"layer": "path", **KINDS, **kinds}
+    columns = [
+        (heading(name, headings), kinds.get(name, "right" if frame[name].dtype.kind in "iufb" else "left"))
+        for name in map(str, frame.columns)
+    ]
+    grid = table(columns, ranks)
+    grid.beyond, grid.hidden_note = max(more, 0), way
+    for row in frame.to_dict("records"):
+        grid.add_row(*(cell(str(name), value, writers) for name, value in row.items()))
+    return grid
+
+
+def layer_table(
+    result: ByLayer,
+    columns: Mapping[str, str],
+    lines: Sequence[Mapping[str, str]],
+    ranks: Mapping[str, int],
+    ms: Milliseconds,
+) -> tuple[Grid, list[str]]:
+    """The table of an answer by layer and phase, as it is selected and folded, and its columns of folded rows.
+
+    Args:
+        result: The answer.
+        columns: Headings and kinds of its columns behind layer and phase.
+        lines: The cells of each printed row by heading.
+        ranks: See `table`.
+        ms: How its times are written.
+    """
+    rows = result.printed().to_dict("records")
+    folds = [fold_cells(row, ms) for row in rows]
+    names = sorted([*columns, *fold_columns(folds)], key=lambda name: not name)  # marks come last
+    kinds = [(name, columns.get(name, KINDS.get(name, "right"))) for name in names]
+    grid = table([("layer", "path"), ("phase", "left"), *kinds], {**ranks, **RANKS})
+    grid.choose(result.select)
+    for row, line, fold in zip(rows, lines, folds, strict=True):
+        cells = {**line, **fold}
+        grid.add_row(path_label(row), row["phase"], *(cells.get(name, "") for name in names), cost=row[result.time])
+    return grid, names
 
 
 def capture_line(info: CaptureInfo, steps: int, shown_steps: int | None = None) -> Text:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 _NS_PER_MS = 1_000_000
 
@@ -117,3 +119,49 @@ def percents(parts: Sequence[int]) -> list[str]:
 def counted(names: Iterable[str]) -> str:
     """Names with their counts: ``2 x NVIDIA H100, NVIDIA A100``."""
     return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a table has no value there."""
+    return value is None or str(value) in ("<NA>", "nan", "NaT")
+
+
+MS = Cells(1, 3)
+"""Milliseconds with three decimals."""
+
+BY_ENDING: Mapping[str, Callable[[Any], str]] = MappingProxyType(
+    {
+        "_at_ns": lambda ns: f"{ns / 1e9:.6f} s",
+        "_ns": lambda ns: MS(round(ns)),
+        **dict.fromkeys(("share", "ratio", "utilisation", "hidden", "of_link", "of_limit", "fragmentation"), percent),
+        "gb_per_s": rate_cell,
+        "bytes": mb_cell,
+    }
+)
+"""How the value of a column is written, by the end of the column's name."""
+
+
+def cell(name: str, value: Any, writers: Mapping[str, Callable[[Any], str]] = MappingProxyType({})) -> str:
+    """A value of a table: '' if it is missing, else as one of `writers` or `BY_ENDING` writes it.
+
+    Args:
+        name: The column.
+        value: The value.
+        writers: How columns are written that have their own way, by the end of their names.
+    """
+    if is_missing(value):
+        return ""
+    if isinstance(value, str):
+        return value
+    for ending, write in (*writers.items(), *BY_ENDING.items()):
+        if name.endswith(ending):
+            return write(value)
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:,.1f}" if isinstance(value, float) and value != int(value) else f"{int(value):,}"
+
+
+def heading(name: str, headings: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The heading of a column by its name: what it measures, without its unit."""
+    text = headings.get(name, name.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " "))
+    return text.replace("cpu ", "CPU ").replace("gpu ", "GPU ")
