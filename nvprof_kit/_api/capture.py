@@ -629,7 +629,7 @@ class Capture:
         Raises:
             UsageError: The capture does not contain the step, or both step and steps are given.
         """
-        from nvprof_kit._report.export.trace_events import suffixes_of, trace_events
+        from nvprof_kit._report.export import suffixes_of, trace_events
         from nvprof_kit._result.writer import Document
 
         timeline, info = self._timeline(step, _steps(steps))
@@ -667,7 +667,7 @@ class Capture:
         Raises:
             UsageError: The suffix is unknown, or the capture does not contain the step.
         """
-        from nvprof_kit._report.export.trace_events import form_of
+        from nvprof_kit._report.export import form_of
 
         form: Any = form_of(Path(path))
         return self.perfetto(step=step, form=form, steps=steps).save(path)

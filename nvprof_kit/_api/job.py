@@ -306,7 +306,7 @@ class Job:
 
         from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._api.capture import open as open_capture
-        from nvprof_kit._report.export.trace_events import RankClock, job_trace, suffixes_of
+        from nvprof_kit._report.export import RankClock, job_trace, suffixes_of
         from nvprof_kit._result.writer import Document
 
         self._check_there(ranks)
@@ -360,7 +360,7 @@ class Job:
         Raises:
             UsageError: The suffix is unknown, or as in `perfetto`.
         """
-        from nvprof_kit._report.export.trace_events import form_of
+        from nvprof_kit._report.export import form_of
 
         form: Any = form_of(Path(path))
         return self.perfetto(ranks=ranks, step=step, form=form, steps=steps).save(path)

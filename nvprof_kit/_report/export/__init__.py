@@ -1,1 +1,0 @@
-"""Export formats: CSV, JSON, Markdown, Parquet, traces."""
