@@ -261,14 +261,14 @@ class Job:
         Raises:
             UsageError: The job does not contain the rank.
         """
-        from nvprof_kit._report.page.job import JobView, job_page
+        from nvprof_kit._report.page.job import job_page
         from nvprof_kit._result.writer import Document
 
         self._check_there(timeline)
         captures = list(dict.fromkeys(self.ranks["capture"].astype(str)))
         named = title or (captures[0] if len(captures) == 1 else str(Path(captures[0]).parent))
-        view = JobView(self.answer(), self._tables, named, command or f"nvprof-kit ranks {named}", tuple(timeline))
-        return Document(job_page(view), (".html", ".htm"), self._sources)
+        page = job_page(self.answer(), self._tables, named, command or f"nvprof-kit ranks {named}", timeline)
+        return Document(page, (".html", ".htm"), self._sources)
 
     def report(self, path: str | Path, *, timeline: Sequence[int] = ()) -> Path:
         """Write `page` to an ``.html`` file. The page loads nothing from the network.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._report.page.tables import PageTable, page_table, short_text
 from nvprof_kit._report.page.template import render
-from nvprof_kit._report.page.timeline import Block, Texts
+from nvprof_kit._report.page.timeline import Block, Texts, timeline_row
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     Returns:
         start_ns, end_ns, step, doing, layer, phase; empty if no point gives the time of the segments.
     """
-    import pandas as pd
-
     length = segments["ns"].to_numpy(dtype=np.int64)
     reached = np.cumsum(length)
     number = segments["segment"].to_numpy()
@@ -47,9 +44,7 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     position = np.searchsorted(number, segment, side="right") - 1
     usable = (segment >= 0) & (position >= 0)
     if not usable.any():
-        empty: pd.DataFrame = pd.DataFrame(
-            {column: [] for column in ("start_ns", "end_ns", "step", "doing", "layer", "phase")}
-        )
+        empty: pd.DataFrame = segments.iloc[:0].reindex(columns=_WORK_COLUMNS)
         return empty
     at, time = reached[position[usable]], when[usable]
     order = np.lexsort((time, at))
@@ -122,62 +117,67 @@ MAX_RANKS = 12
 MAX_BOXES = 250_000
 """Maximum number of boxes on the timelines; the steps with the most waiting are kept."""
 
+_OF_LAYERS = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
+_OF_STEPS = {
+    "wait_ns": "waiting for other ranks",
+    "compute_ns": "computing",
+    "idle_ns": "idle",
+    "length_ns": "length of the step",
+}
+_NO_REPLAY = (
+    "the critical path and what-if: {:,} matched collectives are too many to be replayed; name the captures of fewer "
+    "ranks, for example those of one pipeline"
+)
+
 _SCRIPTS = ("core.js", "state.js", "table.js", "timeline.js", "heat.js", "job.js")
 _NONE = 65_535
 
 
-@dataclass(frozen=True)
-class JobView:
-    """The content of the page.
+def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timeline_ranks: Sequence[int] = ()) -> bytes:
+    """The page as UTF-8.
 
-    Attributes:
+    Args:
         answer: The analysis of the ranks.
         tables: The tables of the job.
         title: Title of the page.
         command: Command prefix in hints: ``nvprof-kit ranks FOLDER``.
-        ranks: Ranks with a timeline; empty selects the most relevant.
+        timeline_ranks: Ranks with a timeline; empty selects the most relevant.
     """
-
-    answer: Ranks
-    tables: JobTables
-    title: str
-    command: str
-    ranks: Sequence[int] = ()
-
-
-def job_page(view: JobView) -> bytes:
-    """The page as UTF-8."""
-    answer, block, texts = view.answer, Block(), Texts()
+    block, texts = Block(), Texts()
     ranks = sorted({int(rank) for rank in answer.clocks["rank"]})
-    layers = _layers(answer.layers, ranks, block)
-    timeline_ranks = sorted(set(view.ranks) & set(ranks)) or chosen_ranks(answer, ranks)
-    timeline, note = _timeline(view, timeline_ranks, texts, block)
-    names = _layer_names(answer.layers)
+    heat = _Heat(ranks, block, MAX_COLUMNS)
+    timeline_ranks = sorted(set(timeline_ranks) & set(ranks)) or chosen_ranks(answer, ranks)
+    timeline, note = _timeline(tables, timeline_ranks, texts, block)
+    names = dict.fromkeys(map(_place, *(answer.layers[name].astype(str) for name in ("layer", "phase"))))
+    tree = sorted(names, key=_natural)
+    by_step = tables.rank_steps()
+    by_step = by_step.assign(row="step " + by_step["step"].astype(str), order=by_step["step"])
     data = {
         "steps": 1,
-        "tree": {"name": [short_text(name) for name in names], "parent": _parents(names)},
-        "layers": layers,
-        "bySteps": _by_step(view.tables, ranks, block),
-        "matrix": _matrix(_waiting(view), ranks, block),
+        "tree": {"name": [short_text(name) for name in tree], "parent": _parents(tree)},
+        "layers": _layers(answer.layers, heat),
+        "bySteps": heat.map(by_step.sort_values("order"), _OF_STEPS),
+        "matrix": _matrix(answer, tables, ranks, block),
         "ranks": timeline_ranks,
         "timeline": timeline,
         "texts": [short_text(text) for text in texts.numbers],
     }
     data["block"] = block.packed()
+    lacks_replay = answer.replay_error is None and answer.collectives
     return render(
         "job.html",
         _SCRIPTS,
         ("page.css",),
         loading=True,
-        title=f"{view.title} · nvprof-kit ranks",
-        name=view.title,
-        command=view.command,
+        title=f"{title} · nvprof-kit ranks",
+        name=title,
+        command=command,
         facts=job_size(len(ranks), answer.steps, answer.collectives),
         verdict=answer.verdict,
         warnings=answer.warnings,
-        tables=_tables(view),
+        tables=_tables(answer, command),
         timeline_note=note,
-        left_out=_left_out(view),
+        left_out=[_NO_REPLAY.format(answer.collectives)] if lacks_replay else [],
         held=timeline_ranks,
         has_steps=data["bySteps"] is not None,
         has_waits=data["matrix"] is not None,
@@ -199,153 +199,101 @@ def chosen_ranks(answer: Ranks, ranks: Sequence[int]) -> list[int]:
     return sorted(int(rank) for rank in list(order)[:MAX_RANKS] if rank in set(ranks))
 
 
-def _left_out(view: JobView) -> list[str]:
-    """What the page omits for a large job, and how to show it."""
-    answer = view.answer
-    if answer.replay_error is not None or not answer.collectives:
-        return []
-    return [
-        f"the critical path and what-if: {answer.collectives:,} matched collectives are too many to be replayed; name "
-        "the captures of fewer ranks, for example those of one pipeline"
-    ]
-
-
 # ---------------------------------------------------------------- heat maps
 
 
-def _columns(ranks: Sequence[int], limit: int) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The names of the heat map columns, and the column of each rank in order."""
-    each = -(-len(ranks) // limit) or 1
-    of = np.arange(len(ranks)) // each
-    groups = [ranks[start : start + each] for start in range(0, len(ranks), each)]
-    return [str(group[0]) if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups], of
+class _Heat:
+    """Heat maps by rank; where there are many, ranks share columns."""
 
+    def __init__(self, ranks: Sequence[int], block: Block, limit: int) -> None:
+        each = -(-len(ranks) // limit) or 1
+        groups = [ranks[start : start + each] for start in range(0, len(ranks), each)]
+        self.columns = [str(group[0]) if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups]
+        self.first = [int(group[0]) for group in groups]
+        self.column_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
+        self._block = block
 
-def _packed(values: Floats, block: Block) -> dict[str, Any]:
-    """Rows of a heat map, each value as a fraction of the row's maximum in 65,534 steps; missing values are `_NONE`."""
-    row_max = np.nanmax(np.where(np.isnan(values), 0, values), axis=1, initial=0)
-    scale = np.where(row_max > 0, row_max / (_NONE - 1), 1.0)
-    cells = np.where(np.isnan(values), _NONE, np.round(np.maximum(values, 0) / scale[:, None]))
-    with np.errstate(all="ignore"):
-        medians = np.array([np.nanmedian(row) if not np.isnan(row).all() else 0.0 for row in values])
-    return {
-        "cells": block.add(np.nan_to_num(cells, nan=_NONE).astype(np.int64).ravel()),
-        "scale": block.add(scale.astype(np.float64)),
-        "middle": block.add(medians.astype(np.float64)),
-    }
+    def map(self, frame: pd.DataFrame, measures: Mapping[str, str], note: str = "") -> dict[str, Any] | None:
+        """A heat map; of several values in a cell the largest.
 
-
-def _grid(values: pd.Series[Any], where: tuple[npt.NDArray[Any], ...], shape: tuple[int, int]) -> Floats:
-    """Values by row and column; the maximum if several are in one cell."""
-    cells = np.full(shape, -1.0)
-    np.maximum.at(cells, where, values.to_numpy(dtype=np.float64))
-    cells[cells < 0] = np.nan
-    return cells
-
-
-def _layers(layers: pd.DataFrame, ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
-    """Layer and phase by rank."""
-    if not len(layers):
-        return None
-    columns, of = _columns(ranks, MAX_COLUMNS)
-    keys = layers["layer"].astype(str) + "\t" + layers["phase"].astype(str)
-    total = (layers["median_ns"] + layers["idle_ns"] + layers["comm_ns"]).groupby(keys).sum()
-    limit = max(MAX_CELLS // max(len(columns), 1), 1)
-    costliest = set(total.sort_values(ascending=False).index[:limit])
-    rows = sorted(costliest, key=_natural)
-    chosen = layers[keys.isin(costliest)]
-    row_of_key = {key: number for number, key in enumerate(rows)}
-    row = keys[keys.isin(costliest)].map(row_of_key).to_numpy(dtype=np.int64)
-    column = of[np.searchsorted(ranks, chosen["rank"].to_numpy())]
-    shape = (len(rows), len(columns))
-    measures = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
-    names = [key.split("\t") for key in rows]
-    return {
-        "rows": [short_text(f"{layer} {phase}") for layer, phase in names],
-        "tree": [short_text(f"{layer} {phase}" if layer == NO_LAYER else layer) for layer, phase in names],
-        "columns": columns,
-        "rank": [int(ranks[np.flatnonzero(of == index)[0]]) for index in range(len(columns))],
-        "measures": [
-            {"name": title, **_packed(_grid(chosen[name], (row, column), shape), block)}
-            for name, title in measures.items()
-            if (chosen[name] > 0).any()
-        ],
-        "note": f"{len(total) - len(rows):,} rows of little time are left out" if len(total) > len(rows) else "",
-    }
-
-
-def _by_step(tables: JobTables, ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
-    """Step by rank."""
-    frame = tables.rank_steps()
-    if not len(frame):
-        return None
-    columns, of = _columns(ranks, MAX_COLUMNS)
-    steps = sorted({int(step) for step in frame["step"]})
-    row = np.searchsorted(steps, frame["step"].to_numpy())
-    column = of[np.searchsorted(ranks, frame["rank"].to_numpy())]
-    measures = {
-        "wait_ns": "waiting for other ranks",
-        "compute_ns": "computing",
-        "idle_ns": "idle",
-        "length_ns": "length of the step",
-    }
-    shape = (len(steps), len(columns))
-    return {
-        "rows": [f"step {step}" for step in steps],
-        "columns": columns,
-        "rank": [int(ranks[np.flatnonzero(of == index)[0]]) for index in range(len(columns))],
-        "measures": [
-            {"name": title, **_packed(_grid(frame[name], (row, column), shape), block)}
+        Args:
+            frame: ``row``, ``rank`` and the measures; the order of rows is that on the page.
+            measures: The title of each measure; those that are nowhere above zero are left out.
+            note: What is left out.
+        """
+        if not len(frame):
+            return None
+        rows = frame["row"].unique()
+        cell = [frame["row"], frame["rank"].map(self.column_of_rank)]
+        shown = {
+            title: frame[name].groupby(cell).max().unstack().reindex(index=rows, columns=range(len(self.columns)))
             for name, title in measures.items()
             if (frame[name] > 0).any()
-        ],
-        "note": "",
-    }
+        }
+        drawn = [self.measure(title, values.to_numpy(dtype=np.float64)) for title, values in shown.items()]
+        return self.parts([short_text(row) for row in rows], drawn, note)
+
+    def parts(self, rows: list[str], measures: list[dict[str, Any]], note: str) -> dict[str, Any]:
+        """A heat map as the page's script reads it."""
+        return {"rows": rows, "columns": self.columns, "rank": self.first, "measures": measures, "note": note}
+
+    def measure(self, title: str, values: Floats) -> dict[str, Any]:
+        """The cells, each as a fraction of its row's maximum in 65,534 steps; missing values are `_NONE`."""
+        row_max = np.nanmax(np.where(np.isnan(values), 0, values), axis=1, initial=0)
+        scale = np.where(row_max > 0, row_max / (_NONE - 1), 1.0)
+        cells = np.where(np.isnan(values), _NONE, np.round(np.maximum(values, 0) / scale[:, None]))
+        medians = [np.nanmedian(row) if not np.isnan(row).all() else 0.0 for row in values]
+        columns = {
+            "cells": np.nan_to_num(cells, nan=_NONE).astype(np.int64).ravel(),
+            "scale": scale.astype(np.float64),
+            "middle": np.array(medians, dtype=np.float64),
+        }
+        return {"name": title, **{name: self._block.add(column) for name, column in columns.items()}}
 
 
-def _waiting(view: JobView) -> dict[str, pd.DataFrame]:
-    """Who waited for whom; without the steps in which the profilers started, if there are others, and in all."""
-    charges, all_waits = view.answer.charges, view.answer.matrix
+def _layers(layers: pd.DataFrame, heat: _Heat) -> dict[str, Any] | None:
+    """Layer and phase by rank: the costliest rows."""
+    keys = layers["layer"].astype(str) + "\t" + layers["phase"].astype(str)
+    total = (layers["median_ns"] + layers["idle_ns"] + layers["comm_ns"]).groupby(keys).sum()
+    limit = max(MAX_CELLS // max(len(heat.columns), 1), 1)
+    rows = sorted(total.sort_values(ascending=False).index[:limit], key=_natural)
+    order = keys.map({key: number for number, key in enumerate(rows)})
+    chosen = layers.assign(row=keys.str.replace("\t", " "), order=order).dropna(subset="order").sort_values("order")
+    note = f"{len(total) - len(rows):,} rows of little time are left out" if len(total) > len(rows) else ""
+    drawn = heat.map(chosen, _OF_LAYERS, note)
+    return drawn and {**drawn, "tree": [short_text(_place(*key.split("\t"))) for key in rows]}
+
+
+def _matrix(answer: Ranks, tables: JobTables, ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
+    """Who waited for whom, summed where ranks share a row or column; without the steps in which the profilers started,
+    if there are others, and in all.
+    """
+    charges, kinds = answer.charges, {"waiting": answer.matrix}
     cold = sorted({int(step) for step in charges["step"][charges["cause"] == "start_up"]})
-    later = view.tables.matrix(cold) if cold else all_waits
-    if not cold or not len(later):
-        return {"waiting": all_waits}
-    return {"waiting, after the profilers' start": later, "waiting, all steps": all_waits}
-
-
-def _matrix(kinds: dict[str, pd.DataFrame], ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
-    """The wait matrix, summed where ranks share a row or column."""
+    if cold and len(later := tables.matrix(cold)):
+        kinds = {"waiting, after the profilers' start": later, "waiting, all steps": answer.matrix}
     if not any(len(matrix) for matrix in kinds.values()):
         return None
-    columns, of = _columns(ranks, MAX_MATRIX)
-    measures = []
+    heat, measures = _Heat(ranks, block, MAX_MATRIX), []
+    shares = len(heat.columns) < len(ranks)
     for name, matrix in kinds.items():
-        sums = np.zeros((len(columns), len(columns)))
-        cells = [of[np.searchsorted(ranks, matrix[key].to_numpy())] for key in ("waiting_rank", "late_rank")]
-        np.add.at(sums, tuple(cells), matrix["wait_ns"].to_numpy(dtype=np.float64))
-        if len(columns) == len(ranks):
+        sums = np.zeros((len(heat.columns), len(heat.columns)))
+        cells = tuple(matrix[key].map(heat.column_of_rank).to_numpy() for key in ("waiting_rank", "late_rank"))
+        np.add.at(sums, cells, matrix["wait_ns"].to_numpy(dtype=np.float64))
+        if not shares:
             np.fill_diagonal(sums, np.nan)
-        measures.append({"name": name, **_packed(sums, block)})
-    note = "ranks that share a row or a column are summed" if len(columns) < len(ranks) else ""
-    return {
-        "rows": columns,
-        "columns": columns,
-        "rank": [int(ranks[np.flatnonzero(of == index)[0]]) for index in range(len(columns))],
-        "measures": measures,
-        "note": note,
-    }
+        measures.append(heat.measure(name, sums))
+    return heat.parts(heat.columns, measures, "ranks that share a row or a column are summed" if shares else "")
+
+
+def _place(layer: str, phase: str) -> str:
+    return f"{layer} {phase}" if layer == NO_LAYER else layer
 
 
 def _natural(key: str) -> list[Any]:
     """Sort key: layers by number, rows outside layers last."""
     parts: list[Any] = [key.startswith(NO_LAYER)]
     return parts + [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", key)]
-
-
-def _layer_names(layers: pd.DataFrame) -> list[str]:
-    pairs = sorted(set(zip(layers["layer"].astype(str), layers["phase"].astype(str), strict=True)))
-    names = dict.fromkeys(f"{layer} {phase}" if layer == NO_LAYER else layer for layer, phase in pairs)
-    return sorted(names, key=_natural)
 
 
 def _parents(names: list[str]) -> list[int]:
@@ -363,11 +311,10 @@ def _parents(names: list[str]) -> list[int]:
 # ---------------------------------------------------------------- tables and timeline
 
 
-def _tables(view: JobView) -> list[PageTable]:
+def _tables(answer: Ranks, command: str) -> list[PageTable]:
     """Tables: charged waiting, what-if, critical path and clocks."""
     import pandas as pd
 
-    answer, command = view.answer, view.command
     charges = answer.charges.rename(columns={"rank": "late_rank"})
     charges = charges.groupby(["late_rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum().reset_index()
     charges = charges.sort_values("wait_ns", ascending=False, kind="stable")
@@ -399,9 +346,9 @@ def _tables(view: JobView) -> list[PageTable]:
     ]
 
 
-def _timeline(view: JobView, ranks: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
+def _timeline(tables: JobTables, ranks: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
     """The timelines of the selected ranks, and a sentence about omissions."""
-    points, segments = view.tables.placed(ranks), view.tables.segments(ranks)
+    points, segments = tables.placed(ranks), tables.segments(ranks)
     if not len(points):
         return None, ""
     steps = _selected_steps(points, segments)
@@ -416,8 +363,10 @@ def _timeline(view: JobView, ranks: Sequence[int], texts: Texts, block: Block) -
         if len(work):
             origin, ends = min(origin, int(work["start_ns"].min())), [*ends, int(work["end_ns"].max())]
         groups.append((rank, work, collectives_of(rank_points)))
-    drawing = _Drawing(origin, texts, block)
-    drawn = [drawing.group(*group) for group in groups]
+    drawn = [
+        {"label": f"rank {rank}", "rank": rank, "rows": _rank_rows(work, comm, origin, texts, block)}
+        for rank, work, comm in groups
+    ]
     windows = _windows(groups, steps, origin, max(ends))
     note = f"{left_out} more steps are not on the page" if left_out else ""
     return {
@@ -462,35 +411,23 @@ def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int)
     return windows if len(windows) != 2 else windows[1:]
 
 
-class _Drawing:
-    """Adds ranks to a timeline and its columns to a block."""
-
-    def __init__(self, origin: int, texts: Texts, block: Block) -> None:
-        self._origin, self._texts, self._block = origin, texts, block
-
-    def group(self, rank: int, work: pd.DataFrame, comm: pd.DataFrame) -> dict[str, Any]:
-        """The rows of a rank: its work, its idle time, and its collectives."""
-        busy = work["doing"].isin(("compute", "copy"))
-        idle = work[~busy & (work["doing"] != "communication")]
-        rows = []
-        if busy.any():
-            rows.append(self._row("work", work[busy], work["layer"][busy]))
-        if len(idle):
-            rows.append(self._row("stall", idle, "idle: " + idle["doing"].astype(str), layer=idle["layer"]))
-        for frame in apart(comm):
-            rows.append(self._row("collective", frame, frame["text"], frame["doing"], layer=frame["layer"]))
-        return {"label": f"rank {rank}", "rank": rank, "rows": rows}
-
-    def _row(
-        self, kind: str, frame: pd.DataFrame, text: Any, phase: Any = None, *, layer: Any = None
-    ) -> dict[str, Any]:
-        start, end = (frame[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
-        columns = {
-            "start": self._block.add(start - self._origin, rising=True),
-            "length": self._block.add(end - start),
-            "text": self._block.add(self._texts.of(text)),
-            "phase": self._block.add(self._texts.of(frame["phase"] if phase is None else phase)),
-        }
-        if layer is not None:
-            columns["layer"] = self._block.add(self._texts.of(layer))
-        return {"kind": kind, **columns}
+def _rank_rows(work: pd.DataFrame, comm: pd.DataFrame, origin: int, texts: Texts, block: Block) -> list[dict[str, Any]]:
+    """The rows of a rank: its work, its idle time, and its collectives."""
+    busy = work["doing"].isin(("compute", "copy"))
+    idle = work[~busy & (work["doing"] != "communication")]
+    frames = [
+        ("work", work[busy].assign(text=work["layer"][busy])),
+        ("stall", idle.assign(text="idle: " + idle["doing"].astype(str))),
+        *(("collective", frame.assign(phase=frame["doing"])) for frame in apart(comm)),
+    ]
+    return [
+        timeline_row(
+            block,
+            origin,
+            kind,
+            frame,
+            **{name: texts.of(frame[name]) for name in ("text", "phase", *(["layer"] if kind != "work" else []))},
+        )
+        for kind, frame in frames
+        if len(frame)
+    ]

@@ -247,6 +247,13 @@ def _boxes(
     return np.flatnonzero(is_first)
 
 
+def timeline_row(block: Block, origin: int, kind: str, frame: pd.DataFrame, **columns: Int64Array) -> dict[str, Any]:
+    """A row of a timeline: start since `origin`, length and further columns of boxes that do not overlap."""
+    start, end = (frame[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
+    times = {"start": block.add(start - origin, rising=True), "length": block.add(end - start)}
+    return {"kind": kind, **times, **{name: block.add(values) for name, values in columns.items()}}
+
+
 class _Drawing:
     """Adds rows of a timeline to a block."""
 
@@ -274,52 +281,37 @@ class _Drawing:
         chosen: pd.DataFrame = frame.iloc[longest_rows]
         return chosen
 
-    def _row(
-        self, kind: str, frame: pd.DataFrame, text: Int64Array, phase: Int64Array | None, **more: Int64Array
-    ) -> Any:
-        start, end = frame["start_ns"].to_numpy(dtype=np.int64), frame["end_ns"].to_numpy(dtype=np.int64)
-        columns: dict[str, Column] = {
-            "start": self._block.add(start - self.start, rising=True),
-            "length": self._block.add(end - start),
-            "text": self._block.add(text),
-        }
-        if phase is not None:
-            columns["phase"] = self._block.add(phase)
-        return {"kind": kind, **columns, **{name: self._block.add(values) for name, values in more.items()}}
+    def _row(self, kind: str, frame: pd.DataFrame, **columns: Int64Array) -> dict[str, Any]:
+        return timeline_row(self._block, self.start, kind, frame, **columns)
 
     def idle(self, gaps: pd.DataFrame, device: int) -> dict[str, Any]:
         """The idle gaps of a device."""
         device_gaps = gaps[gaps["device"] == device]
-        rows = [
-            self._row(
-                "idle",
-                device_gaps,
-                self._texts.of(device_gaps["before"]),
-                None,
-                layer=self._texts.of(device_gaps["after"]),
-            )
-        ]
-        return {"label": f"GPU {device}", "idle": device, "rows": rows if len(device_gaps) else []}
+        before, after = (self._texts.of(device_gaps[side]) for side in ("before", "after"))
+        rows = [self._row("idle", device_gaps, text=before, layer=after)] if len(device_gaps) else []
+        return {"label": f"GPU {device}", "idle": device, "rows": rows}
 
     def stream(self, lane_index: int, spans: pd.DataFrame, ops: _Ops) -> dict[str, Any]:
         """The layers of a lane, and its operations."""
         texts, timeline = self._texts, self._shown
         above = spans[spans["lane"] == lane_index]
         rows = [
-            self._row("layer", level, texts.of(level["layer"]), texts.of(level["phase"]))
+            self._row("layer", level, text=texts.of(level["layer"]), phase=texts.of(level["phase"]))
             for _, level in above.groupby("level", sort=True)
         ]
         lane = ops.frame["lane"].to_numpy() == lane_index
         lane_ops = ops.frame[lane]
-        more = {
+        columns = {
+            "text": texts.of(lane_ops["name"]),
+            "phase": texts.of(lane_ops["phase"]),
             "layer": texts.of(lane_ops["layer"]),
             "instance": lane_ops["instance"].to_numpy(dtype=np.int64) + 1,
             "count": ops.counts[lane],
             "busy": ops.busy[lane],
         }
         if (ops.counts[lane] == 1).all():
-            del more["count"], more["busy"]
-        rows.append(self._row("op", lane_ops, texts.of(lane_ops["name"]), texts.of(lane_ops["phase"]), **more))
+            del columns["count"], columns["busy"]
+        rows.append(self._row("op", lane_ops, **columns))
         return {"label": lane_label(timeline.lanes[lane_index], timeline), "rows": rows}
 
     def threads(self, ranges: pd.DataFrame) -> list[dict[str, Any]]:
@@ -328,7 +320,7 @@ class _Drawing:
         groups = []
         for number, (_, thread_ranges) in enumerate(ranges.groupby("tid", sort=True)):
             rows = [
-                self._row("range", level, texts.of(level["text"]), texts.of(level["category"]))
+                self._row("range", level, text=texts.of(level["text"]), phase=texts.of(level["category"]))
                 for _, level in thread_ranges.groupby("level", sort=True)
             ]
             groups.append({"label": f"CPU thread {number}: when its ranges were open", "rows": rows})

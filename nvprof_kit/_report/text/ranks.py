@@ -29,7 +29,7 @@ FOLD = 8
 """Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""
 
 
-_KINDS = {"rank": "right", "share": "right"}
+_KINDS = dict.fromkeys(("rank", "share", "time_ns"), "right")
 _WAITED = {"waiting_ns": "sum", "ranks_that_waited": "size", "longest_ns": "max"}
 
 
@@ -67,7 +67,7 @@ def _section(title: str, rows: pd.DataFrame, more: int = 0, *notes: RenderableTy
 
 def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
-    rows = sums.head(top).rename("time_ns").reset_index()
+    rows = sums.head(top).rename("time_ns").reset_index().astype(object)
     if len(others := sums.iloc[top:]):
         rows.loc[len(rows)] = ["", f"{len(others)} more", *[""] * (len(rows.columns) - 3), int(others.sum())]
     shares = [percent(ns / all_ns) if all_ns else "" for ns in rows["time_ns"]]
