@@ -73,7 +73,7 @@ class WindowFiles:
     def _draw(self, profile: LayerProfile, boundaries: Sequence[Boundary]) -> None:
         """Write the plots; a failed plot must not prevent the log."""
         try:
-            from nvprof_kit._report.plots.memory_curve import curve_figure
+            from nvprof_kit._report.plots.memory import curve_figure
             from nvprof_kit._report.plots.plots import encode
             from nvprof_kit._report.text.layer_profile import time_figure
             from nvprof_kit._result.writer import write_file

@@ -61,7 +61,7 @@ def figure(result: Result) -> Figure:
     frame = result.to_frame() if values else None
     if frame is None or not {*values, *labels} <= set(frame):
         raise no_plot(type(result).__name__)
-    from nvprof_kit._report.plots.bars import bars_figure
+    from nvprof_kit._report.plots.plots import bars_figure
 
     return bars_figure(frame, values, labels, type(result).__name__)
 

@@ -45,7 +45,7 @@ whatever instruments and captures; nothing imports it."""
 
 EXCEPTIONS = {
     # the memory profiler leaves its own pages when it ends, as the documents it follows describe
-    ("_instrument.memory.files", "_report.plots.memory_curve"),
+    ("_instrument.memory.files", "_report.plots.memory"),
     ("_instrument.memory.files", "_report.page.sunburst"),
     # the version
     ("_cli.__init__", "__init__"),

@@ -80,7 +80,7 @@ class MemoryFiles:
             _write_parquet(self.folder / "memory.parquet", points)
         if self._pages and points:
             from nvprof_kit._report.page.sunburst import write_sunbursts
-            from nvprof_kit._report.plots.memory_curve import write_curve
+            from nvprof_kit._report.plots.memory import write_curve
 
             write_sunbursts(self.folder, [(point.name, point.device, point.rows) for point in points])
             if boundaries:

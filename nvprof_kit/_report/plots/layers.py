@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nvprof_kit._report.plots.plots import PHASE_COLOURS
+from nvprof_kit._report.plots.plots import PHASE_COLOURS, canvas, legend_above
 from nvprof_kit._report.text.layers import heading, time_name
 from nvprof_kit._report.text.shorten import fit
 from nvprof_kit._report.text.units import counted, percent
@@ -38,16 +38,13 @@ def layers_figure(result: Layers, depth: int | None = None) -> Figure:
         result: The per-layer table.
         depth: Levels of the tree; None for as many as `MAX_BARS` allows.
     """
-    from matplotlib.figure import Figure
-
     bars = layers_bars(result.tree, depth)
     steps = max(result.summary.steps, 1)
-    figure = Figure(figsize=(10, 1.7 + 0.28 * len(bars)), layout="constrained")
-    axes = figure.add_subplot()
+    gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
+    title = f"{heading(time_name(result))} by layer{gpu}"
+    figure, axes = canvas((10, 1.7 + 0.28 * len(bars)), title, "x")
     _draw(axes, bars, steps)
     axes.set_xlabel(f"{heading(time_name(result))}, ms{' per step' if steps > 1 else ''}", fontsize=13)
-    gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
-    figure.suptitle(f"{heading(time_name(result))} by layer{gpu}", fontsize=15)
     return figure
 
 
@@ -91,8 +88,5 @@ def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
     axes.invert_yaxis()
     axes.margins(y=0.01)
     axes.set_xlim(right=1.12 * longest)
-    axes.grid(axis="x", color="#DDDDDD")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     if len(bars):
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=12)
+        legend_above(axes)

@@ -1,10 +1,13 @@
-"""Plots of a memory snapshot: allocated memory over time by layer, and the segments with their blocks."""
+"""Plots of memory: of a snapshot over time by layer and by segment, and of a step at the ends of its layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.plots.plots import PALETTE, canvas, encode, legend_above
+from nvprof_kit._result.writer import write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 _POINTS = 1000
 _LAYERS = 7
 _SEGMENTS = 60
+_LABELS = 48
 _STEPS = 16
 _MIB = 1 << 20
 _EARLY = "before the history"
@@ -37,14 +41,12 @@ def timeline_figure(result: Memory) -> Figure:
     Events are equidistant, regardless of time: a step takes milliseconds, building a model takes seconds.
     """
     import numpy as np
-    from matplotlib.figure import Figure
 
     events = len(result.level_bytes)
     at = np.linspace(0, events - 1, min(_POINTS, events)).astype(np.int64)
     at = np.unique(np.append(at, result.summary.peak_event)) if events else at
     bands = _bands(result, at)
-    figure = Figure(figsize=(12, 5.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = canvas((12, 5.2), f"Allocated memory on device {result.summary.device} by layer; the peak is dotted")
     if len(at):
         heights = [height / _MIB for height in bands.values()]
         colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
@@ -59,8 +61,6 @@ def timeline_figure(result: Memory) -> Figure:
     axes.set_ylabel("MiB", fontsize=12)
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Allocated memory on device {result.summary.device} by layer; the peak is dotted", fontsize=14)
     return figure
 
 
@@ -98,11 +98,9 @@ def _bands(result: Memory, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[n
 
 def segments_figure(snapshot: Snapshot, device: int) -> Figure:
     """A bar for each segment, the largest first: memory in use and idle."""
-    from matplotlib.figure import Figure
-
     segments = snapshot.segments[snapshot.segments["device"] == device].nlargest(_SEGMENTS, "total_bytes")
-    figure = Figure(figsize=(12, 1.6 + 0.16 * len(segments)), layout="constrained")
-    axes = figure.add_subplot()
+    title = f"The {len(segments)} largest segments on device {device}: kind and stream"
+    figure, axes = canvas((12, 1.6 + 0.16 * len(segments)), title)
     blocks = snapshot.blocks.groupby("segment")
     for position, (row, segment) in enumerate(segments.iterrows()):
         axes.barh(position, segment["total_bytes"] / _MIB, color="#DDDDDD", height=0.8)
@@ -117,6 +115,41 @@ def segments_figure(snapshot: Snapshot, device: int) -> Figure:
     axes.set_yticks(range(len(segments)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("MiB from the segment's begin; blue in use, grey idle", fontsize=12)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"The {len(segments)} largest segments on device {device}: kind and stream", fontsize=14)
+    return figure
+
+
+def write_curve(path: Path, boundaries: Sequence[Any]) -> None:
+    """Write the chart of the last complete step; the file suffix selects the format."""
+    write_file(path, encode(curve_figure(boundaries), path.suffix[1:]))
+
+
+def curve_figure(boundaries: Sequence[Any]) -> Figure:
+    """The chart of the last complete step.
+
+    Args:
+        boundaries: The layer calls in order of their ends, as `nvprof_kit._instrument.memory.boundaries.Boundary`.
+    """
+    steps = sorted({boundary.step for boundary in boundaries})
+    with_backward = [b.step for b in boundaries if b.phase == "backward"]
+    step = max(with_backward, default=steps[-1])
+    step_boundaries = [boundary for boundary in boundaries if boundary.step == step]
+    places = range(len(step_boundaries))
+    figure, axes = canvas((13, 5.5), f"Memory at the layers' ends, step {step}", "y")
+    axes.plot(places, [b.reserved / _MIB for b in step_boundaries], color="#8C8C8C", lw=2, label="reserved")
+    axes.plot(
+        places, [b.peak / _MIB for b in step_boundaries], color="#D55E00", lw=1, ls="--", label="peak inside the layer"
+    )
+    axes.plot(
+        places, [b.end / _MIB for b in step_boundaries], color="#0072B2", lw=2, marker=".", label="allocated at its end"
+    )
+    turn = next((number for number, b in enumerate(step_boundaries) if b.phase != "forward"), None)
+    if turn is not None:
+        axes.axvline(turn - 0.5, color="#222222", lw=0.8, ls=":")
+        axes.text(turn - 0.3, 1.0, "backward", transform=axes.get_xaxis_transform(), va="bottom", fontsize=11)
+    stride = max(len(step_boundaries) // _LABELS, 1)
+    axes.set_xticks(list(places)[::stride], [b.layer for b in step_boundaries][::stride], rotation=90, fontsize=8)
+    axes.set_ylabel("MiB", fontsize=12)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    legend_above(axes, 3)
     return figure

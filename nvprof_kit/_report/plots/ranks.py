@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._result.result import no_plot
 
 if TYPE_CHECKING:
@@ -48,13 +48,10 @@ def waits_figure(table: pd.DataFrame) -> Figure:
     Args:
         table: Waits or charges: cause, wait_ns, and rank, or late_rank and cause_rank.
     """
-    from matplotlib.figure import Figure
-
     rank = table["rank"] if "rank" in table else table["cause_rank"]
     sums = table.groupby([rank.rename("rank"), "cause"])["wait_ns"].sum().unstack(fill_value=0) / 1e6
     chosen = sums.loc[sums.sum(axis=1).sort_values(ascending=False).index[:MOST]].sort_index()
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = canvas((10, 4.6), "Waiting by late rank and cause")
     places, bottom = np.arange(len(chosen)), np.zeros(len(chosen))
     for number, cause in enumerate(chosen.sum().sort_values(ascending=False).index):
         values = chosen[cause].to_numpy()
@@ -63,7 +60,7 @@ def waits_figure(table: pd.DataFrame) -> Figure:
     axes.set_xticks(places, [str(label) for label in chosen.index], rotation=90 if len(chosen) > 20 else 0)
     axes.set_xlabel("rank that the others waited for", fontsize=13)
     axes.set_ylabel("waiting, ms", fontsize=13)
-    axes.legend(fontsize=10)
+    legend_above(axes)
     return figure
 
 
@@ -73,14 +70,11 @@ def layers_figure(table: pd.DataFrame) -> Figure:
     Args:
         table: See `nvprof_kit._ranks.stages.layer_table`.
     """
-    from matplotlib.figure import Figure
-
     wide = table.assign(row=table["layer"] + " " + table["phase"]).pivot_table(
         index="row", columns="rank", values="excess_ns", aggfunc="sum"
     )
     chosen = wide.loc[wide.abs().max(axis=1).sort_values(ascending=False).index[:MOST]] / 1e6
-    figure = Figure(figsize=(10, 1.5 + 0.24 * len(chosen)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = canvas((10, 1.5 + 0.24 * len(chosen)), "Layers that compute longer than on equal ranks")
     limit = float(np.nanmax(np.abs(chosen.to_numpy()))) or 1.0
     image = axes.imshow(chosen.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
     axes.set_yticks(np.arange(len(chosen)), [str(label) for label in chosen.index], fontsize=8)

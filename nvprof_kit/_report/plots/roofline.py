@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._report.plots.plots import canvas
 from nvprof_kit._report.text.shorten import fit, kernel_names
 
 if TYPE_CHECKING:
@@ -48,20 +49,14 @@ def layers_roofline(result: NcuLayers) -> Figure:
 
 def roofline_figure(roofline: Roofline) -> Figure:
     """FLOP/s over arithmetic intensity (FLOP/byte), both logarithmic."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    axes = figure.add_subplot()
+    title = "Roofline: a dot is a kernel of a layer, as large as its GPU time"
+    figure, axes = canvas((10, 6.5), title, "both")
     _ceilings(axes, roofline)
     _dots(axes, roofline)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations by byte of DRAM", fontsize=13)
     axes.set_ylabel("operations a second", fontsize=13)
-    axes.grid(color="#DDDDDD")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Roofline: a dot is a kernel of a layer, as large as its GPU time", fontsize=15)
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from nvprof_kit._report.page.timeline import lane_label
-from nvprof_kit._report.plots.plots import PHASE_COLOURS
+from nvprof_kit._report.plots.plots import PHASE_COLOURS, canvas, legend_above
 from nvprof_kit._report.text.units import counted, percent
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None
         gpus: Names of the GPUs, for the title.
         depth: Levels of the model to draw; None for all.
     """
-    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     bands = timeline_bands(drawn, depth)
-    figure = Figure(figsize=(10, 1.75 + 0.36 * len(bands)), layout="constrained")
-    axes = figure.add_subplot()
+    step = f"Step {drawn.step}" if drawn.step is not None else "The capture"
+    title = f"{step} in time{f' on {counted(gpus)}' if gpus else ''}"
+    figure, axes = canvas((10, 1.75 + 0.36 * len(bands)), title, "x")
+    axes.spines["left"].set_visible(False)
     start, end = drawn.own_window()
     for row, band in enumerate(bands):
         _draw(axes, row, band, start, (end - start) / 1e6)
@@ -58,12 +60,10 @@ def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None
     axes.set_xlabel("time, ms", fontsize=13)
     axes.tick_params(axis="x", labelsize=11)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#DDDDDD")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    _legend(axes, bands)
-    step = f"Step {drawn.step}" if drawn.step is not None else "The capture"
-    figure.suptitle(f"{step} in time{f' on {counted(gpus)}' if gpus else ''}", fontsize=15)
+    present = {colour for band in bands for colour in band.boxes["colour"].unique()}
+    named = {**PHASE_COLOURS, "idle": IDLE}
+    marks = [Patch(color=colour, label=name) for name, colour in named.items() if colour in present]
+    legend_above(axes, 5, handles=marks)
     return figure
 
 
@@ -151,14 +151,3 @@ def _merged(boxes: pd.DataFrame, grain_ns: float) -> pd.DataFrame:
     last = np.append(first[1:], len(boxes)) - 1
     merged: pd.DataFrame = boxes.iloc[first].assign(end_ns=boxes["end_ns"].to_numpy()[last])
     return merged
-
-
-def _legend(axes: Axes, bands: Sequence[Band]) -> None:
-    from matplotlib.patches import Patch
-
-    present = {colour for band in bands for colour in band.boxes["colour"].unique()}
-    named = {**PHASE_COLOURS, "idle": IDLE}
-    marks = [Patch(color=colour, label=name) for name, colour in named.items() if colour in present]
-    axes.legend(
-        handles=marks, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=12
-    )  # above the plot

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES
-from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines
 from nvprof_kit._report.text.units import Cells, count_per_step, counted, mib_cell
@@ -81,11 +81,10 @@ def time_figure(profile: LayerProfile) -> Figure:
     """Time per step of each block along the model: a curve per kind, attention dashed, a band from the fastest to the
     slowest step. Without blocks, a curve of the model's direct children.
     """
-    from matplotlib.figure import Figure
-
     blocks = curve_points(profile)
-    figure = Figure(figsize=(12, 5.5), layout="constrained")
-    axes = figure.add_subplot()
+    gpus = f" on {counted(profile.layers.info.gpus)}" if profile.layers.info.gpus else ""
+    title = f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases"
+    figure, axes = canvas((12, 5.5), title, "y")
     for number, (kind, rows) in enumerate(blocks.groupby("kind", sort=False)):
         _draw_kind(axes, str(kind), rows, PALETTE[number % (len(PALETTE) - 2)])
     labels = blocks["layer"].tolist()
@@ -94,12 +93,8 @@ def time_figure(profile: LayerProfile) -> Figure:
     axes.set_ylabel(f"{heading(time_name(profile.layers))} per step, ms", fontsize=13)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    axes.grid(axis="y", color="#DDDDDD")
-    axes.spines[["top", "right"]].set_visible(False)
     if len(blocks):
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=11)
-    gpus = f" on {counted(profile.layers.info.gpus)}" if profile.layers.info.gpus else ""
-    figure.suptitle(f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases", fontsize=15)
+        legend_above(axes)
     return figure
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.table import Bar, table, warning_lines
 from nvprof_kit._report.text.units import Cells, Milliseconds, percent
 from nvprof_kit._result.formats import title
@@ -56,11 +56,10 @@ def verdict_line(verdict: Verdict) -> Text:
 
 def timeline_figure(result: Timers) -> Figure:
     """A lane for each rank with a bar for each call; nested stages are drawn thinner, on top."""
-    from matplotlib.figure import Figure
-
     calls = result.calls.nsmallest(MOST_BARS, "offset_ns")
-    figure = Figure(figsize=(12, 2.0 + 0.5 * len(result.ranks)), layout="constrained")
-    axes = figure.add_subplot()
+    left_out = len(result.calls) - len(calls)
+    title = f"Stages by rank{f' (the first {len(calls):,} of {len(result.calls):,})' if left_out else ''}"
+    figure, axes = canvas((12, 2.0 + 0.5 * len(result.ranks)), title, "x")
     lanes = {rank: lane for lane, rank in enumerate(result.ranks)}
     for number, (stage, stage_calls) in enumerate(calls.groupby("stage", observed=True)):
         for depth, at_depth in stage_calls.groupby("depth"):
@@ -73,13 +72,7 @@ def timeline_figure(result: Timers) -> Figure:
     axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes], fontsize=12)
     axes.invert_yaxis()
     axes.set_xlabel("ms since the first start, each rank by its own clock", fontsize=13)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#DDDDDD")
-    axes.set_axisbelow(True)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=8, frameon=False, fontsize=12)
-    left_out = len(result.calls) - len(calls)
-    title = f"Stages by rank{f' (the first {len(calls):,} of {len(result.calls):,})' if left_out else ''}"
-    figure.suptitle(title, fontsize=15)
+    legend_above(axes, 8)
     figure.supxlabel(textwrap.fill(verdict_line(result.verdict).plain, 120), fontsize=11)
     return figure
 
