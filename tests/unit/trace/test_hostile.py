@@ -7,8 +7,6 @@ import json
 import lzma
 import os
 import pickle
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,10 @@ from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.jobs.finding import head_of
 from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
-from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
 from nvprof_kit._trace.timer_log import read_timer_logs
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[2] / "data"
-EVERYTHING = ("name", "stream", "bytes", "calls", "marks", "allocations", "samples", "scheduled", "collectives")
 
 
 def capture(path: Path) -> Path:
@@ -40,94 +36,6 @@ def capture(path: Path) -> Path:
     file.kernel(340, 350, correlation=file.call("cudaMemsetAsync_v3020", 130, 135), table="MEMSET")
     file.overhead("Buffer Flush", 150, 160)
     return file.write()
-
-
-def change(path: Path, sql: str) -> Path:
-    with closing(sqlite3.connect(path)) as db, db:
-        db.executescript(sql)
-    return path
-
-
-def needed() -> list[tuple[str, str]]:
-    tables = ("NVTX_EVENTS", "PROFILER_OVERHEAD", *(f"CUPTI_ACTIVITY_KIND_{one}" for one in ("KERNEL", "RUNTIME")))
-    return [
-        (table, column) for table in tables for column in (*NSYS_SOURCES[table].required, *NSYS_SOURCES[table].partial)
-    ]
-
-
-@pytest.mark.parametrize(("table", "column"), needed())
-def test_a_column_that_is_missing_or_null_is_named(tmp_path: Path, table: str, column: str) -> None:
-    path = change(capture(tmp_path / "a.sqlite"), f'UPDATE {table} SET "{column}" = NULL')
-    with pytest.raises(CaptureError, match=rf"{table}\.{column} is (NULL|None)"):
-        open_capture(path, optional=(*EVERYTHING, *OPS))
-    path = change(capture(tmp_path / "a.sqlite"), f'ALTER TABLE {table} DROP COLUMN "{column}"')
-    with pytest.raises(CaptureError, match=f"the table {table} has no column {column}"):
-        open_capture(path)
-
-
-@pytest.mark.parametrize(
-    ("sql", "said"),
-    [
-        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = -4", "CUPTI_ACTIVITY_KIND_MEMCPY.bytes is -4 in 1 rows"),
-        (
-            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = -1",
-            "operations (CUPTI_ACTIVITY_KIND_*): device is -1 in 1 rows",
-        ),
-        (
-            "UPDATE PROFILER_OVERHEAD SET start = 170",
-            "calls (CUPTI_ACTIVITY_KIND_RUNTIME or PROFILER_OVERHEAD): 1 end before they begin",
-        ),
-        ("UPDATE NVTX_EVENTS SET domainId = NULL WHERE eventType = 75", "NVTX_EVENTS.domainId is None"),
-        ("UPDATE NVTX_EVENTS SET category = NULL WHERE eventType = 33", "NVTX_EVENTS.category is None"),
-        ("UPDATE NVTX_EVENTS SET eventType = eventType || ''", "NVTX_EVENTS.eventType is not a whole number"),
-        ("UPDATE StringIds SET value = 7", "StringIds.value is not text"),
-    ],
-)
-def test_values_that_no_profiler_writes_are_refused(tmp_path: Path, sql: str, said: str) -> None:
-    path = capture(tmp_path / "a.sqlite")
-    if "StringIds" in sql or "eventType ||" in sql:  # a column without a type keeps what it is given
-        table = "StringIds" if "StringIds" in sql else "NVTX_EVENTS"
-        change(
-            path,
-            f"CREATE TABLE t AS SELECT * FROM {table}; DROP TABLE {table}; CREATE TABLE {table} AS SELECT * FROM t",
-        )
-        names = [row[1] for row in sqlite3.connect(path).execute(f"PRAGMA table_info({table})")]
-        change(path, f"DROP TABLE {table}; CREATE TABLE {table} ({', '.join(f'[{one}]' for one in names)}); "
-                     f"INSERT INTO {table} SELECT * FROM t")  # fmt: skip
-    with pytest.raises(CaptureError) as refused:
-        open_capture(change(path, sql), optional=EVERYTHING)
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("sql", "said"),
-    [
-        ("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL", "1 operations stand in"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = start + 1000000", "3 operations begin before the call"),
-        (
-            "UPDATE NVTX_EVENTS SET category = NULL WHERE eventType = 59",
-            "NVTX_EVENTS.category is missing in every range",
-        ),
-        ("UPDATE NVTX_EVENTS SET [end] = NULL", "NVTX_EVENTS.end is missing in 1 of 1 ranges"),
-        ("UPDATE NVTX_EVENTS SET textId = NULL WHERE eventType = 59", "textId give no text to 1 of 1 ranges"),
-        (
-            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET correlationId = NULL WHERE start = 110",
-            "correlationId is NULL in 1 of 3",
-        ),
-        ("DELETE FROM StringIds WHERE value = 'gemm'", "StringIds lacks the text of 1 of 1 ids"),
-    ],
-)
-def test_what_is_odd_is_warned_of(tmp_path: Path, sql: str, said: str) -> None:
-    trace = open_capture(change(capture(tmp_path / "a.sqlite"), sql), optional=("name",))
-    assert any(said in warning for warning in trace.info.warnings), trace.info.warnings
-
-
-def test_texts_in_another_encoding_are_read(tmp_path: Path) -> None:
-    latin = "UPDATE {} = CAST(x'6cffe9' AS TEXT)"
-    path = change(
-        capture(tmp_path / "a.sqlite"), latin.format("NVTX_EVENTS SET textId = NULL, text") + " WHERE eventType = 59"
-    )
-    assert open_capture(path).ranges["text"].tolist() == ["l\ufffd\ufffd"]
 
 
 # ---------------------------------------------------------------- Kineto

@@ -33,7 +33,7 @@ def test_tables(tmp_path: Path) -> None:
     first = file.alloc(1024, "nvprof_kit:forward:layers.0;step=0", ["model.py:10:forward"])
     file.alloc(512)
     file.free(first)
-    snapshot = open_snapshot(file.write(tmp_path / "run.pickle")).snapshot
+    snapshot = open_snapshot(file.write(tmp_path / "run.pickle"))
     assert snapshot.events["action"].tolist() == ["alloc", "alloc", "free_requested", "free_completed"]
     assert snapshot.events["addr"].tolist() == [BASE, BASE + 1024, BASE, BASE]
     assert snapshot.stacks == {0: [{"filename": "model.py", "line": 10, "name": "forward"}]}
@@ -47,7 +47,7 @@ def test_a_stack_that_recurs(tmp_path: Path) -> None:
     for _ in range(50):
         file.alloc(1000, stack=["a.py:1:f", "b.py:2:g"])
         file.alloc(1000, stack=["a.py:1:f"])
-    stacks = open_snapshot(file.write(tmp_path / "run.pickle")).snapshot.stacks
+    stacks = open_snapshot(file.write(tmp_path / "run.pickle")).stacks
     assert len(stacks) == 100
     assert [[frame["name"] for frame in stacks[row]] for row in (98, 99)] == [["f", "g"], ["f"]]
 
@@ -64,7 +64,7 @@ def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
         for block in segment["blocks"]:
             del block["address"]
     (tmp_path / "old.pickle").write_bytes(pickle.dumps(plain))
-    blocks = open_snapshot(tmp_path / "old.pickle").snapshot.blocks
+    blocks = open_snapshot(tmp_path / "old.pickle").blocks
     assert (blocks["address"] - BASE).tolist()[:3] == [0, 1024, 1536]
     assert (blocks["address"] - BASE - (1 << 30)).tolist()[3:] == [0, 1024, 1536]
     assert blocks["segment"].tolist() == [0, 0, 0, 1, 1, 1]
@@ -75,7 +75,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     snapshot = SnapshotFile().snapshot() | {"extra": Attack(trace)}
     path.write_bytes(pickle.dumps(snapshot))
     with pytest.raises(CaptureError) as refused:
-        open_snapshot(path).memory()
+        open_snapshot(path)
     assert "refused as a snapshot: it holds more than plain data, it would load posix.system" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not trace.exists()
@@ -124,7 +124,7 @@ def test_whatever_is_wrong_is_one_line(payload: bytes, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.pickle").write_bytes(payload)
     with pytest.raises(CaptureError) as refused:
-        open_snapshot("run.pickle").memory()
+        open_snapshot(Path("run.pickle"))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
 
@@ -142,9 +142,9 @@ def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no such file"):
-        open_snapshot(tmp_path / "none.pickle").memory()
+        open_snapshot(tmp_path / "none.pickle")
     with pytest.raises(CaptureError, match="directory"):
-        open_snapshot(tmp_path).memory()
+        open_snapshot(tmp_path)
 
 
 MANY = 100_000
