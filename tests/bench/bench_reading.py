@@ -1,11 +1,13 @@
 """How long each way of reading a large capture takes and how much memory, beside other programs: one table.
 
     python tests/bench/bench_reading.py [--copies 500] [--rounds 3] [--capture FILE.sqlite.xz] [--nsys PATH] [--docs]
+    python tests/bench/bench_reading.py --report run.nsys-rep [--rounds 3] [--nsys PATH]
 
 A committed capture is repeated along the time axis, as an SQLite file and as the folder that `nsys export
 --type=parquetdir` writes. Whole processes run in turn, and the best of their rounds counts. The processor's seconds are
 compared: what else the machine does changes those of the clock more. With --docs the table is written into
-docs/performance.md. Exit 1 if a row exceeds its limit.
+docs/performance.md. With --report a real report is read instead, exported in both ways. Exit 1 if a row exceeds its
+limit.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import lzma
 import os
 import pickle
 import platform
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -51,9 +54,10 @@ for table, columns in {READ!r}.items():
         cursor.fetch_arrow_table()
 """
 SCAN_FOLDER = f"""
-import sys, pyarrow.parquet
+import os, sys, pyarrow.parquet
 for table, columns in {READ!r}.items():
-    pyarrow.parquet.read_table(f"{{sys.argv[1]}}/{{table}}.parquet", columns=list(columns))
+    if os.path.exists(f"{{sys.argv[1]}}/{{table}}.parquet"):
+        pyarrow.parquet.read_table(f"{{sys.argv[1]}}/{{table}}.parquet", columns=list(columns))
 pyarrow.parquet.read_table(f"{{sys.argv[1]}}/StringIds.parquet")
 """
 
@@ -190,6 +194,22 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
     return rows
 
 
+def rows_of_report(report: Path, nsys: str) -> dict[str, Row]:
+    """What is measured of a real report, by name: each of the first two rows exports it anew."""
+    sqlite, folder = report.with_suffix(".sqlite"), report.with_name(f"{report.stem}_pqtdir")
+    layers = [sys.executable, "-m", "nvprof_kit", "layers", "--format", "csv"]
+    clean, ours = f"rm -rf {sqlite} {folder} && ", shlex.join(layers)
+    by_sqlite, theirs = "`nsys export` to SQLite, then `layers`", "`nsys stats -r nvtx_gpu_proj_sum`, SQLite"
+    return {
+        by_sqlite: Row(["sh", "-c", f"{clean}{nsys} export --type sqlite -o {sqlite} {report} && {ours} {sqlite}"]),
+        theirs: Row([nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", "--format", "csv", str(sqlite)]),
+        "`layers` of the .nsys-rep": Row(["sh", "-c", f"{clean}NSYS={nsys} {ours} {report}"], by_sqlite, 0.6),
+        "`layers` of the folder beside nsys": Row([*layers, str(folder)], theirs, 0.5),
+        "a bare read of its columns, Parquet": Row([sys.executable, "-c", SCAN_FOLDER, str(folder)]),
+        "`layers` of the folder beside that": Row([*layers, str(folder)], "a bare read of its columns, Parquet", 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=500)
@@ -198,12 +218,20 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000, help="events of the snapshot")
     parser.add_argument("--nsys", default=shutil.which("nsys"), help="which nsys; that on PATH by default")
     parser.add_argument("--docs", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--report", type=Path, help="a report to read instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with ProcessPoolExecutor(1) as pool:  # the memory of a process counts what its parent had
-            counts = pool.submit(prepare, folder, options.capture, options.copies, options.events).result()
-        rows = rows_of(folder, options.nsys)
+        if options.report:
+            report = Path(shutil.copy(options.report, folder))
+            title, rows = f"A report of {report.stat().st_size / 1e6:.0f} MB", rows_of_report(report, options.nsys)
+        else:
+            with ProcessPoolExecutor(1) as pool:  # the memory of a process counts what its parent had
+                counts = pool.submit(prepare, folder, options.capture, options.copies, options.events).result()
+            rows = rows_of(folder, options.nsys)
+            title = f"{options.capture.name} x {options.copies}: " + ", ".join(
+                f"{table.split('_')[-1]} {count:,}" for table, count in counts.items()
+            )
         os.chdir(folder)  # for what the verbs write
         runs: dict[str, list[tuple[float, float, float]]] = {row: [] for row in rows}
         for _ in range(options.rounds):
@@ -211,9 +239,7 @@ def main() -> None:
                 runs[row].append(used(command, of_repository()))
     best = {row: [min(values) for values in zip(*measured, strict=True)] for row, measured in runs.items()}
     said = [
-        f"{options.capture.name} x {options.copies}: "
-        + ", ".join(f"{table.split('_')[-1]} {count:,}" for table, count in counts.items())
-        + f"; best of {options.rounds}, {os.cpu_count()} processors, Python {platform.python_version()}.",
+        f"{title}; best of {options.rounds}, {os.cpu_count()} processors, Python {platform.python_version()}.",
         "",
         "| | s | CPU s | MB | times | beside | limit |",
         "|---|---|---|---|---|---|---|",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 from support.brute_force.layers import BruteForce
-from support.gpu import Profiled
+from support.gpu import PROGRAMS, Profiled, need, run
 
 import nvprof_kit
 
@@ -40,6 +42,20 @@ def test_a_training_step(model: str, profiled: Profiled) -> None:
 )
 def test_the_ways_in_which_people_train(variant: str, profiled: Profiled) -> None:
     check(profiled("variants.py", variant))
+
+
+def test_the_reports_of_two_processes_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("nsys")
+    verbs = [sys.executable, "-m", "nvprof_kit"]
+    reports = [tmp_path / f"run.rank{rank}.nsys-rep" for rank in range(2)]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, report in enumerate(reports):
+        monkeypatch.setenv("RANK", str(rank))
+        run(*verbs, "profile", "--export", "none", "-o", report.with_suffix(""), "--cuda-profiler", "--",
+            sys.executable, PROGRAMS / "train.py", "encoder", *SMALL)  # fmt: skip
+    run(*verbs, "ranks", *reports, "-o", tmp_path / "job.json")
+    answer = json.loads((tmp_path / "job.json").read_text())
+    assert {row["rank"] for row in answer["layers"]} == {0, 1}
 
 
 def test_two_kernels_of_our_own(profiled: Profiled) -> None:

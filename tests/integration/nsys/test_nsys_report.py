@@ -87,6 +87,21 @@ def test_a_report_without_a_gpu_says_what_was_missing(report: Path) -> None:
         open_capture(report)
 
 
+def test_the_reports_of_a_job_are_exported_and_mapped(report: Path) -> None:
+    """Without a GPU the way ends where ranks would be compared; tests/gpu/test_captures.py goes all of it."""
+    job = [Path(report.rename(report.with_name("run.rank0.nsys-rep")))]
+    job.append(report.with_name("run.rank1.nsys-rep"))
+    job[1].write_bytes(job[0].read_bytes())
+    command = [sys.executable, "-m", "nvprof_kit", "ranks", *map(str, job)]
+    for _ in range(2):  # the second uses what the first exported
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert ".nsys-rep: no GPU operations" in done.stderr
+    made = {path.name for path in report.parent.iterdir()} - {path.name for path in job}
+    assert made and made <= {"run.rank0_pqtdir", "run.rank1_pqtdir"}
+
+
 @pytest.mark.every_nsys
 def test_a_cut_off_report(report: Path) -> None:
     report.write_bytes(report.read_bytes()[:3000])
