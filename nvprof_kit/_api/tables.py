@@ -103,7 +103,7 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     import duckdb
     import pandas as pd
 
-    from nvprof_kit._trace.files.duckdb_queries import interruptible
+    from nvprof_kit._trace.files.process import interruptible
 
     if re.fullmatch(r"\s*show\s+(all\s+)?tables\s*;?\s*", query, re.IGNORECASE):
         names: pd.DataFrame = pd.DataFrame({"name": list(tables)})

@@ -172,7 +172,7 @@ def open_input(output: Output, path: str, *, nsys: bool = False, **options: Any)
     """
     from nvprof_kit._api.capture import Capture
     from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
-    from nvprof_kit._trace.files.own_process import share_memory
+    from nvprof_kit._trace.files.process import share_memory
 
     share_memory()
     expect(path, *((NSYS, NEEDED_NSYS) if nsys else (CAPTURES, NEEDED)))

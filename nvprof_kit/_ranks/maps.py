@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from nvprof_kit._trace.files.duckdb_queries import interruptible
+from nvprof_kit._trace.files.process import interruptible
 from nvprof_kit._trace.jobs.finding import find_captures, groups_of_marks, processes_warnings, ranks_in, texts_of_marks
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, to_arrow
 from nvprof_kit._trace.jobs.tables import fault_of

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nvprof_kit._trace.domains import DEFAULT
 from nvprof_kit._trace.files.kinds import NEEDED, NEEDED_NSYS, description_of
 from nvprof_kit._trace.files.packed import check_file, unpack
 from nvprof_kit._trace.kineto.reader import KinetoReader
 from nvprof_kit._trace.ncu.reader import PageReader, ReportReader
 from nvprof_kit._trace.nsys.reader import NSYS_READERS
-from nvprof_kit._trace.reader import CaptureReader, Reader, Request, Source
+from nvprof_kit._trace.reader import DEFAULT, CaptureReader, Reader, Request, Source
 from nvprof_kit._trace.torch_memory.snapshot import SnapshotReader
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN

@@ -130,7 +130,7 @@ def map_(
         rank: FILE=N, the rank of a capture that does not contain its rank. Repeatable.
         part: I/N, map only every N-th capture, beginning with the I-th (from 0), to share the work between tasks.
     """
-    from nvprof_kit._trace.files.own_process import keep_freed_memory, switch_threads_often
+    from nvprof_kit._trace.files.process import keep_freed_memory, switch_threads_often
 
     if not output:
         raise UsageError("no folder for the maps; needed: nvprof-kit ranks map -o FOLDER CAPTURE...")

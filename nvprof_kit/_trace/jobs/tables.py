@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
+from nvprof_kit._trace.files.process import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, to_arrow
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.frames import empty_frame, make_frame
 from nvprof_kit._trace.kineto.calls import (
     host_memory,
@@ -28,6 +27,7 @@ from nvprof_kit._trace.kineto.calls import (
 from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
 from nvprof_kit._trace.kineto.ranges import has_ours, read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
+from nvprof_kit._trace.reader import named_domains
 from nvprof_kit._trace.schema import OP_KINDS, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.ncu.numbers import NumberStyle, base_unit, number_style, parse_number
-from nvprof_kit._trace.ncu.nvtx import NvtxState, parse_cell
+from nvprof_kit._trace.ncu.cells import NumberStyle, NvtxState, base_unit, number_style, parse_cell, parse_number
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import as_issues

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nvprof_kit._trace.ncu.cells import DEFAULT_DOMAIN, base_unit
 from nvprof_kit._trace.ncu.csv import read_csv
-from nvprof_kit._trace.ncu.numbers import base_unit
-from nvprof_kit._trace.ncu.nvtx import DEFAULT_DOMAIN
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError, ToolError
 

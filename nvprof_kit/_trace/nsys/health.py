@@ -10,9 +10,8 @@ import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few
-from nvprof_kit._trace.nsys.enums import check_enums
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders
-from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_rows, warn_of_descriptions
+from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_enums, check_rows, warn_of_descriptions
 from nvprof_kit._trace.nsys.tables import nvtx_domains, process_of
 from nvprof_kit._trace.nsys.warnings import lost_launches, nsys_messages
 from nvprof_kit._trace.open import nsys_export

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, few, labels
 from nvprof_kit._trace.nsys.calls import host_memory, host_memory_names
-from nvprof_kit._trace.nsys.enums import COPY_KINDS, defined
-from nvprof_kit._trace.nsys.sources import read_columns, strings_of, zero_is_missing
+from nvprof_kit._trace.nsys.sources import COPY_KINDS, defined, read_columns, strings_of, zero_is_missing
 from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 Columns = dict[str, Any]

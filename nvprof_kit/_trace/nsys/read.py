@@ -14,20 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.domains import DEFAULT, named_domains
 from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.frames import few, make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, count_among, fetch_calls, launches_of, read_calls, read_loads
-from nvprof_kit._trace.nsys.enums import check_enums
-from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit._trace.nsys.nccl import read_collectives
 from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_ops
-from nvprof_kit._trace.nsys.samples import read_samples
-from nvprof_kit._trace.nsys.scheduled import read_scheduled
-from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for, warn_of_descriptions
+from nvprof_kit._trace.nsys.optional import read_allocations, read_marks, read_samples, read_scheduled
+from nvprof_kit._trace.nsys.sources import (
+    check_columns,
+    check_enums,
+    check_rows,
+    node_table,
+    tables_for,
+    warn_of_descriptions,
+)
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings, launch_names
-from nvprof_kit._trace.reader import Request
+from nvprof_kit._trace.reader import DEFAULT, Request, named_domains
 from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Trace
 from nvprof_kit._trace.validate import DAY_NS, repeated
 from nvprof_kit.errors import CaptureError

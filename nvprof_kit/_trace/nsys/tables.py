@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few, labels
-from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
-from nvprof_kit._trace.nsys.sources import check_rows, node_table, read_columns, strings_of, zero_is_missing
+from nvprof_kit._trace.nsys.sources import (
+    EVENT_TYPES,
+    check_rows,
+    defined,
+    node_table,
+    read_columns,
+    strings_of,
+    zero_is_missing,
+)
+from nvprof_kit._trace.reader import named_domains
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]

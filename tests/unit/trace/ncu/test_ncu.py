@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvprof_kit._trace.ncu.numbers import NumberStyle, parse_number
-from nvprof_kit._trace.ncu.nvtx import parse_cell
+from nvprof_kit._trace.ncu.cells import NumberStyle, parse_cell, parse_number
 from nvprof_kit._trace.ncu.schema import KERNELS, NcuReport
 from nvprof_kit._trace.open import open_ncu
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError

@@ -1,10 +1,15 @@
-"""Settings for processes of our own, never for a program that imports the package: memory and switches of threads."""
+"""Settings of the process: memory and switches of threads, for processes of our own and never for a program that
+imports the package; and what DuckDB does to the program around it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _LARGEST_SHARED, _KEPT = 32 << 20, 256 << 20
@@ -57,3 +62,27 @@ def _set(options: dict[int, int]) -> bool:
     for option, value in options.items():
         mallopt(option, value)
     return True
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn DuckDB's error for an interrupted query back into what interrupted it.
+
+    Raises:
+        KeyboardInterrupt: The query was interrupted.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is RuntimeError and "interrupted" in str(error):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def without_progress_bar(database: Any) -> None:
+    """Keep DuckDB from drawing a progress bar on stdout, among the answer."""
+    import duckdb
+
+    # in a notebook without ipywidgets DuckDB can neither draw it nor be told not to
+    with suppress(duckdb.InvalidInputException):
+        database.execute("SET enable_progress_bar = false")
