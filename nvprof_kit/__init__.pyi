@@ -33,9 +33,9 @@ from ._capture.recorder.record import record as record
 from ._findings import Finding as Finding
 from ._instrument.flops.count import count_flops as count_flops
 from ._instrument.loop.annotate import annotate_model as annotate_model
-from ._instrument.loop.generation import generation as generation
 from ._instrument.loop.loop import annotate_dataloader as annotate_dataloader
 from ._instrument.loop.loop import annotate_optimizer as annotate_optimizer
+from ._instrument.loop.loop import generation as generation
 from ._instrument.loop.loop import mark as mark
 from ._instrument.loop.loop import phase as phase
 from ._instrument.loop.loop import step as step
@@ -45,7 +45,7 @@ from ._instrument.memory.snapshot import memory_snapshot as memory_snapshot
 from ._instrument.meters.throughput import Throughput as Throughput
 from ._instrument.meters.timers import global_timer as global_timer
 from ._instrument.meters.utilisation import Utilisation as Utilisation
-from ._instrument.modules.methods import instrument_method as instrument_method
+from ._instrument.modules.hooks import instrument_method as instrument_method
 from ._instrument.ranges.layer_range import layer_range as layer_range
 from ._profiler import handlers as handlers
 from ._profiler.layer_profiler import LayerProfiler as LayerProfiler

@@ -1,20 +1,157 @@
-"""Temporary patches of PyTorch and other libraries.
+"""Temporary patches of PyTorch and other libraries, and what torch.compile must not compile.
 
 Importing the package changes nothing. Each patch of PyTorch is a `Shared`: installed for its first user and removed
 after its last. A user holds it with `Shared.hold`.
+
+A program may compile a decorated function. Its forwarder then runs in Python and emits the range around the compiled
+function. If the compiler traces a caller, it inlines the function without the forwarder.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import MethodType, SimpleNamespace
-from typing import Any
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from nvprof_kit._instrument.torch_compat import skip_compiling, uncompiled
+
+class AfterImport(MetaPathFinder):
+    """Put it first in ``sys.meta_path``: it calls a function with a module after its import, once, and removes itself.
+
+    A program that only asks whether the module is there (``importlib.util.find_spec``) changes nothing.
+
+    Args:
+        name: Full name of the module.
+        then: The function; what it raises, the program's import raises.
+    """
+
+    def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
+        self._name = name
+        self._then = then
+        self._looking = threading.local()
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Let the other finders find the module, and call the function after the loader has executed it."""
+        if fullname != self._name or self not in sys.meta_path or getattr(self._looking, "now", False):
+            return None
+        self._looking.now = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._looking.now = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._then(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_noted: list[tuple[Callable[..., Any], bool]] = []
+"""Decorated functions, and whether torch.compile skips their callees too."""
+
+_registered = False
+"""Whether the compiler knows the decorated functions."""
+
+
+def skip_compiling(function: Callable[..., Any], *, callees: bool = True) -> None:
+    """Make torch.compile skip a function called from Python and, with ``callees``, everything that it calls.
+
+    Does nothing if the object is not a Python function, or if torch is not loaded.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None or not hasattr(sys.modules.get("torch"), "compiler"):
+        return
+    import torch._C._dynamo  # does not import the compiler
+
+    eval_frame: Any = torch._C._dynamo.eval_frame
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        action = eval_frame._FrameAction
+        strategy = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if callees else action.DEFAULT)
+        eval_frame.set_code_exec_strategy(code, strategy)
+    else:
+        eval_frame.skip_code(code)
+
+
+def uncompiled(function: F) -> F:
+    """Decorator: torch.compile skips the function and its callees. For functions that open or close ranges."""
+    return _note(function, True)
+
+
+def uncompiled_itself(function: F) -> F:
+    """Decorator: torch.compile skips the function, not its callees. For functions that call the program in a range."""
+    return _note(function, False)
+
+
+def skip_compiling_ranges() -> None:
+    """Make torch.compile skip all decorated functions, including functions decorated later."""
+    global _registered  # noqa: PLW0603
+    if not _registered and "torch._dynamo" in sys.modules:
+        _skip_files(sys.modules["torch._dynamo"])
+    elif not _registered:
+        sys.meta_path.insert(0, AfterImport("torch._dynamo", _skip_files))
+    _registered = hasattr(sys.modules.get("torch"), "compiler")
+    for function, callees in _noted:
+        skip_compiling(function, callees=callees)
+
+
+def unseen(function: F) -> F:
+    """Decorator: the compiler of PyTorch before 2.7 also skips what the function calls in Python's library.
+
+    For functions that are called rarely; newer PyTorch skips the callees of what calls them.
+    """
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        import torch._C._dynamo
+
+        eval_frame: Any = torch._C._dynamo.eval_frame
+        if hasattr(eval_frame, "set_code_exec_strategy"):
+            return function(*args, **kwargs)
+        before = eval_frame.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            eval_frame.set_eval_frame(before)
+
+    return cast(F, called)
+
+
+def _skip_files(dynamo: Any) -> None:
+    """Make the compiler of PyTorch before 2.7 skip this package's code, as it cannot skip the callees of a function."""
+    import torch._C._dynamo
+
+    if hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
+        return
+    rules = import_module(f"{dynamo.__name__}.trace_rules")
+    if hasattr(rules, "add"):
+        rules.add("nvprof_kit._instrument")
+
+
+def _note(function: F, callees: bool) -> F:
+    _noted.append((function, callees))
+    if _registered:
+        skip_compiling(function, callees=callees)
+    return function
+
 
 _MISSING = object()
 
@@ -99,6 +236,37 @@ nothing = nullcontext().__exit__
 """Accepts any arguments, does nothing, and can be pickled without this package."""
 
 
+def around(before: Callable[[], object], after: Callable[[], object]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a replacement for a `Patch` that calls functions before and after the original, also if it raises."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after()
+
+        skip_compiling(replacement, callees=False)
+        return replacement
+
+    return make
+
+
+class Stack(threading.local):
+    """A stack of each thread's own."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+
+class Handle(NamedTuple):
+    """A removable handle like that of a PyTorch hook."""
+
+    remove: Callable[[], None]
+
+
 class Hold:
     """One user of a `Shared`; ends with `remove`, or when the user is garbage-collected."""
 
@@ -150,9 +318,9 @@ class Patches:
         make: Makes the patches. If it raises, it must leave none installed.
     """
 
-    def __init__(self, make: Callable[[], list[Patch]]) -> None:
+    def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
-        self._patches: list[Patch] = []
+        self._patches: list[Any] = []
 
     def install(self) -> None:
         """Install the patches, if not installed."""
@@ -164,3 +332,137 @@ class Patches:
         patches, self._patches = self._patches, []
         for patch in reversed(patches):
             patch.remove()
+
+
+class Pausable(Protocol):
+    """An object with hooks on modules that can be removed temporarily."""
+
+    def pause(self) -> bool:
+        """Remove the hooks; returns whether there were any."""
+
+    def resume(self) -> None:
+        """Install the hooks again, if ranges are still emitted."""
+
+
+_watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+"""The owners of hooks, in installation order; their hooks are reinstalled in this order."""
+
+_paused: list[Pausable] = []
+
+
+def pause_while_tracing(annotation: Pausable) -> Handle:
+    """Remove hooks whenever torch.compile traces, until the returned handle is removed or their owner is collected.
+
+    A traced hook adds nothing to the graph except guards. These guards would compile every layer separately, and
+    recompile all layers when the hooks are removed. Compiled code does not check for hooks, and code that runs in
+    Python calls them. Dynamo would also compile the hooks themselves, to empty graphs, so they are marked as skipped.
+    Every optimizer imports the compiler, so most programs have loaded it already.
+
+    Args:
+        annotation: The owner of the hooks; held weakly.
+    """
+    reference = weakref.ref(annotation)
+    _watched.setdefault(annotation, None)
+    hold = _callbacks.hold(annotation)
+
+    def remove() -> None:
+        owner = reference()
+        if owner is not None and _watched is not None:  # None while Python ends
+            _watched.pop(owner, None)
+            if owner in _paused:
+                _paused.remove(owner)
+        hold.remove()
+
+    return Handle(remove)
+
+
+def _add_callbacks() -> None:
+    import torch._dynamo as dynamo
+
+    if _begin_tracing not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` clears the callbacks
+        dynamo.on_compile_start(_begin_tracing)
+        dynamo.on_compile_end(_end_tracing)
+        skip_compiling_ranges()
+
+
+def _remove_callbacks() -> None:
+    import torch._dynamo as dynamo
+
+    handler = dynamo.callback_handler
+    for callbacks, callback in ((handler.start_callbacks, _begin_tracing), (handler.end_callbacks, _end_tracing)):
+        if callback in callbacks:
+            callbacks.remove(callback)
+
+
+_callbacks = Shared(_add_callbacks, _remove_callbacks)
+
+
+def _begin_tracing(*arguments: Any) -> None:
+    if arguments and getattr(getattr(arguments[0], "callback_trigger", None), "name", "DYNAMO") != "DYNAMO":
+        return
+    _paused.extend(annotation for annotation in list(_watched) if annotation.pause())
+
+
+def _end_tracing(*_arguments: Any) -> None:
+    while _paused:
+        _paused.pop(0).resume()
+
+
+class Guarded:
+    """Base class of objects that a framework calls: after the first exception inside, they do nothing.
+
+    Attributes:
+        broken: Whether an exception has occurred.
+    """
+
+    broken = False
+
+    def give_up(self, error: Exception) -> None:
+        """Warn once and remove what is installed."""
+        if self.broken:
+            return
+        self.broken = True
+        warn(f"{type(self).__name__} stops, the run continues without its ranges ({type(error).__name__}: {error})")
+        try:
+            self.undo()
+        except Exception:  # the warning is out; the run must not fail
+            return
+
+    def undo(self) -> None:
+        """Remove what is installed."""
+
+
+def never_fails(method: F) -> F:
+    """Decorate a method of a `Guarded`: it does not raise, and returns None if it fails."""
+
+    @functools.wraps(method)
+    def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+        if self.broken:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.give_up(error)
+            return None
+
+    return cast(F, guarded)
+
+
+def warn(text: str) -> None:
+    """Emit a warning with the package's name."""
+    warnings.warn(f"nvprof_kit: {text}", stacklevel=4)
+
+
+def after_import(name: str, then: Callable[[Any], object]) -> None:
+    """Call a function with a module: now if it is imported, else once when it is. Exceptions become a warning."""
+
+    def call(module: Any) -> None:
+        try:
+            then(module)
+        except Exception as error:  # the program's import must not fail
+            warn(f"{module.__name__} is not ranged ({type(error).__name__}: {error})")
+
+    if name in sys.modules:
+        call(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, AfterImport(name, call))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
+import socket
 import sys
+import warnings
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.torch_compat import uncompiled
+from nvprof_kit._instrument.patches import uncompiled
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import RANK_MARK, Category, GroupName, RankName, groups_text, rank_text
 
 _UNDESCRIBED = ("", "undefined")
@@ -161,3 +167,76 @@ def mesh_of(model: Any) -> Any:
     """The ``DeviceMesh`` of the first parameter that is distributed over one; None without such a parameter."""
     meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
     return next((mesh for mesh in meshes if mesh is not None), None)
+
+
+OWNER = ".owner"
+"""File in a claimed folder that its process has locked."""
+
+_claimed: dict[tuple[int, Path], Path] = {}
+
+
+def claim(folder: Path) -> Path:
+    """Create a folder and claim it for this process, also on a file system shared by many machines.
+
+    A process without a known rank is rank 0, and two jobs may use one folder. So the first process locks a file in the
+    folder while it runs, and other processes use a folder next to it. The operating system releases the lock when the
+    process ends. Across machines, this requires a file system with working locks (NFS, GPFS, Lustre mounted with
+    ``flock``).
+
+    Returns:
+        The folder; if another process has claimed it, one next to it, named after the machine and process.
+
+    Raises:
+        OSError: The folder cannot be created or written to.
+    """
+    key = (os.getpid(), folder.absolute())
+    if key not in _claimed or not (_claimed[key] / OWNER).exists():  # otherwise the folder was deleted
+        for candidate in _names(folder):
+            candidate.mkdir(parents=True, exist_ok=True)
+            file = os.open(candidate / OWNER, os.O_RDWR | os.O_CREAT)  # open, and locked, as long as the process
+            if _lock(file):
+                _claimed[key] = candidate
+                break
+            os.close(file)
+        _warn(folder, _claimed[key])
+    return _claimed[key]
+
+
+def claim_file(path: Path) -> TextIO:
+    """Open and truncate a file for writing that no other process writes to: this one, or one next to it.
+
+    Raises:
+        OSError: The file cannot be written to.
+    """
+    for candidate in _names(path):
+        file = candidate.open("a", encoding="utf-8")
+        if _lock(file.fileno()):
+            file.truncate(0)
+            _warn(path, candidate)
+            return file
+        file.close()
+    raise AssertionError("names do not end")
+
+
+def _names(path: Path) -> Iterator[Path]:
+    """The path, then alternatives with the names of this machine and process."""
+    yield path
+    for number in itertools.count(1):
+        suffix = f"{socket.gethostname()}-{os.getpid()}" + f"-{number}" * (number > 1)
+        yield path.with_name(f"{path.stem}.{suffix}{path.suffix}")
+
+
+def _lock(file: int) -> bool:
+    """Lock a file; False if another process has it. On a file system without locks, every process has every file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _warn(requested: Path, claimed: Path) -> None:
+    if claimed != requested:
+        warnings.warn(f"{requested} belongs to another process, so this one writes to {claimed.name}", stacklevel=4)

@@ -8,61 +8,277 @@ drain the GPU's launch queue, and nothing else in an nsys capture shows it.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from sys import is_finalizing
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from nvprof_kit._instrument.ranges.backends import Backend, Nvtx, NvtxWithMemory, Range, Read, read_cuda
-from nvprof_kit._instrument.ranges.ranges import now
-from nvprof_kit._instrument.torch_compat import skip_compiling, uncompiled
-from nvprof_kit.names import GARBAGE, Category
+from nvprof_kit._instrument.patches import Stack, skip_compiling, uncompiled
+from nvprof_kit._instrument.ranges.ranges import Position, Range, now
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import (
+    DOMAIN,
+    GARBAGE,
+    LAYER_CATEGORIES,
+    MEMORY_BEGIN,
+    MEMORY_END,
+    MEMORY_PEAK,
+    Category,
+    kineto_name,
+)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.position = Position()
+
+
+class Backend(ABC):
+    """Base of the backends; balances push and pop per thread, also after exceptions.
+
+    Attributes:
+        thread: Thread-local; its ``position`` is the state of the calling thread.
+        pop: Closes the innermost range of the calling thread.
+        before_first: Called once, before the first range is opened.
+    """
+
+    pop: Callable[[], None]
+    before_first: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+    @uncompiled
+    def open(self, range_: Range, owner: object) -> None:
+        """Open a range on this thread. The owner, any object, identifies it for `close`."""
+        if range_.backend is not self:
+            self.prepare(range_)
+        range_.push()
+        self.thread.position.add(owner)
+
+    @uncompiled
+    def close(self, owner: object) -> None:
+        """Close the owner's innermost range on this thread and all ranges inside it; does nothing if there is none."""
+        self.thread.position.close(owner, self.pop)
+
+    def close_all(self) -> None:
+        """Close all open ranges of this thread."""
+        self.thread.position.close_all(self.pop)
+
+    @uncompiled
+    def prepare(self, range_: Range) -> None:
+        """Set the range's `push`."""
+        if self.before_first is not None:
+            before, self.before_first = self.before_first, None
+            before()
+        range_.push = self.pusher(range_)
+        range_.backend = self
+        skip_compiling(range_.push)
+
+    @abstractmethod
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A function that opens the range in the tool on the calling thread."""
+
+    @abstractmethod
+    def start(self, range_: Range) -> object:
+        """Start a range in the tool that any thread may end; returns the argument of `end`."""
+
+    @abstractmethod
+    def end(self, started: Any) -> None:
+        """End a started range in the tool."""
+
+    @abstractmethod
+    def mark(self, range_: Range) -> None:
+        """Emit a mark in the tool."""
+
+
+@lru_cache(maxsize=1)
+def nvtx_domain() -> Any:
+    """Our NVTX domain, which is real even if nvtx finds no attached tool.
+
+    From 0.2.12, nvtx asks the tool whether it listens to a domain and otherwise returns a dummy. Nsight Systems up to
+    2024.2 answers no although it records. So this function creates the domain as nvtx does for a tool that answers yes.
+    """
+    from nvtx._lib import lib
+
+    if not hasattr(lib, "DummyDomain"):
+        return lib.Domain(DOMAIN)
+    domain = object.__new__(lib.Domain)
+    domain.handle = lib.DomainHandle(DOMAIN)
+    domain.__init__(DOMAIN)
+    return domain
+
+
+class Nvtx(Backend):
+    """Ranges of our NVTX domain: registered strings, named categories, attributes built once per range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from nvtx._lib import lib
+
+        self._lib = lib
+        self._domain = nvtx_domain()
+        self._handle = self._domain.handle
+        self.pop = partial(lib.pop_range, self._handle)
+
+    def _attributes(self, range_: Range) -> Any:
+        return self._domain.get_event_attributes(
+            message=range_.text, color=None, category=range_.category.value, payload=range_.payload
+        )
+
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push of the range's attributes, which are built once, here."""
+        return partial(self._lib.push_range, self._attributes(range_), self._handle)
+
+    def start(self, range_: Range) -> object:
+        """Start an NVTX process range."""
+        return self._lib.start_range(self._attributes(range_), self._handle)
+
+    def end(self, started: Any) -> None:
+        """End an NVTX process range."""
+        if isinstance(started, tuple):
+            self._lib.end_range(*started)
+        else:  # nvtx 0.2.11
+            self._lib.end_range(started)
+
+    def mark(self, range_: Range) -> None:
+        """Emit an NVTX mark."""
+        self._lib.mark(self._attributes(range_), self._handle)
+
+
+class Kineto(Backend):
+    """Ranges as events of PyTorch's profiler, with names from `names.kineto_name`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch._C._profiler import _RecordFunctionFast
+
+        self._event = _RecordFunctionFast
+        self._events = Stack()
+        self.pop = self._pop
+
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push of a new event with the range's name."""
+        return partial(self._push, range_)
+
+    def _push(self, range_: Range) -> None:
+        self._events.items.append(self.start(range_))
+
+    def _pop(self) -> None:
+        self.end(self._events.items.pop())
+
+    def start(self, range_: Range) -> object:
+        """Begin an event outside the thread's stack of ranges."""
+        event = self._event(kineto_name(range_.text, range_.category))
+        event.__enter__()
+        return event
+
+    def end(self, started: Any) -> None:
+        """End a started event."""
+        started.__exit__(None, None, None)
+
+    def mark(self, range_: Range) -> None:
+        """Record an event without duration."""
+        self.end(self.start(range_))
+
+
+class Level(NamedTuple):
+    """Memory at one moment, in bytes: the allocated bytes and the allocator's peak."""
+
+    allocated: int
+    peak: int
+
+
+Read = Callable[[], Level | None]
+"""Reads the memory; returns None if there is nothing to read."""
+
+
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ
+"""Whether caching is disabled: each tensor is then allocated by CUDA, and the allocator's counters stay 0."""
+
+
+def read_cuda() -> Level | None:
+    """PyTorch's CUDA allocator on the current device; None if CUDA is not initialized. Does not initialize CUDA."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or _UNCACHED:
+        return None
+    statistics = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+    return Level(statistics["current"], statistics["peak"])
+
+
+class NvtxWithMemory(Nvtx):
+    """NVTX ranges with the memory at the begin and end of each layer range.
+
+    If the process's peak rises inside a range, a mark with the peak precedes the range's end.
+
+    Args:
+        read: Reads the memory.
+        before: The backend to replace, which may have open ranges.
+    """
+
+    def __init__(self, read: Read, before: Nvtx | None = None) -> None:
+        super().__init__()
+        if before is not None:
+            self.thread = before.thread
+        self._read = read
+        self._levels = Stack()
+        self._pop_range = self.pop
+        self.pop = self._pop
+
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push that also emits the memory, if the range belongs to a layer."""
+        return partial(self._push, super().pusher(range_), range_.category in LAYER_CATEGORIES)
+
+    def _push(self, push: Callable[[], None], layer: bool) -> None:
+        push()
+        level = self._read() if layer else None
+        self._levels.items.append(level)
+        if level is not None:
+            self._say(MEMORY_BEGIN, level.allocated)
+
+    def _pop(self) -> None:
+        levels = self._levels.items
+        level_at_begin = levels.pop() if levels else None
+        level = self._read() if level_at_begin is not None else None
+        if level_at_begin is not None and level is not None:
+            if level.peak > level_at_begin.peak:
+                self._say(MEMORY_PEAK, level.peak)
+            self._say(MEMORY_END, level.allocated)
+        self._pop_range()
+
+    def _say(self, text: str, count: int) -> None:
+        self.mark(Range(text, Category.MEMORY, count))
+
 
 LEAST = 1 if sys.version_info >= (3, 14) else 2
 """The youngest generation to range; 2 is a full collection. From Python 3.14, full collections are incremental, as
 generation 1. Younger generations are collected often and quickly."""
 
-Phase = Literal["start", "stop"]
 
+def range_collections() -> None:
+    """Range ``gc`` on the thread that collects, from now on.
 
-class Collections:
-    """Ranges ``gc`` on the thread that collects.
-
-    They bypass the backends, which track each thread's ranges, because a collection may run while a backend opens a
-    range. A range that begins and ends inside a single allocation keeps the order of the thread's ranges.
+    These ranges bypass the backends, which track each thread's ranges, because a collection may run while a backend
+    opens a range. A range that begins and ends inside a single allocation keeps the order of the thread's ranges.
     """
-
-    def __init__(self) -> None:
-        backend = Nvtx()
-        self._push: Callable[[], None] = backend.pusher(Range(GARBAGE, Category.USER))
-        self._pop = backend.pop
+    backend = Nvtx()
+    push, pop = backend.pusher(Range(GARBAGE, Category.USER)), backend.pop
 
     @uncompiled
-    def __call__(self, phase: Phase, info: dict[str, int]) -> None:
-        """Callback for ``gc.callbacks``, before and after each collection."""
-        if info["generation"] < LEAST or is_finalizing():  # Python collects at exit
-            return
-        if phase == "start":
-            self._push()
-        else:
-            self._pop()
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] >= LEAST and not is_finalizing():  # Python collects at exit
+            (push if phase == "start" else pop)()
 
-    def begin(self) -> None:
-        """Start ranging collections."""
-        if self not in gc.callbacks:
-            gc.callbacks.append(self)
-
-    def end(self) -> None:
-        """Stop; a second call does nothing."""
-        if self in gc.callbacks:
-            gc.callbacks.remove(self)
+    gc.callbacks.append(collecting)
 
 
 _MODES = ("auto", "on", "off")
@@ -222,7 +438,7 @@ gate["__compiling"] = find_torch
 now.task = _find_graph_task
 _tool = _tool_backend()
 if _tool is not None:
-    _tool.before_first = lambda: Collections().begin()  # without ranges, the program is not changed
+    _tool.before_first = range_collections  # without ranges, the program is not changed
 _switch(_tool)
 
 
@@ -255,7 +471,7 @@ class Watch(Backend):
         self._before = backend
         if self._before is not None:
             self.thread = self._before.thread
-        self._open = threading.local()
+        self._ranges = Stack()
         self.pop = self._pop
 
     def attach(self) -> None:
@@ -275,16 +491,12 @@ class Watch(Backend):
     def _push(self, range_: Range, pass_on: Callable[[], None] | None) -> None:
         if pass_on is not None:
             pass_on()
-        try:
-            self._open.ranges.append(range_)
-        except AttributeError:
-            self._open.ranges = [range_]
+        self._ranges.items.append(range_)
         self._listener.entered(range_)
 
     def _pop(self) -> None:
-        ranges = getattr(self._open, "ranges", None)
-        if ranges:
-            self._listener.left(ranges.pop())
+        if self._ranges.items:
+            self._listener.left(self._ranges.items.pop())
         if self._before is not None:
             self._before.pop()
 
@@ -301,3 +513,119 @@ class Watch(Backend):
         """Emit a mark in the previous backend only."""
         if self._before is not None:
             self._before.mark(range_)
+
+
+def replace_in_notebook(owner: Any) -> None:
+    """Remove an earlier annotation of the same object, in IPython only.
+
+    In a notebook, a cell is rerun, possibly with other options, and the last run applies. In a program, a second
+    annotation is an error, because two places would each rely on their own ranges.
+    """
+    earlier = annotated.get(owner)
+    if isinstance(earlier, Annotation) and hasattr(builtins, "__IPYTHON__"):
+        earlier.remove()
+
+
+Self = TypeVar("Self", bound="Annotation")
+
+
+class Removable(Protocol):
+    """A removable handle like that of a PyTorch hook."""
+
+    def remove(self) -> None:
+        """Remove the hook; a second call does nothing."""
+
+
+class Annotation(ABC):
+    """The handle of an annotated object; as a context manager, it removes the annotation at the end.
+
+    Args:
+        owner: The annotated object; held weakly.
+
+    Raises:
+        UsageError: The object is already annotated.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        global was_annotated  # noqa: PLW0603
+        if owner in annotated:
+            raise UsageError(
+                f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
+            )
+
+        def gone(_owner: object, exits: Callable[[], bool] = is_finalizing) -> None:
+            if not exits():  # a global name may be cleared then, a default argument is not
+                self.owner_gone()
+
+        self._owner = weakref.ref(owner, gone)
+        self._hooks: list[Removable] = []
+        self._held: list[Removable] = []
+        annotated[owner] = self
+        was_annotated = True
+        if backend is not None:
+            try:
+                self.enable()
+            except BaseException:
+                del annotated[owner]
+                raise
+
+    @abstractmethod
+    def _install(self, owner: Any) -> Iterable[Removable]:
+        """Install the hooks; yields the handle of each."""
+
+    def _hold(self, owner: Any) -> Iterable[Removable]:
+        """Apply changes to PyTorch that the hooks need; yields the handle of each."""
+        return ()
+
+    def enable(self) -> None:
+        """Install the hooks, unless installed, because ranges are now emitted."""
+        owner = self._owner()
+        if owner is None or mode == "off":
+            return
+        try:
+            if not self._held:
+                for change in self._hold(owner):
+                    self._held.append(change)
+            if not self._hooks:
+                for hook in self._install(owner):
+                    self._hooks.append(hook)
+        except BaseException:
+            self.disable()
+            raise
+
+    def disable(self) -> None:
+        """Remove all hooks, because ranges are no longer emitted."""
+        self.pause()
+        changes, self._held = self._held, []
+        for change in changes:
+            change.remove()
+
+    def pause(self) -> bool:
+        """Remove the hooks while torch.compile traces; returns whether there were any."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        return bool(hooks)
+
+    def resume(self) -> None:
+        """Install the hooks again after `pause`; more modules may be compiled now, so their places may differ."""
+        owner = self._owner()
+        if owner is not None and backend is not None and annotated.get(owner) is self:
+            self.enable()
+
+    def remove(self) -> None:
+        """Remove the annotation; a second call does nothing. The object can be annotated again."""
+        self.disable()
+        owner = self._owner()
+        if owner is not None and annotated.get(owner) is self:
+            del annotated[owner]
+
+    def owner_gone(self) -> None:
+        """The annotated object was garbage-collected."""
+        self.disable()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.remove()

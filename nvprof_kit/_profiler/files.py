@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from nvprof_kit.names import Category, step_number
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._analysis.layers.profile import LayerProfile
     from nvprof_kit._instrument.memory.boundaries import Boundary
     from nvprof_kit._trace.schema import Trace
@@ -51,6 +49,8 @@ class WindowFiles:
             last_step: The window's last step, if the outermost step ranges are the profiler's; else None.
             draw: Whether to write the plots.
         """
+        import pandas as pd
+
         from nvprof_kit._analysis.layers.profile import layer_profile
         from nvprof_kit._report.text.layer_profile import memory_lines
         from nvprof_kit._result.formats import encode
@@ -60,7 +60,11 @@ class WindowFiles:
         trace = open_capture(self.trace, optional=("name",))
         if last_step is not None:
             trace = own_steps(trace, last_step)
-        profile = layer_profile(trace, kinds, _memory_table(boundaries))
+        columns = {
+            name: [getattr(boundary, attribute) for boundary in boundaries] for name, attribute in MEMORY.items()
+        }
+        memory = pd.DataFrame(columns)
+        profile = layer_profile(trace, kinds, memory if boundaries else None)
         for name, table in (("layers", profile.rows), ("kinds", profile.kinds)):
             write_file(self.path(f"{name}.csv"), encode(table, "csv"), inputs=[self.trace])
         if boundaries:
@@ -109,18 +113,14 @@ def own_steps(trace: Trace, last_step: int) -> Trace:
     return replace(trace, ranges=ranges.drop(index=nested).reset_index(drop=True))
 
 
-def _memory_table(boundaries: Sequence[Boundary]) -> pd.DataFrame | None:
-    import pandas as pd
-
-    if not boundaries:
-        return None
-    sizes = {
-        "allocated_bytes": [boundary.end for boundary in boundaries],
-        "retained_bytes": [boundary.retained for boundary in boundaries],
-        "transient_bytes": [boundary.transient for boundary in boundaries],
-        "peak_bytes": [boundary.peak for boundary in boundaries],
-        "reserved_bytes": [boundary.reserved for boundary in boundaries],
-    }
-    keys = {name: [getattr(boundary, name) for boundary in boundaries] for name in ("step", "layer", "phase")}
-    table: pd.DataFrame = pd.DataFrame({**keys, **sizes})
-    return table
+MEMORY = {
+    "step": "step",
+    "layer": "layer",
+    "phase": "phase",
+    "allocated_bytes": "end",
+    "retained_bytes": "retained",
+    "transient_bytes": "transient",
+    "peak_bytes": "peak",
+    "reserved_bytes": "reserved",
+}
+"""The columns of the table of memory, and the attributes of `Boundary` in them."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nvprof_kit._instrument.loop.schedule import Window
-from nvprof_kit._instrument.rank_claim import claim
-from nvprof_kit._instrument.ranks import rank, rank_folder
+from nvprof_kit._instrument.ranks import claim, rank, rank_folder
 
 if TYPE_CHECKING:
     from nvprof_kit._capture.recorder.record import OnTraceReady

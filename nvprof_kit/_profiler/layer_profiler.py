@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nvprof_kit._capture.recorder.record import RecordOptions
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import Action, Schedule, Switch, Windows
-from nvprof_kit._instrument.loop.step_clock import StepClock
-from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._profiler.options import LayerOptions
+from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._profiler.cost import StepClock
 from nvprof_kit.errors import PATH, require
 from nvprof_kit.names import Category
 
@@ -101,11 +99,7 @@ class LayerProfiler:
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
         plan = Schedule.of(schedule)
-        detail = RecordOptions(stacks, shapes, allocations)
-        output_folder = Path(require(folder, PATH, "LayerProfiler: folder", "a path"))
-        options = LayerOptions(
-            output_folder, name, mesh, kinds, detail, memory, steps, plots, utilisation, throughput, echo
-        )
+        require(folder, PATH, "LayerProfiler: folder", "a path")
         self._range_steps = steps
         self.enabled = plan is not None and session.mode != "off"
         self._running = self._over = False
@@ -114,13 +108,29 @@ class LayerProfiler:
         if plan is not None and self.enabled:
             from torch import nn
 
+            from nvprof_kit._capture.recorder.record import RecordOptions
             from nvprof_kit._profiler.window import WindowRecorder
 
             require(model, nn.Module, "LayerProfiler: model", "a torch.nn.Module")
             require(kinds, (Mapping, type(None)), "LayerProfiler: kinds", "a dict of kinds by pattern")
             self._clock = StepClock()
-            several = plan.repeat != 1
-            self._recorder = WindowRecorder(weakref.ref(model), options, self._clock, several, on_trace_ready)
+            self._recorder = WindowRecorder(
+                weakref.ref(model),
+                self._clock,
+                several=plan.repeat != 1,
+                folder=Path(folder),
+                name=name,
+                mesh=mesh,
+                kinds=kinds,
+                detail=RecordOptions(stacks, shapes, allocations),
+                memory=memory,
+                own_steps=steps,
+                plots=plots,
+                utilisation=utilisation,
+                throughput=throughput,
+                echo=echo,
+                on_trace_ready=on_trace_ready,
+            )
             self._windows = Windows(plan, self._recorder)
 
     @property

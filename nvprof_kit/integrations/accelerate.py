@@ -18,11 +18,10 @@ from typing import Any
 
 from accelerate.utils import ProfileKwargs
 
-from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
+from nvprof_kit._instrument.patches import never_fails
 from nvprof_kit._instrument.ranks import rank
-from nvprof_kit.integrations._host.loop import HostLoop
-from nvprof_kit.integrations._host.program import calling_object
+from nvprof_kit.integrations._host import HostLoop, calling_object
 
 
 @dataclass

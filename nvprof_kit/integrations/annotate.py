@@ -19,8 +19,14 @@ from typing import Any
 
 from nvprof_kit._instrument.flops.count import VARIABLE as COUNT
 from nvprof_kit._instrument.flops.count import count_second_step
-from nvprof_kit._instrument.loop.guard import Guarded, never_fails
-from nvprof_kit.integrations._host.program import after_import
+from nvprof_kit._instrument.patches import (
+    Guarded,
+    Patch,
+    after_import,
+    never_fails,
+    pause_while_tracing,
+    skip_compiling,
+)
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
@@ -97,7 +103,8 @@ class Watch(Guarded):
         self.failed: list[tuple[str, str]] = []
         self._loop: Any = None
         self._patches: list[Any] = []
-        self._kept: Any = None
+        self._paused: list[Any] = []
+        self._untraced: Any = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -111,44 +118,36 @@ class Watch(Guarded):
         import torch
         from torch import nn
 
-        from nvprof_kit._instrument.patches import Patch
-
         self._patches = [
             Patch(nn.Module, "__call__", self._watching),
             Patch(torch.optim.Optimizer, "__init__", self._noting_optimizer),
         ]
-        after_import("torch._dynamo", lambda _dynamo: self._keep_out())
+        after_import("torch._dynamo", self._keep_out_of_traces)
         atexit.register(self.report)
 
-    def _keep_out(self) -> None:
-        from nvprof_kit._instrument.compile.hidden import pause_while_tracing
-
+    def _keep_out_of_traces(self, _dynamo: Any) -> None:
         if self._patches:
-            self._kept = pause_while_tracing(self)
+            self._untraced = pause_while_tracing(self)
 
     def pause(self) -> bool:
         """Remove the patches while torch.compile traces; returns whether they were installed."""
-        watched, self._paused = self._patches, self._patches
-        for patch in watched:
+        self._paused, self._patches = self._patches, []
+        for patch in self._paused:
             patch.remove()
-        self._patches = []
-        return bool(watched)
+        return bool(self._paused)
 
     def resume(self) -> None:
         """Install the patches again."""
         if self._paused and not self._is_over():
             self._patches = [patch.again() for patch in self._paused]
 
-    _paused: list[Any] = []  # noqa: RUF012  # replaced, never filled
-
     def undo(self) -> None:
         """End the watch."""
-        for patch in self._patches:
-            patch.remove()
-        self._patches = self._paused = []
-        handle, self._kept = self._kept, None
-        if handle is not None:
-            handle.remove()
+        self.pause()
+        self._paused = []
+        untraced, self._untraced = self._untraced, None
+        if untraced is not None:
+            untraced.remove()
 
     def _is_over(self) -> bool:
         return self.broken or len(self.found) >= MOST or (bool(self.found) and self._quiet >= PATIENCE)
@@ -166,8 +165,6 @@ class Watch(Guarded):
                 return call(self, *args, **kwargs)
             finally:
                 inside.a_call = False
-
-        from nvprof_kit._instrument.torch_compat import skip_compiling
 
         skip_compiling(watched, callees=False)
         return watched
@@ -195,7 +192,7 @@ class Watch(Guarded):
         if os.getpid() != self._pid or not _is_model(module):
             return
         from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
-        from nvprof_kit.integrations._host.loop import free_name
+        from nvprof_kit.integrations._host import free_name
 
         model = unwrapped(module)
         self._seen.add(model)
@@ -214,7 +211,7 @@ class Watch(Guarded):
     def _annotated(self, model: Any, name: str) -> Any:
         from nvprof_kit._instrument import session
         from nvprof_kit._instrument.modules.annotate import range_model
-        from nvprof_kit.integrations._host.loop import annotate_under, is_ranged
+        from nvprof_kit.integrations._host import annotate_under, is_ranged
 
         handle = None
         self._release_parts_of(model)
@@ -241,13 +238,12 @@ class Watch(Guarded):
                 self.found.remove((name, handle))
 
     def _range_loop_of(self, model: Any) -> None:
-        from nvprof_kit.integrations._host.loop import HostLoop
+        from nvprof_kit.integrations._host import HostLoop
 
         if self._loop is not None:
             self._loop.add(model)
             return
         self._loop = HostLoop(own_steps=True)
-        self._loop.updates_itself = True  # every optimizer that is made is seen
         for optimizer in self._made:
             self._loop.know_optimizer(optimizer)
         self._loop.trains = None if self._made else False

@@ -13,10 +13,10 @@ from typing import Any
 
 from composer import Callback
 
-from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.blocks import Submodule, children
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit._instrument.patches import never_fails
+from nvprof_kit.integrations._host import HostLoop
 
 
 class LayerCallback(Callback):  # type: ignore[misc]  # composer may be missing

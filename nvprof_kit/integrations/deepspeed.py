@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit._instrument.patches import Patch, around
+from nvprof_kit.integrations._host import HostLoop
 
 
 class annotate_engine:
@@ -41,7 +41,7 @@ class annotate_engine:
         try:
             self.loop.accumulation = engine.gradient_accumulation_steps()
             self.loop.begin(engine.module, first=engine.global_steps)
-            self._patches.append(Patch(engine, "backward", functools.partial(_around_backward, self.loop)))
+            self._patches.append(Patch(engine, "backward", around(self.loop.backward_begins, self.loop.backward_ends)))
             self._patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
         except Exception as error:  # the engine must work without ranges
             self.loop.give_up(error)
@@ -57,18 +57,6 @@ class annotate_engine:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-
-def _around_backward(loop: HostLoop, backward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(backward)
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        loop.backward_begins()
-        try:
-            return backward(*args, **kwargs)
-        finally:
-            loop.backward_ends()
-
-    return ranged
 
 
 def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,12 +15,11 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit._instrument.loop.points import LoopHooks
+from nvprof_kit._instrument.loop.inferred import LoopHooks
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.hooks import Compiled
-from nvprof_kit._instrument.patches import Hook, Patch
-from nvprof_kit._instrument.torch_compat import skip_compiling
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit._instrument.patches import Hook, Patch, around, skip_compiling
+from nvprof_kit.integrations._host import HostLoop
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 """Prefixes of the components that a denoising step calls."""
@@ -120,9 +119,9 @@ class _Points(LoopHooks):
                 hooks += self._hooked(model, lambda *_call: owner.denoiser_called(), None)
             elif name.startswith("vae") or hasattr(model, "decode"):
                 methods = [method for method in _VAE_METHODS if hasattr(model, method)]
-                hooks += [
-                    Patch(model, method, functools.partial(_in_phase, owner, f"{name} {method}")) for method in methods
-                ]
+                for method in methods:
+                    begin = functools.partial(owner.phase, f"{name} {method}")
+                    hooks.append(Patch(model, method, around(begin, functools.partial(owner.phase, None))))
             else:
                 before = functools.partial(_set_phase, owner, name)
                 hooks += self._hooked(model, before, functools.partial(_set_phase, owner, None))
@@ -142,19 +141,6 @@ class _Points(LoopHooks):
 
 def _set_phase(loop: HostLoop, name: str | None, *_call: object) -> None:
     loop.phase(name)
-
-
-def _in_phase(loop: HostLoop, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        loop.phase(name)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            loop.phase(None)
-
-    skip_compiling(ranged, callees=False)
-    return ranged
 
 
 def _ending_step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations._host import HostLoop
 
 
 class FabricCallback:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from nvprof_kit._instrument.loop.guard import warn
+from nvprof_kit._instrument.patches import warn
 
 
 def lightning_callbacks() -> list[Any]:
@@ -20,7 +20,7 @@ def fabric_callbacks() -> list[Any]:
 
 def _made(module: str, name: str) -> list[Any]:
     try:
-        from nvprof_kit.integrations._host.loop import listens
+        from nvprof_kit.integrations._host import listens
 
         if not listens():
             return []

@@ -13,9 +13,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit._instrument.patches import never_fails
+from nvprof_kit.integrations._host import HostLoop
 
 
 class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types

@@ -22,11 +22,11 @@ except ImportError:  # installed under its older name
     from pytorch_lightning.profilers import Profiler
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.loop.guard import Guarded, never_fails
 from nvprof_kit._instrument.loop.loop import phase
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.blocks import Submodule, children
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit._instrument.patches import Guarded, never_fails
+from nvprof_kit.integrations._host import HostLoop
 from nvprof_kit.integrations.fabric import FabricCallback
 
 __all__ = ["FabricCallback", "LayerCallback", "LayerProfiler"]

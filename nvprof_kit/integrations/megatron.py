@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._instrument.loop.guard import never_fails
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations._host.loop import HostLoop
-from nvprof_kit.integrations._host.program import after_import
+from nvprof_kit._instrument.patches import Patch, after_import, around, never_fails
+from nvprof_kit.integrations._host import HostLoop
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"
@@ -98,7 +96,7 @@ class annotate_training:
     def _wrap(self, training: Any) -> None:
         self._patches += [
             Patch(training, "train_step", functools.partial(_around_train_step, self.loop)),
-            Patch(training, "evaluate", functools.partial(_around_evaluate, self.loop)),
+            Patch(training, "evaluate", around(self.loop.evaluation_begins, self.loop.evaluation_ends)),
         ]
 
     def close(self) -> None:
@@ -118,7 +116,7 @@ class _MegatronLoop(HostLoop):
         self.begin([_innermost(chunk) for chunk in chunks], first=first)
         schedules = sys.modules.get(SCHEDULES)
         if schedules is not None and not self._patches:
-            self._patches = [Patch(schedules, "backward_step", functools.partial(_around_backward, self))]
+            self._patches = [Patch(schedules, "backward_step", around(self.backward_begins, self.backward_ends))]
 
     @never_fails
     def ensure_training(self, chunks: Any, iteration: int | None) -> None:
@@ -142,18 +140,6 @@ def _innermost(chunk: Any) -> Any:
     return chunk
 
 
-def _around_backward(loop: HostLoop, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def backward_step(*args: Any, **kwargs: Any) -> Any:
-        loop.backward_begins()  # Megatron may run the engine past torch.autograd.backward
-        try:
-            return method(*args, **kwargs)
-        finally:
-            loop.backward_ends()
-
-    return backward_step
-
-
 def _around_train_step(loop: _MegatronLoop, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def train_step(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,15 +150,3 @@ def _around_train_step(loop: _MegatronLoop, method: Callable[..., Any]) -> Calla
             loop.step_end()
 
     return train_step
-
-
-def _around_evaluate(loop: HostLoop, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def evaluate(*args: Any, **kwargs: Any) -> Any:
-        loop.evaluation_begins()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            loop.evaluation_ends()
-
-    return evaluate

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit._instrument.loop.guard import warn
+from nvprof_kit._instrument.patches import warn
+from nvprof_kit.integrations._host import engine, listens
 
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
@@ -17,8 +18,6 @@ GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGr
 def register() -> None:
     """Range SGLang's model runner if a tool is attached or a schedule is set; called by SGLang."""
     try:
-        from nvprof_kit.integrations._host.loop import listens
-
         if listens():
             _register()
     except Exception as error:  # SGLang must start without ranges
@@ -40,8 +39,6 @@ def _register() -> None:
 
 def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Annotate the model that a runner has loaded."""
-    from nvprof_kit.integrations._host.serving import engine
-
     result = method(runner, *args, **kwargs)
     engine().loaded(runner, runner.model)
     return result
@@ -49,16 +46,12 @@ def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: An
 
 def forward(method: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Range a batch as a step, from here to the end of its sampling."""
-    from nvprof_kit.integrations._host.serving import engine
-
     engine().called(runner, _phase(getattr(forward_batch, "forward_mode", None)))
     return method(runner, forward_batch, *args, **kwargs)
 
 
 def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     """End the step."""
-    from nvprof_kit.integrations._host.serving import engine
-
     try:
         return method(runner, *args, **kwargs)
     finally:
@@ -67,8 +60,6 @@ def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -
 
 def capture_one_shape(method: Callable[..., Any], graphs: Any, size: int, *args: Any, **kwargs: Any) -> Any:
     """Name the layers in the CUDA graph of a batch size."""
-    from nvprof_kit.integrations._host.serving import engine
-
     with engine().capturing(size):
         return method(graphs, size, *args, **kwargs)
 

@@ -20,9 +20,8 @@ from typing import Any
 
 from torchtitan.tools.profiler import Profiler
 
-from nvprof_kit._instrument.loop.guard import never_fails, warn
-from nvprof_kit.integrations._host.loop import HostLoop
-from nvprof_kit.integrations._host.program import calling_object
+from nvprof_kit._instrument.patches import never_fails, warn
+from nvprof_kit.integrations._host import HostLoop, calling_object
 
 
 class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missing

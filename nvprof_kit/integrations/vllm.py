@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit._instrument.loop.guard import warn
-from nvprof_kit.integrations._host.program import after_import
+from nvprof_kit._instrument.patches import after_import, warn
+from nvprof_kit.integrations._host import engine, listens, phase_of
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 """Modules with a class ``GPUModelRunner``."""
@@ -28,8 +28,6 @@ def register() -> None:
     if _registered:
         return
     try:
-        from nvprof_kit.integrations._host.loop import listens
-
         if listens():
             _registered = True
             for module in RUNNERS:
@@ -54,8 +52,6 @@ def _replace(cls: Any, name: str, make: Callable[..., Callable[..., Any]]) -> No
 
 def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations._host.serving import engine
-
         result = method(runner, *args, **kwargs)
         engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
         return result
@@ -65,8 +61,6 @@ def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
     def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations._host.serving import engine
-
         phase = _phase(scheduler_output)
         if phase is None or kwargs.get("dummy_run"):
             return method(runner, scheduler_output, *args, **kwargs)
@@ -81,8 +75,6 @@ def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _phase(scheduler_output: Any) -> str | None:
     """The phase of a scheduled batch, None for an empty one; verifying drafted tokens counts as decoding."""
-    from nvprof_kit.integrations._host.serving import phase_of
-
     counts = getattr(scheduler_output, "num_scheduled_tokens", None)
     if not counts:
         return None
@@ -92,8 +84,6 @@ def _phase(scheduler_output: Any) -> str | None:
 
 def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations._host.serving import engine
-
         try:
             return method(runner, *args, **kwargs)
         finally:
@@ -104,8 +94,6 @@ def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _capturing(method: Callable[..., Any]) -> Callable[..., Any]:
     def _warmup_and_capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations._host.serving import engine
-
         with engine().capturing(getattr(desc, "num_tokens", 0)):
             return method(runner, desc, *args, **kwargs)
 
@@ -118,8 +106,6 @@ def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:
             forward = create_forward_fn(desc, *own, **named)
 
             def run(*given: Any, **options: Any) -> Any:
-                from nvprof_kit.integrations._host.serving import engine
-
                 with engine().capturing(getattr(desc, "num_tokens", 0)):
                     return forward(*given, **options)
 

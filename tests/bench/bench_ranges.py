@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument.ranges.backends import nvtx_domain
+from nvprof_kit._instrument.session import nvtx_domain
 
 IDLE_NS = 60
 RATIOS = {8: 1.005, 2: 1.05}
@@ -115,7 +115,7 @@ def ratio(nsys: str) -> bool:
     within = True
     for batch, limit in RATIOS.items():
         printed = under(nsys, "cuda,nvtx,osrt", str(OVERHEAD), "--batch", str(batch))
-        found = re.search(r"median ratio of \d+ pairs ([\d.]+)", printed)
+        found = re.search(r"annotated, .*median ratio of \d+ rounds ([\d.]+)", printed)
         print(f"batch {batch}, limit {limit}: {printed.strip()}", flush=True)
         within = within and found is not None and float(found[1]) <= limit
     return within

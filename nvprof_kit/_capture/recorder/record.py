@@ -22,10 +22,10 @@ from typing import Any, Literal
 from nvprof_kit._capture.recorder.signals import waiting_signals
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.flops.count import watch_again
-from nvprof_kit._instrument.loop.schedule import Schedule, Switch, Window, Windows
-from nvprof_kit._instrument.ranges.backends import Backend, Kineto, Range
+from nvprof_kit._instrument.loop.schedule import Schedule, Sink, Switch, Window, Windows
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
-from nvprof_kit._instrument.session import Watch
+from nvprof_kit._instrument.session import Backend, Kineto, Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
 from nvprof_kit.names import WINDOW, Category
 
@@ -114,7 +114,7 @@ class record(ContextDecorator):
         self._windows: Windows | None = None
         if schedule != "all":
             plan = Schedule.of(schedule)
-            sink: Nothing = Nothing()
+            sink = Sink()
             if plan is not None:
                 several = plan.repeat != 1
                 sink = Tool() if tool_attached() else Traces(asked, several, self.options, on_trace_ready)
@@ -227,23 +227,7 @@ class record(ContextDecorator):
             self.written = True
 
 
-class Nothing:
-    """Records nothing."""
-
-    def warm_up(self, _window: Window) -> None:
-        """Nothing."""
-
-    def start(self, _window: Window) -> None:
-        """Nothing."""
-
-    def stop(self, _window: Window) -> None:
-        """Nothing."""
-
-    def cancel(self) -> None:
-        """Nothing."""
-
-
-class Tool(Nothing):
+class Tool(Sink):
     """Starts and stops the capture of nsys and ncu at each window."""
 
     def __init__(self) -> None:
@@ -277,7 +261,7 @@ class Tool(Nothing):
             self.stop(Window(0, 0))
 
 
-class Traces(Nothing):
+class Traces(Sink):
     """The embedded recorder, with one trace per window."""
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import Any
 from nvprof_kit._capture.recorder.record import RecordOptions, Traces, record
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
-from nvprof_kit._instrument.torch_compat import skip_compiling
+from nvprof_kit._instrument.patches import skip_compiling
 
 NOTHING_COUNTED = (
     "nothing was counted: the program ran no second step, or the capture began in it; add --annotate, or mark its "

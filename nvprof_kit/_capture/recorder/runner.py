@@ -27,7 +27,7 @@ from zipfile import is_zipfile
 from nvprof_kit._capture.recorder.record import RecordOptions, of_rank
 from nvprof_kit._capture.recorder.recording import NOTHING_COUNTED, Limits, Recording, say
 from nvprof_kit._instrument.flops.count import awaits_second_step
-from nvprof_kit._instrument.torch_compat import AfterImport
+from nvprof_kit._instrument.patches import AfterImport
 from nvprof_kit.errors import NvprofKitError
 
 

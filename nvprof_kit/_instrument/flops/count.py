@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import rank, world_size
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, work_of
 from nvprof_kit._instrument.flops.regions import Call, Fused, Region
 from nvprof_kit._instrument.flops.traffic import Cache, Run, accesses_of, causal_share, l2_bytes, named_arguments
-from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
 OUT_OF_REACH = "(out of the counter's reach)"

@@ -12,8 +12,9 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.inferred import drop_model, infer_steps
 from nvprof_kit._instrument.loop.loop import annotate_dataloader, annotate_optimizer
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation, Pipeline, Select, range_model
-from nvprof_kit._instrument.modules.methods import instrument_method
-from nvprof_kit._instrument.ranges.backends import Read
+from nvprof_kit._instrument.modules.hooks import instrument_method
+from nvprof_kit._instrument.patches import Handle
+from nvprof_kit._instrument.session import Read
 from nvprof_kit.errors import UsageError, require
 
 
@@ -92,7 +93,8 @@ def annotate_model(
         raise
     if steps and isinstance(model, nn.Module) and session.mode != "off":
         infer_steps(model)
-        handle.hold(_Inference(model))
+        reference = weakref.ref(model)
+        handle.hold(Handle(lambda: drop_model(reference())))
     return handle
 
 
@@ -107,14 +109,3 @@ def _module_at(model: Any, path: str) -> Any:
         raise UsageError(
             f"methods={path!r}: {type(model).__name__} has no module {path}; see named_modules()"
         ) from None
-
-
-class _Inference:
-    """The inference of a model's steps, until `remove`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
-
-    def remove(self) -> None:
-        """Stop inferring."""
-        drop_model(self._model())

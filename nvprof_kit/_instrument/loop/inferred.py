@@ -1,62 +1,151 @@
 """Infer the steps of a loop, and its phases, micro-batches and evaluations, from what happens in PyTorch.
 
-`points` reports data fetches, model calls, backward passes and optimizer steps. A framework may report where steps end
+`Points` reports data fetches, model calls, backward passes and optimizer steps. A framework may report where steps end
 and when it evaluates (`integrations`); otherwise a step ends when an optimizer has stepped and the next batch is
-fetched, or when all optimizers have stepped and a model is called; without an optimizer, at each call of a model.
+fetched, or when all optimizers have stepped and a model is called; without an optimizer, when a model is called after
+its weights have changed; without training, at each call of a model.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import is_grad_enabled as _is_grad_enabled
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop import loop as user_loop
-from nvprof_kit._instrument.loop.generation import prefill_or_decode
-from nvprof_kit._instrument.loop.guard import Guarded, never_fails
-from nvprof_kit._instrument.loop.points import Points
-from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.loop.loop import prefill_or_decode
+from nvprof_kit._instrument.modules.hooks import Compiled
+from nvprof_kit._instrument.patches import (
+    Guarded,
+    Hook,
+    Patch,
+    around,
+    never_fails,
+    pause_while_tracing,
+    skip_compiling,
+)
+from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._instrument.session import Annotation, Removable
 from nvprof_kit.names import Category
 
+NO_KWARGS: Mapping[str, Any] = {}
 
-class OwnEnd:
+
+class LoopHooks(Annotation):
+    """Hooks of a loop, installed only while ranges are emitted. A failure becomes a warning.
+
+    Args:
+        owner: The loop, a `patches.Guarded`; held weakly.
+    """
+
+    def enable(self) -> None:
+        """Install the hooks, if not installed."""
+        try:
+            super().enable()
+        except Exception as error:
+            owner = self._owner()
+            if owner is not None:
+                owner.give_up(error)
+
+    def _hold(self, _owner: Any) -> Iterator[Removable]:
+        yield pause_while_tracing(self)
+
+
+class Points(LoopHooks):
+    """The hooks of a loop: the calls of its models, and data, backward pass and optimizer in PyTorch.
+
+    Args:
+        loop: The loop that is called; held weakly.
+        models: The models that the loop calls; held weakly.
+        ends: Report the ends of the calls too; needed if one of the models calls another.
+    """
+
+    def __init__(self, loop: InferredLoop, models: Sequence[nn.Module], ends: bool) -> None:
+        self._models = [weakref.ref(model) for model in models]
+        self.ends = ends
+        super().__init__(loop)
+
+    def _install(self, owner: Any) -> Iterator[Removable]:
+        for model in [model for reference in self._models if (model := reference()) is not None]:
+            begin, end = _call_hooks(owner, weakref.ref(model))
+            for hookable in Compiled(model).places(model):
+                yield hookable.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+                if self.ends:
+                    yield hookable.register_forward_hook(end, always_call=True)
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
+        yield Patch(torch.autograd, "backward", around(owner.backward_begins, owner.backward_ends))
+        yield register_optimizer_step_pre_hook(lambda optimizer, *_call: owner.optimizer_begins(optimizer))
+        yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
+
+
+def _call_hooks(owner: Any, model: Callable[[], nn.Module | None]) -> tuple[Any, Any]:
+    # without kwargs if another hook of the same call has just removed this one
+    def begin(_place: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KWARGS) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            owner.calling(model(), args, kwargs)
+
+    def end(*_call: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            owner.call_ended(model())
+
+    skip_compiling(begin)
+    skip_compiling(end)
+    return Hook(begin).call, Hook(end).call
+
+
+def _reporting_fetch(owner: Any, fetch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fetch)
+    def reported(iterator: Any) -> Any:
+        try:  # a loader of known length that has returned its last batch; this fetch then begins no step
+            is_exhausted = bool(iterator._num_yielded >= len(iterator))
+        except (AttributeError, TypeError):
+            is_exhausted = False
+        if not is_exhausted:
+            owner.fetching(getattr(iterator, "_dataset", None))
+        return fetch(iterator)
+
+    return reported
+
+
+class Optimizers:
     """The optimizers of a program, and those of them that have stepped in the current step.
 
     A program with several optimizers, such as one of a generator and one of a discriminator, has them step one after
     the other, with calls of the models in between. A step is over when all have stepped. An optimizer that was made
     but never steps is left out once another one steps twice without it.
+
+    Attributes:
+        known: All of them.
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_others: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
-    @property
-    def any(self) -> bool:
-        """Whether any optimizer is known."""
-        return len(self._known) > 0
-
     def know(self, optimizer: Any) -> None:
         """An optimizer was made."""
-        self._known.add(optimizer)
+        self.known.add(optimizer)
         self._expected.add(optimizer)
 
     def steps(self, optimizer: Any) -> None:
         """An optimizer steps."""
         if optimizer in self._stepped:
             self._expected = weakref.WeakSet(self._stepped)
-        if optimizer not in self._known:  # its first step, which nobody waited for, ends the round of the others
+        if optimizer not in self.known:  # its first step, which nobody waited for, ends the round of the others
             self._stepped.update(self._expected)
-        self._known.add(optimizer)
-        self._expected.add(optimizer)
+        self.know(optimizer)
         self._stepped.add(optimizer)
 
     def restart(self) -> None:
@@ -69,14 +158,14 @@ class OwnEnd:
         updated = _parameters(self._stepped) if waited else set()
         return all(not updated.isdisjoint(_parameters([optimizer])) for optimizer in waited)
 
-    def is_of_others(self, model: nn.Module) -> bool:
+    def are_of_others(self, model: nn.Module) -> bool:
         """Whether there are optimizers, and none has a parameter of this model."""
-        optimizer_count = len(self._known)
-        if self._of_others.get(model, (0, False))[0] != optimizer_count:
-            updated = _parameters(self._known)
-            disjoint = bool(updated) and updated.isdisjoint(map(id, model.parameters()))
-            self._of_others[model] = optimizer_count, disjoint
-        return self._of_others.get(model, (0, False))[1]
+        count, of_others = self._of_others.get(model, (0, False))
+        if count != len(self.known):
+            updated = _parameters(self.known)
+            of_others = bool(updated) and updated.isdisjoint(map(id, model.parameters()))
+            self._of_others[model] = len(self.known), of_others
+        return of_others
 
 
 def _parameters(optimizers: Iterable[Any]) -> set[int]:
@@ -104,8 +193,8 @@ class InferredLoop(Guarded):
         accumulation: Micro-batches per step; each has a range if there are several.
         train_dataset: The training dataset, if known; fetching from another one is an evaluation.
         trains: Whether the loop trains; None if not yet known.
-        updates_itself: Whether a program without a known optimizer has none: its step then ends after a backward pass.
         runs: Whether the loop is running.
+        optimizer_has_stepped: Whether an optimizer has stepped in the current step.
     """
 
     def __init__(self, *, own_steps: bool = False, phases: bool = True) -> None:
@@ -113,7 +202,6 @@ class InferredLoop(Guarded):
         self.accumulation = 1
         self.train_dataset: object = None
         self.trains: bool | None = None
-        self.updates_itself = False
         self.runs = False
         self._own_steps = own_steps
         self._phases = phases
@@ -121,7 +209,7 @@ class InferredLoop(Guarded):
         self._thread = 0
         self._models: list[weakref.ref[nn.Module]] = []
         self._entered: list[nn.Module] = []
-        self._own_end = OwnEnd()
+        self._optimizers = Optimizers()
         self._reset()
 
     def _reset(self) -> None:
@@ -131,13 +219,9 @@ class InferredLoop(Guarded):
         self._micro_batches = 0
         self._evaluates = False
         self._in_optimizer = False
-        self._stepped = False
+        self.optimizer_has_stepped = False
         self._inside: nn.Module | None = None
-
-    @property
-    def optimizer_has_stepped(self) -> bool:
-        """Whether an optimizer has stepped in the current step."""
-        return self._stepped
+        self._versions: list[int] | None = None
 
     @property
     def in_step(self) -> bool:
@@ -150,9 +234,9 @@ class InferredLoop(Guarded):
 
     def contains_any(self, models: Sequence[nn.Module]) -> bool:
         """Whether one of these models is, contains, or is part of a model of this loop."""
-        module_ids = {id(module) for model in self.models() for module in model.modules()}
+        inside = {id(module) for model in self.models() for module in model.modules()}
         tops = {id(model) for model in self.models()}
-        return any(id(model) in module_ids or not tops.isdisjoint(map(id, model.modules())) for model in models)
+        return any(id(model) in inside or not tops.isdisjoint(map(id, model.modules())) for model in models)
 
     def start(self, models: Iterable[nn.Module], entered: Sequence[nn.Module] = (), *, watch: bool = True) -> None:
         """Begin the loop; another loop that runs ends.
@@ -195,13 +279,12 @@ class InferredLoop(Guarded):
             self._points.remove()
         models = [*self.models(), *self._entered]
         inside = {id(module) for model in models for module in model.modules() if module is not model}
-        ends = self._own_steps and any(id(model) in inside for model in models)
-        self._points = Points(self, models, ends=ends)
+        self._points = Points(self, models, ends=self._own_steps and any(id(model) in inside for model in models))
 
     @never_fails
     def know_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made, or steps."""
-        self._own_end.know(optimizer)
+        self._optimizers.know(optimizer)
 
     @never_fails
     def end(self) -> None:
@@ -222,25 +305,12 @@ class InferredLoop(Guarded):
     @never_fails
     def phase(self, name: str | None) -> None:
         """Change the phase; None ends the current phase."""
-        if not self.runs:
-            return
-        if self._phase is not None and self._phase.text == name and self._phase.backend is session.backend:
+        if not self.runs or (self._is_in(name) and self._phase.backend is session.backend):  # type: ignore[union-attr]
             return
         self._close(self._phase)
         self._phase = None if name is None else self._opened(Range(name, Category.PHASE))
 
-    def _open_step(self) -> None:
-        """Open the step's range, unless it is open."""
-        if self._step is None or self._step.backend is not session.backend:
-            self.phase(None)
-            self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
-
-    def _open_micro_batch(self) -> None:
-        self._micro_batches += 1
-        self.phase(None)
-        self._micro = self._opened(Range(f"micro-batch {self._micro_batches}", Category.USER))
-
-    def _is_in(self, phase: str) -> bool:
+    def _is_in(self, phase: str | None) -> bool:
         return self._phase is not None and self._phase.text == phase
 
     def _abandon_step(self) -> None:
@@ -281,8 +351,8 @@ class InferredLoop(Guarded):
         if not self.runs:
             return
         self._abandon_step()
-        self._stepped = False
-        self._own_end.restart()
+        self.optimizer_has_stepped = False
+        self._optimizers.restart()
         self._micro_batches = 0
         self.number += 1
 
@@ -302,28 +372,25 @@ class InferredLoop(Guarded):
             self._evaluates = False
             self.phase(None)
 
-    # ---- called by the hooks of `points`
+    # ---- called by the hooks of `Points`
 
     @never_fails
     def fetching(self, dataset: object) -> None:
         """A batch is fetched; this begins a step or an evaluation."""
         if not self._is_mine():
             return
-        if self._is_of_evaluation(dataset):
+        if self.train_dataset is not None:
+            evaluates = dataset is not self.train_dataset
+        else:
+            evaluates = self.trains is not False and not self._is_training()
+        if evaluates:
             self._end_own_step()
             self.evaluation_begins()
-            return
-        if self.trains is False:
-            return
-        self.evaluation_ends()
-        self._end_own_step()
-        self._ensure_step()
-        self.phase("data")
-
-    def _is_of_evaluation(self, dataset: object) -> bool:
-        if self.train_dataset is not None:
-            return dataset is not self.train_dataset
-        return self.trains is not False and not self._is_training()
+        elif self.trains is not False:
+            self.evaluation_ends()
+            self._end_own_step()
+            self._ensure_step()
+            self.phase("data")
 
     def _is_training(self) -> bool:
         return any(model.training for model in self.models())
@@ -335,27 +402,26 @@ class InferredLoop(Guarded):
             return
         if self._points is not None and self._points.ends:
             self._inside = model
-        if self._own_steps and self.trains is False:
-            trained = _is_grad_enabled() and model.training
-            self._calling_for_inference("forward" if trained else inference_phase(args, kwargs))
-            return
-        if not (_is_grad_enabled() or model.training or self._is_frozen_in_training(model)):
-            self._calling_without_gradient(kwargs)
-            return
-        self.evaluation_ends()
-        if self._own_end.is_due():
+        if self._own_steps and not self._optimizers.known:
+            self._note_weights()
+        with_gradient = _is_grad_enabled()
+        if self._own_steps and self.trains is False:  # each call is a step, with gradients too, which are often left on
+            self.optimizer_has_stepped = self._step is not None
             self._end_own_step()
-        self._ensure_step()
-        if self.accumulation > 1 and self._micro is None:
-            self._open_micro_batch()
-        self.phase("forward")
-
-    def _calling_for_inference(self, phase: str) -> None:
-        """Each call is a step, with gradients too, which programs often leave on."""
-        self._stepped = self._step is not None
-        self._end_own_step()
-        self._ensure_step()
-        self.phase(phase)
+            self._ensure_step()
+            self.phase("forward" if with_gradient and model.training else inference_phase(args, kwargs))
+        elif with_gradient or model.training or self._is_frozen_in_training(model):
+            self.evaluation_ends()
+            if self._optimizers.is_due():
+                self._end_own_step()
+            self._ensure_step()
+            if self.accumulation > 1 and self._micro is None:
+                self._micro_batches += 1
+                self.phase(None)
+                self._micro = self._opened(Range(f"micro-batch {self._micro_batches}", Category.USER))
+            self.phase("forward")
+        else:
+            self._calling_without_gradient(kwargs)
 
     @never_fails
     def call_ended(self, model: nn.Module) -> None:
@@ -363,12 +429,18 @@ class InferredLoop(Guarded):
         if self._inside is model and threading.get_ident() == self._thread:
             self._inside = None
 
+    def _note_weights(self) -> None:
+        """Without a known optimizer, a step ends where weights have changed."""
+        trained = (next((w for w in model.parameters() if w.requires_grad), None) for model in self.models())
+        versions = [weight._version for weight in trained if weight is not None]
+        self.optimizer_has_stepped |= self._step is not None and self._versions not in (None, versions)
+        self._versions = versions
+
     def _is_frozen_in_training(self, model: nn.Module) -> bool:
         """Whether a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder."""
-        if not self._own_steps or self.trains is False or not self._own_end.is_of_others(model):
+        if not self._own_steps or not self._optimizers.are_of_others(model):
             return False
-        other_models = [other for other in self.models() if other is not model]
-        return not other_models or self._is_training()
+        return len(self.models()) == 1 or self._is_training()
 
     def _calling_without_gradient(self, kwargs: Mapping[str, Any]) -> None:
         self._end_own_step()
@@ -394,8 +466,6 @@ class InferredLoop(Guarded):
             self.phase(None)
             self._close(self._micro)
             self._micro = None
-            if self.updates_itself and not self._own_end.any:
-                self._stepped = True
             if self._in_optimizer:  # the backward ran in a closure of the optimizer
                 self.phase("optimizer")
 
@@ -403,7 +473,7 @@ class InferredLoop(Guarded):
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
         if self._is_mine():
-            self._own_end.steps(optimizer)
+            self._optimizers.steps(optimizer)
             self._in_optimizer = True
             self.phase("optimizer")
 
@@ -412,19 +482,22 @@ class InferredLoop(Guarded):
         """An optimizer step ends."""
         if self._is_mine():
             self._in_optimizer = False
-            self._stepped = True
+            self.optimizer_has_stepped = True
             self.phase(None)
 
     def _is_mine(self) -> bool:
         return self.runs and session.backend is not None and threading.get_ident() == self._thread
 
     def _end_own_step(self) -> None:
-        if self._own_steps and self._stepped:
+        if self._own_steps and self.optimizer_has_stepped:
             self.step_end()
 
     def _ensure_step(self) -> None:
+        """Open the step's range, unless it is open."""
         self.evaluation_ends()
-        self._open_step()
+        if self._step is None or self._step.backend is not session.backend:
+            self.phase(None)
+            self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
 
 
 _running: weakref.ref[InferredLoop] | None = None
@@ -445,27 +518,17 @@ def _end_running() -> None:
 
 
 class _OwnLoop(InferredLoop):
-    """The loop of a program that only annotates its models: its steps are inferred until it ranges steps itself.
-
-    Optimizers are known from their first step on. Before, and in a program that updates its weights by hand, a step
-    ends when the weights have changed.
-    """
+    """The loop of a program that only annotates its models: its steps are inferred until it ranges steps itself."""
 
     def __init__(self) -> None:
         super().__init__(own_steps=True, phases=False)
         self.trains = False
-        self._versions: list[int] = []
 
     @never_fails
     def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A model is called."""
+        """A model is called; one in training mode with gradients trains, also before its first backward pass."""
         if self.trains is False and _is_grad_enabled() and model.training:
             self.trains = None
-        if not self._own_end.any:
-            trained = (next((w for w in watched.parameters() if w.requires_grad), None) for watched in self.models())
-            versions = [weight._version for weight in trained if weight is not None]
-            self._stepped = self._stepped or (self._step is not None and versions != self._versions)
-            self._versions = versions
         super().calling(model, args, kwargs)
 
 

@@ -1,25 +1,26 @@
-"""The ranges of a training or decoding loop: steps, phases, marks, data and optimizer."""
+"""The ranges of a training or decoding loop: steps, phases, marks, data, optimizer and the calls of a generation."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.modules.annotation import Annotation, Removable, replace_in_notebook
-from nvprof_kit._instrument.patches import Patch
-from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep
-from nvprof_kit._instrument.ranges.wrapping import wrap
+from nvprof_kit._instrument.patches import Handle, Hook, Patch, around, pause_while_tracing, skip_compiling
+from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep, wrap
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import mark_rank
+from nvprof_kit._instrument.session import Annotation, Removable, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import Category
 
 Undo = Callable[[], None]
-Hook = Callable[..., Any]
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def innermost(optimizer: Any) -> list[Any]:
@@ -51,7 +52,7 @@ def innermost(optimizer: Any) -> list[Any]:
     return innermost(inner)
 
 
-def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Undo]:
+def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> list[Undo]:
     """Call functions before and after each step of the optimizers.
 
     Uses the step hooks of ``torch.optim.Optimizer``; for any other object, wraps its method ``step``.
@@ -59,7 +60,7 @@ def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Und
     Args:
         optimizers: The optimizers, see `innermost`.
         before: Called with the optimizer before a step.
-        after: Called with the optimizer after a step that did not raise.
+        after: Called with the optimizer after a step.
 
     Returns:
         Functions that remove the hooks.
@@ -68,36 +69,16 @@ def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Und
     try:
         for optimizer in optimizers:
             if hasattr(optimizer, "_optimizer_step_pre_hooks"):
-                undo.append(optimizer.register_step_pre_hook(_called_with_optimizer(before)).remove)
-                undo.append(optimizer.register_step_post_hook(_called_with_optimizer(after)).remove)
+                undo.append(optimizer.register_step_pre_hook(lambda optimizer, *_call: before(optimizer)).remove)
+                undo.append(optimizer.register_step_post_hook(lambda optimizer, *_call: after(optimizer)).remove)
             else:
-                undo.append(_wrap_step(optimizer, before, after))
+                ranged = around(functools.partial(before, optimizer), functools.partial(after, optimizer))
+                undo.append(Patch(optimizer, "step", ranged).remove)
     except BaseException:
         for remove in undo:
             remove()
         raise
     return undo
-
-
-def _called_with_optimizer(hook: Hook) -> Hook:
-    def called(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        hook(optimizer)
-
-    return called
-
-
-def _wrap_step(optimizer: Any, before: Hook, after: Hook) -> Undo:
-    def around(step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def hooked(*args: Any, **kwargs: Any) -> Any:
-            before(optimizer)
-            result = step(*args, **kwargs)
-            after(optimizer)
-            return result
-
-        return hooked
-
-    return Patch(optimizer, "step", around).remove
 
 
 Batch = TypeVar("Batch")
@@ -233,18 +214,7 @@ class annotate_optimizer(Annotation):
     def _install(self, owner: Any) -> list[Removable]:
         range_ = _range("optimizer", Category.PHASE)
         undo = hook_steps(innermost(owner), _Open(range_), _Close(range_))
-        return [_Handle(remove) for remove in undo]
-
-
-class _Handle:
-    """A removable handle like that of a PyTorch hook."""
-
-    def __init__(self, undo: Undo) -> None:
-        self._undo = undo
-
-    def remove(self) -> None:
-        """Remove the hook."""
-        self._undo()
+        return [Handle(remove) for remove in undo]
 
 
 class _Open:
@@ -270,3 +240,98 @@ class _Close:
         backend = session.backend
         if backend is not None:
             backend.close(self._range)
+
+
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+"""Names of the arguments with a call's tokens, as in transformers."""
+
+PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+"""Returns the phase of a call from its positional and keyword arguments."""
+
+
+class generation:
+    """Range each model call of a generation loop as a step with a phase.
+
+    ```python
+    with nvprof_kit.generation(model):
+        model.generate(prompt, max_new_tokens=64)
+    ```
+
+    A step lasts from one model call to the next, so sampling and scheduling belong to the step before them. The last
+    step ends with the block. Enter the block on the thread that calls the model, and after `nvprof_kit.record` if you
+    use it.
+
+    Args:
+        model: The module that the loop calls, the one passed to `nvprof_kit.annotate_model`.
+        first: Number of the first step.
+        phase_of: Returns the phase of a call from its positional and keyword arguments. By default, a call with more
+            than one token per sequence is ``prefill``, any other ``decode``.
+    """
+
+    def __init__(self, model: nn.Module, *, first: int = 0, phase_of: PhaseOf | None = None) -> None:
+        from torch import nn
+
+        self._model = require(model, nn.Module, "generation: model", "a torch.nn.Module")
+        self._number = first
+        self._phase_of = phase_of or prefill_or_decode
+        self._open: list[Scope] = []
+        self._hook: Any = None
+        self._kept: Handle | None = None
+        self._over = False
+
+    def __enter__(self) -> generation:
+        self._over = False
+        if session.backend is not None:
+            self._kept = pause_while_tracing(self)
+            skip_compiling(generation._begin)
+            skip_compiling(Hook.call)
+        try:
+            self.resume()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
+        self.pause()
+        self._end()
+        self._over = True
+        pausing, self._kept = self._kept, None
+        if pausing is not None:
+            pausing.remove()
+
+    def pause(self) -> bool:
+        """Remove the hook while torch.compile traces; returns whether it was installed."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+        return hook is not None
+
+    def resume(self) -> None:
+        """Install the hook again."""
+        if not self._over:
+            self._hook = self._model.register_forward_pre_hook(Hook(self._begin).call, prepend=True, with_kwargs=True)
+
+    def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if session.backend is None or session.gate["__compiling"]():
+            return
+        self._end()
+        self._open = [step(self._number), phase(self._phase_of(args, kwargs))]
+        self._number += 1
+        for scope in self._open:
+            scope.__enter__()
+
+    def _end(self) -> None:
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+def prefill_or_decode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """``prefill`` for a call with more than one token per sequence (shape ``(batch, tokens, …)``), else ``decode``.
+
+    For an encoder-decoder model, the decoder's tokens count.
+    """
+    token_arguments = (kwargs.get(name) for name in _TOKENS)
+    tokens: Any = next((value for value in token_arguments if value is not None), args[0] if args else None)
+    several = getattr(tokens, "ndim", 0) > 1 and tokens.shape[1] > 1
+    return "prefill" if several else "decode"

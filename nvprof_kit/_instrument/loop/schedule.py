@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from nvprof_kit.errors import UsageError
 
@@ -233,8 +233,8 @@ class Window:
     last_step: int = -1
 
 
-class Sink(Protocol):
-    """A recorder."""
+class Sink:
+    """A recorder; this one records nothing."""
 
     def warm_up(self, window: Window) -> None:
         """Get ready: the window starts in a few steps."""
@@ -309,18 +309,13 @@ class Windows:
         if before is Action.RECORD_AND_SAVE:
             self._stop(self.step_number - 1)
         if now is Action.WARMUP and before is not Action.WARMUP:
-            self._sink.warm_up(Window(self._next, self._first_recorded()))
+            begin = self.step_number
+            first = next(step for step in range(begin, begin + self.schedule.warmup + 1) if self.schedule(step).records)
+            self._sink.warm_up(Window(self._next, first))
         if now.records and self._window is None:
             self._window = Window(self._next, self.step_number)
             self._sink.start(self._window)
             self._next += 1
-
-    def _first_recorded(self) -> int:
-        return next(
-            step
-            for step in range(self.step_number, self.step_number + self.schedule.warmup + 1)
-            if self.schedule(step).records
-        )
 
     def _stop(self, last_step: int) -> None:
         window, self._window = self._window, None

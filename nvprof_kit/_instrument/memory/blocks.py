@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -78,45 +78,35 @@ def cast_weights(model: nn.Module, device: torch.device) -> Iterator[tuple[str, 
             yield strip_wrappers(path), weight.numel() * itemsize
 
 
-class Unknown:
-    """Classifies the blocks of a device that contain no known tensor.
+def unknown_rows(
+    device: torch.device,
+    blocks: Iterable[Block],
+    addresses: Iterable[int],
+    *,
+    workspace: int,
+    casts: Iterable[tuple[str, int]],
+    unexplained: int,
+) -> Iterator[Held]:
+    """Classify the blocks that contain no known tensor; the rows add up to the unexplained bytes.
 
     Args:
         device: The device, for the rows.
-        blocks: Lists the blocks in use.
+        blocks: The blocks in use.
+        addresses: Addresses of the storages already counted.
         workspace: Bytes of a cuBLAS workspace; 0 if there is none.
+        casts: Weights that autocast may have cached, with the bytes of the copy.
+        unexplained: Number of unexplained bytes.
     """
-
-    def __init__(self, device: torch.device, blocks: Callable[[], list[Block]], workspace: int) -> None:
-        self._device = device
-        self._blocks = blocks
-        self._workspace = workspace
-
-    @classmethod
-    def of_cuda(cls, device: torch.device) -> Unknown:
-        """The blocks of PyTorch's CUDA allocator."""
-        number = device.index if device.index is not None else torch.cuda.current_device()
-        return cls(device, lambda: cuda_blocks(number), workspace_bytes(torch.cuda.get_device_capability(number)))
-
-    def rows(self, addresses: Iterable[int], casts: Iterable[tuple[str, int]], unexplained: int) -> Iterator[Held]:
-        """Rows that add up to the unexplained bytes.
-
-        Args:
-            addresses: Addresses of the storages already counted.
-            casts: Weights that autocast may have cached, with the bytes of the copy.
-            unexplained: Number of unexplained bytes.
-        """
-        here = str(self._device)
-        sizes = Counter(block.requested for block in unknown_blocks(self._blocks(), addresses))
-        rows: list[Held] = []
-        if self._workspace and (count := sizes.pop(self._workspace, 0)):
-            rows.append(Held(WORKSPACE, "cublas", count * self._workspace, here))
-        for path, size in casts:
-            if sizes[size] > 0:
-                sizes[size] -= 1
-                rows.append(Held(AUTOCAST, path, size, here))
-        largest = sorted(((size * count, size, count) for size, count in sizes.items() if count), reverse=True)
-        for total, size, count in largest[:_LISTED]:
-            rows.append(Held(UNEXPLAINED, f"{count} of {size} bytes", total, here))
-        yield from rows
-        yield Held(UNEXPLAINED, "", unexplained - sum(row.bytes for row in rows), here)
+    here = str(device)
+    sizes = Counter(block.requested for block in unknown_blocks(blocks, addresses))
+    rows: list[Held] = []
+    if workspace and (count := sizes.pop(workspace, 0)):
+        rows.append(Held(WORKSPACE, "cublas", count * workspace, here))
+    for path, size in casts:
+        if sizes[size] > 0:
+            sizes[size] -= 1
+            rows.append(Held(AUTOCAST, path, size, here))
+    largest = sorted(((size * count, size, count) for size, count in sizes.items() if count), reverse=True)
+    rows += [Held(UNEXPLAINED, f"{count} of {size} bytes", total, here) for total, size, count in largest[:_LISTED]]
+    yield from rows
+    yield Held(UNEXPLAINED, "", unexplained - sum(row.bytes for row in rows), here)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, GRADS, KINDS, NONE, OS_PARAMS, OS_STATE, PARAMS, Held
-from nvprof_kit._instrument.rank_claim import claim
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit._instrument.ranks import claim
+from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.memory.boundaries import Boundary
@@ -42,7 +43,6 @@ class MemoryFiles:
     Args:
         folder: The rank's folder; created and claimed here. Files of an earlier run are replaced.
         layouts: Write the bytes of each module at each time point, not only the sums.
-        parquet: Also write ``memory.parquet``.
         pages: Write the sunburst pages and the line chart.
 
     Attributes:
@@ -52,8 +52,8 @@ class MemoryFiles:
         UsageError: The folder cannot be created or written to.
     """
 
-    def __init__(self, folder: Path, *, layouts: bool, parquet: bool, pages: bool) -> None:
-        self._layouts, self._parquet, self._pages = layouts, parquet, pages
+    def __init__(self, folder: Path, *, layouts: bool, pages: bool) -> None:
+        self._layouts, self._pages = layouts, pages
         try:
             self.folder = folder = claim(folder)
             self._log = (folder / "memory.log").open("w", encoding="utf-8", errors="xmlcharrefreplace")
@@ -67,7 +67,8 @@ class MemoryFiles:
         """Write a time point and flush, so that a killed rank leaves its log."""
         self._log.write(log_text(point, layouts=self._layouts))
         self._log.flush()
-        self._rows.writerows(_cells(point))
+        time_point = (point.number, point.name, f"{point.seconds:.6f}")
+        self._rows.writerows((*time_point, row.kind, row.path, row.bytes, row.device) for row in point.rows)
         self._table.flush()
 
     def finish(self, points: Sequence[TimePoint], boundaries: Sequence[Boundary]) -> None:
@@ -75,9 +76,13 @@ class MemoryFiles:
         self._log.close()
         self._table.close()
         if boundaries:
-            self._write_boundaries(boundaries)
-        if self._parquet:
-            _write_parquet(self.folder / "memory.parquet", points)
+            path = self.folder / "layers.csv"
+            with path.open("w", encoding="utf-8", errors="xmlcharrefreplace", newline="") as file:
+                rows = csv.writer(file, lineterminator="\n")
+                rows.writerow(BOUNDARY_COLUMNS)
+                for b in boundaries:
+                    sizes = (b.start, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
+                    rows.writerow((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
         if self._pages and points:
             from nvprof_kit._report.page.sunburst import write_sunbursts
             from nvprof_kit._report.plots.memory import write_curve
@@ -92,39 +97,23 @@ class MemoryFiles:
             with suppress(OSError):
                 file.close()
 
-    def _write_boundaries(self, boundaries: Iterable[Boundary]) -> None:
-        with (self.folder / "layers.csv").open("w", encoding="utf-8", errors="xmlcharrefreplace", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(BOUNDARY_COLUMNS)
-            for b in boundaries:
-                sizes = (b.start, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
-                rows.writerow((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
-
 
 def log_text(point: TimePoint, *, layouts: bool) -> str:
     """A time point in the format of InternLM's memory profiler, in MiB, followed by a line for the allocator."""
     names = {OS_PARAMS: "os_params_memory", OS_STATE: "os_state_memory"}
-    sums = (f"{names.get(kind, f'{kind}_memory')}: {_mb(point.sum_of(kind))}" for kind in KINDS)
+    sizes: dict[str, int] = {}
+    if point.allocator is not None:
+        counters = point.allocator
+        sizes = {"allocated": counters.allocated, "reserved": counters.reserved, "peak": counters.peak}
+    sizes |= {kind: point.sum_of(kind) for kind in _OTHERS} | {"offloaded": point.offloaded}
     lines = [
         "Memory State:",
         f"time: {point.seconds}",
         "---summary---",
         f"total_memory: {_mb(point.total)}",
-        ", ".join(sums),
+        ", ".join(f"{names.get(kind, f'{kind}_memory')}: {_mb(point.sum_of(kind))}" for kind in KINDS),
+        ", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(size)}" for name, size in sizes.items() if size)]),
     ]
-    other_devices = {kind: point.sum_of(kind) for kind in _OTHERS}
-    if point.allocator is not None:
-        counters = point.allocator
-        other_devices = {
-            "allocated": counters.allocated,
-            "reserved": counters.reserved,
-            "peak": counters.peak,
-            **other_devices,
-        }
-    other_devices["offloaded"] = point.offloaded
-    lines.append(
-        ", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(n)}" for name, n in other_devices.items() if n)])
-    )
     if layouts:
         lines.append("---Layout---")
         for kind, (title, root) in LAYOUTS.items():
@@ -138,40 +127,16 @@ def _mb(count: int) -> str:
 
 def _layout(root: str, rows: Sequence[Held]) -> list[str]:
     """One line per module, parents first: its own bytes, and the bytes including its submodules."""
-    bytes_at: dict[tuple[str, ...], int] = {(): 0}
-    total: dict[tuple[str, ...], int] = {(): 0}
-    children: dict[tuple[str, ...], list[tuple[str, ...]]] = {(): []}
+    own: Counter[tuple[str, ...]] = Counter()
+    total: Counter[tuple[str, ...]] = Counter({(): 0})
     for row in rows:
         path = tuple((row.path or NONE).split("."))
+        own[path] += row.bytes
         for length in range(len(path) + 1):
-            ancestor = path[:length]
-            if ancestor not in bytes_at:
-                bytes_at[ancestor] = total[ancestor] = 0
-                children[ancestor] = []
-                children[ancestor[:-1]].append(ancestor)
-            total[ancestor] += row.bytes
-        bytes_at[path] += row.bytes
-    lines = []
-    pending: list[tuple[str, ...]] = [()]
-    while pending:
-        path = pending.pop()
-        name = ".".join((root, *path))
-        lines.append(f"layer: {name}, layer_mem: {_mb(bytes_at[path])}, total_mem: {_mb(total[path])}")
-        pending += reversed(children[path])
-    return lines
-
-
-def _cells(point: TimePoint) -> Iterable[tuple[object, ...]]:
-    for row in point.rows:
-        yield point.number, point.name, f"{point.seconds:.6f}", row.kind, row.path, row.bytes, row.device
-
-
-def _write_parquet(path: Path, points: Sequence[TimePoint]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ToolError("memory.parquet needs pyarrow; pip install pyarrow") from None
-    rows = [(p.number, p.name, p.seconds, row.kind, row.path, row.bytes, row.device) for p in points for row in p.rows]
-    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
-    parquet.write_table(pyarrow.table(dict(zip(COLUMNS, map(list, columns), strict=True))), path)
+            total[path[:length]] += row.bytes
+    number = {path: index for index, path in enumerate(total)}  # modules in the order of their first rows
+    ordered = sorted(total, key=lambda path: [number[path[: length + 1]] for length in range(len(path))])
+    return [
+        f"layer: {'.'.join((root, *path))}, layer_mem: {_mb(own[path])}, total_mem: {_mb(total[path])}"
+        for path in ordered
+    ]

@@ -18,10 +18,9 @@ from torch import nn
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import hook_steps, innermost
-from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, Unknown, cast_weights
-from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator
+from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, cast_weights, cuda_blocks, unknown_rows, workspace_bytes
+from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator, History
 from nvprof_kit._instrument.memory.files import MemoryFiles
-from nvprof_kit._instrument.memory.history import History
 from nvprof_kit._instrument.memory.saved import SavedTensors
 from nvprof_kit._instrument.memory.tensors import (
     ROUNDING,
@@ -63,7 +62,6 @@ class MemoryProfiler:
         mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
             model's parameters, if they have one.
         layouts: Write the bytes of each module to ``memory.log`` at each time point, not only the sums.
-        parquet: Also write ``memory.parquet``, next to ``memory.csv``.
         pages: Write the sunburst pages and the line chart at the end.
 
     Attributes:
@@ -86,7 +84,6 @@ class MemoryProfiler:
         *,
         mesh: Any = None,
         layouts: bool = True,
-        parquet: bool = False,
         pages: bool = True,
     ) -> None:
         require(model, nn.Module, "MemoryProfiler: model", "a torch.nn.Module")
@@ -94,7 +91,7 @@ class MemoryProfiler:
         self.folder = Path(require(folder, PATH, "MemoryProfiler: folder", "a path")) / rank_folder(
             mesh or mesh_of(model)
         )
-        self._layouts, self._parquet, self._pages = layouts, parquet, pages
+        self._layouts, self._pages = layouts, pages
         self._model = weakref.ref(model)
         self._optimizers = (
             [] if optimizer is None else [weakref.ref(inner_optimizer) for inner_optimizer in innermost(optimizer)]
@@ -105,7 +102,6 @@ class MemoryProfiler:
         lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync lists neither
         self._history = History(_ordinal(self._device)) if lists else None
         self._boundaries = Boundaries(CudaAllocator(self._device), self._history) if on_cuda else None
-        self._unknown = Unknown.of_cuda(self._device) if lists else None
         self._saved: SavedTensors | None = None
         self._files: MemoryFiles | None = None
         self._began = 0.0
@@ -126,7 +122,7 @@ class MemoryProfiler:
         if MemoryProfiler._running is not None and MemoryProfiler._running._process == os.getpid():
             raise UsageError("a MemoryProfiler is already running; end it first")
         self._process = os.getpid()
-        self._files = MemoryFiles(self.folder, layouts=self._layouts, parquet=self._parquet, pages=self._pages)
+        self._files = MemoryFiles(self.folder, layouts=self._layouts, pages=self._pages)
         self.folder = self._files.folder
         MemoryProfiler._running = self
         self._began = time.perf_counter()
@@ -134,9 +130,18 @@ class MemoryProfiler:
         try:
             self._saved = SavedTensors(model)
             self._undo.append(self._saved.remove)
-            self._follow_loop(model)
+            for called in _called(model):
+                ended = Hook(self._forward_ended).call
+                self._undo.append(called.register_forward_hook(ended, with_kwargs=True).remove)
+            before = lambda *_call: self.point(f"step {self._step} backward")  # noqa: E731
+            self._undo += hook_steps(self._known_optimizers(), before, self._step_ended)
             if self._boundaries is not None:
-                self._follow_layers(model, self._boundaries)
+                with suppress(UsageError):  # a part of the model is already annotated
+                    if model not in session.annotated:
+                        self._undo.append(range_model(model).remove)
+                watch = Watch(self._boundaries)
+                watch.attach()
+                self._undo.append(watch.detach)
             if self._history is not None:
                 self._history.start()
                 self._undo.append(self._history.stop)
@@ -229,9 +234,13 @@ class MemoryProfiler:
     def _unexplained(self, ledger: Ledger, count: int) -> Iterable[Held]:
         """Rows for bytes without a known owner; split by likely kind if the allocator lists its blocks."""
         model = self._model()
-        if self._unknown is None or model is None:
+        if self._history is None or model is None:
             return [Held(UNEXPLAINED, "", count, str(self._device))]
-        return self._unknown.rows(ledger.addresses, cast_weights(model, self._device), count)
+        number = _ordinal(self._device)
+        workspace = workspace_bytes(torch.cuda.get_device_capability(number))
+        casts = cast_weights(model, self._device)
+        blocks, known = cuda_blocks(number), ledger.addresses
+        return unknown_rows(self._device, blocks, known, workspace=workspace, casts=casts, unexplained=count)
 
     def _rows(self, ledger: Ledger) -> Iterator[Held]:
         model = self._model()
@@ -244,22 +253,6 @@ class MemoryProfiler:
 
     def _known_optimizers(self) -> list[Any]:
         return [optimizer for optimizer in (reference() for reference in self._optimizers) if optimizer is not None]
-
-    def _follow_loop(self, model: nn.Module) -> None:
-        for called in _called(model):
-            ended = Hook(self._forward_ended).call
-            self._undo.append(called.register_forward_hook(ended, with_kwargs=True).remove)
-        self._undo += hook_steps(
-            self._known_optimizers(), lambda *_call: self.point(f"step {self._step} backward"), self._step_ended
-        )
-
-    def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
-        with suppress(UsageError):  # a part of the model is already annotated
-            if model not in session.annotated:
-                self._undo.append(range_model(model).remove)
-        watch = Watch(boundaries)
-        watch.attach()
-        self._undo.append(watch.detach)
 
     def _forward_ended(self, _model: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:

@@ -16,9 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from nvprof_kit._instrument.compile.hidden import pause_while_tracing
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
-from nvprof_kit._instrument.patches import Hook, Patch
+from nvprof_kit._instrument.patches import Hook, Patch, Stack, pause_while_tracing
 from nvprof_kit.names import strip_wrappers
 
 
@@ -31,7 +30,7 @@ class _Innermost:
     def __init__(self) -> None:
         autograd = torch._C._autograd
         self._ask = getattr(autograd, "_top_saved_tensors_default_hooks", None)
-        self._here = threading.local()
+        self._packs = Stack()
         self._patches: list[Patch] = []
         if self._ask is None:
             self._patches = [
@@ -49,13 +48,13 @@ class _Innermost:
         if self._ask is not None:
             hooks = self._ask(False)
             return None if hooks is None else hooks[0]
-        noted = self._noted()
-        return noted[-1] if noted else None
+        packs = self._packs.items
+        return packs[-1] if packs else None
 
     def _pushing(self, push: Callable[..., Any]) -> Callable[..., Any]:
         def noting(pack: Any, unpack: Any) -> Any:
             pushed = push(pack, unpack)
-            self._noted().append(pack)
+            self._packs.items.append(pack)
             return pushed
 
         return noting
@@ -63,17 +62,11 @@ class _Innermost:
     def _popping(self, pop: Callable[..., Any]) -> Callable[..., Any]:
         def noting() -> Any:
             popped = pop()
-            if noted := self._noted():
-                noted.pop()
+            if self._packs.items:
+                self._packs.items.pop()
             return popped
 
         return noting
-
-    def _noted(self) -> list[Any]:
-        if not hasattr(self._here, "noted"):
-            self._here.noted = []
-        noted: list[Any] = self._here.noted
-        return noted
 
 
 class _Storage:
@@ -122,7 +115,7 @@ class SavedTensors:
         self.hidden: set[str] = set()
         self._storages: dict[int, _Storage] = {}
         self._lock = threading.RLock()
-        self._here = threading.local()
+        self._paths = Stack()
         self._weights: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being reused
         self._followed: list[tuple[nn.Module, Hook, Hook]] = []
         self._handles: list[Any] = []
@@ -208,11 +201,11 @@ class SavedTensors:
                 self._note_weights(module)
                 if torch.is_grad_enabled() and not self._innermost():
                     self.hidden.add(path)
-                self._paths().append(path)
+                self._paths.items.append(path)
 
         def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling() and (paths := self._paths()):
-                paths.pop()
+            if not torch.compiler.is_dynamo_compiling() and self._paths.items:
+                self._paths.items.pop()
 
         self._followed.append((module, Hook(enter), Hook(leave)))
 
@@ -230,14 +223,8 @@ class SavedTensors:
                 if storage._cdata not in self._weights:
                     self._weights[storage._cdata] = StorageWeakRef(storage)
 
-    def _paths(self) -> list[str]:
-        if not hasattr(self._here, "paths"):
-            self._here.paths = []
-        paths: list[str] = self._here.paths
-        return paths
-
     def _path(self) -> str:
-        paths = self._paths()
+        paths = self._paths.items
         return paths[-1] if paths else NONE
 
 

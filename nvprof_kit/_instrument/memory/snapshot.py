@@ -15,7 +15,7 @@ from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any, Literal
 
-from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
@@ -132,12 +132,17 @@ class memory_snapshot(ContextDecorator):
 
     def __enter__(self) -> memory_snapshot:
         """Start recording."""
-        global _running  # noqa: PLW0603
+        global _running, _observed  # noqa: PLW0603
         if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: {_running.path} is being recorded; end that snapshot first")
         if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"{self.path}: cannot be written; name a file in a folder that can")
-        torch = _torch()
+        try:
+            import torch
+        except ImportError as error:
+            raise ToolError(
+                f"a snapshot needs PyTorch, which cannot be imported ({error}); pip install torch"
+            ) from None
         if not torch.cuda.is_available():
             warnings.warn(f"no CUDA here: {self.path.name} is not recorded", stacklevel=2)
             return self
@@ -152,8 +157,9 @@ class memory_snapshot(ContextDecorator):
         self._process = os.getpid()
         self._record("all")
         try:
-            if self._on_oom:
-                _observe_oom(torch)
+            if self._on_oom and not _observed:  # PyTorch cannot unregister an observer
+                torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)
+                _observed = True
             _running = self
             self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
             self._watch = Watch(self._labels)
@@ -219,25 +225,9 @@ def _ignore(_label: str) -> None:
     """Fallback for PyTorch before 2.9, which has no labels."""
 
 
-def _observe_oom(torch: Any) -> None:
-    """Register an out-of-memory observer; PyTorch cannot unregister one, so it is registered once."""
-    global _observed  # noqa: PLW0603
-    if not _observed:
-        torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)
-        _observed = True
-
-
 def _out_of_memory(*_sizes: object) -> None:
     if _running is not None:
         try:
             _running._out_of_memory()
         except Exception as error:  # the program must see its own error, not this one
             warnings.warn(f"out of memory, and the snapshot of it could not be written: {error}", stacklevel=2)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ToolError(f"a snapshot needs PyTorch, which cannot be imported ({error}); pip install torch") from None
-    return torch

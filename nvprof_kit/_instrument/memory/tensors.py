@@ -152,24 +152,20 @@ def model_rows(model: nn.Module, ledger: Ledger) -> Iterator[Held]:
 
 def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
     """A row for each master copy, its gradient, and each state tensor of an optimizer or of its inner optimizers."""
-    for inner_optimizer in innermost(optimizer):
-        yield from _of_optimizer(model, inner_optimizer, ledger)
-
-
-def _of_optimizer(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
-    optimizer_parameters = [
-        parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]
-    ]
-    paths = _paths(model, optimizer_parameters)
-    for parameter in optimizer_parameters:
-        yield from _rows(OS_PARAMS, paths[id(parameter)], parameter, ledger)
-        if parameter.grad is not None:
-            yield from _rows(GRADS, paths[id(parameter)], parameter.grad, ledger)
-    for parameter, state in getattr(optimizer, "state", {}).items():
-        path = paths.get(id(parameter), NONE)
-        for name, tensor in _tensors(state):
-            kind = OS_PARAMS if any(word in name for word in _MASTER) else OS_STATE
-            yield from _rows(kind, f"{path}.{name}" if name else path, tensor, ledger)
+    for inner in innermost(optimizer):
+        optimizer_parameters = [
+            parameter for group in getattr(inner, "param_groups", ()) for parameter in group["params"]
+        ]
+        paths = _paths(model, optimizer_parameters)
+        for parameter in optimizer_parameters:
+            yield from _rows(OS_PARAMS, paths[id(parameter)], parameter, ledger)
+            if parameter.grad is not None:
+                yield from _rows(GRADS, paths[id(parameter)], parameter.grad, ledger)
+        for parameter, state in getattr(inner, "state", {}).items():
+            path = paths.get(id(parameter), NONE)
+            for name, tensor in _tensors(state):
+                kind = OS_PARAMS if any(word in name for word in _MASTER) else OS_STATE
+                yield from _rows(kind, f"{path}.{name}" if name else path, tensor, ledger)
 
 
 def _rows(kind: str, path: str, tensor: torch.Tensor, ledger: Ledger) -> Iterator[Held]:

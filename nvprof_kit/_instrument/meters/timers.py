@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit._instrument.rank_claim import claim_file
-from nvprof_kit._instrument.ranks import rank
+from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._instrument.ranks import claim_file, rank
 from nvprof_kit.errors import require
 from nvprof_kit.names import Category
 

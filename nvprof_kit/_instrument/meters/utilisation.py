@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.rank_claim import claim
-from nvprof_kit._instrument.ranks import rank_folder
+from nvprof_kit._instrument.ranks import claim, rank_folder
 from nvprof_kit.errors import PATH, ToolError, require
 
 COLUMNS = {

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.compile.hidden import pause_while_tracing
-from nvprof_kit._instrument.compile.inductor import range_kernels
-from nvprof_kit._instrument.modules.annotation import Annotation, Removable, replace_in_notebook
+from nvprof_kit._instrument.compile import range_kernels
 from nvprof_kit._instrument.modules.blocks import (
     Submodule,
     children,
@@ -23,11 +21,12 @@ from nvprof_kit._instrument.modules.blocks import (
     is_list,
     unwrapped,
 )
-from nvprof_kit._instrument.modules.hooks import Calls, Compiled, Ranged, annotated, note_wrappers
-from nvprof_kit._instrument.ranges.backends import Read, read_cuda
-from nvprof_kit._instrument.ranges.checkpointing import range_recomputes
-from nvprof_kit._instrument.ranges.layer import Family, Layer
+from nvprof_kit._instrument.modules.hooks import Compiled, Ranged, annotated, wrappers
+from nvprof_kit._instrument.patches import pause_while_tracing
+from nvprof_kit._instrument.ranges.backward import recomputes
+from nvprof_kit._instrument.ranges.ranges import Family, Layer
 from nvprof_kit._instrument.ranks import mark_rank
+from nvprof_kit._instrument.session import Annotation, Read, Removable, read_cuda, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import layer_index, strip_wrappers
 
@@ -65,7 +64,7 @@ class ModelAnnotation(Annotation):
         compiled_parts: bool = False,
         components: nn.Module | None = None,
     ) -> None:
-        self._holder = components
+        self._components = components
         self.dataloader: Any = None
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
@@ -73,35 +72,38 @@ class ModelAnnotation(Annotation):
         self._warned = False
         self._parts_ranged = False
         self._lasting: list[Removable] = []
-        self._choose(submodules, backward, root)
-        if model not in session.annotated:  # otherwise the base class raises
-            self._refuse_ranged_twice()
+        names: dict[int, str] = {}
+        for path, module in submodules:
+            name = strip_wrappers(path) or root
+            if id(module) in names:
+                self.aliases[name] = names[id(module)]
+            elif isinstance(module, torch.jit.ScriptModule):
+                self.skipped[name] = "TorchScript modules take no hooks"
+            elif name not in self._ranged:  # a wrapper and its inner module share one name; range the wrapper
+                if module in annotated and model not in session.annotated:  # else the base class raises
+                    raise UsageError(
+                        f"{name} is already ranged, as {annotated[module].path} of another annotated model; annotate "
+                        "the outer model alone, or call remove() on the handle of the other annotation first"
+                    )
+                names[id(module)] = name
+                self._ranged[name] = Ranged(Layer(name, backward=backward), module)
         self.paths = tuple(self._ranged)
         try:
             if session.mode != "off":
-                self._lasting.append(note_wrappers(self))
-            if compiled_parts and session.mode != "off":
-                self._range_inside_compiled(root)
+                self._lasting.append(wrappers.hold(self))
+                if compiled_parts:
+                    self._range_inside_compiled(root)
             super().__init__(model)
         except BaseException:
             self._let_go()
             raise
-        self._register()
-
-    def _choose(self, submodules: list[Submodule], backward: bool, root: str) -> None:
-        chosen: dict[int, str] = {}
-        for path, module in submodules:
-            name = strip_wrappers(path) or root
-            if id(module) in chosen:
-                self.aliases[name] = chosen[id(module)]
-            elif isinstance(module, torch.jit.ScriptModule):
-                self.skipped[name] = "TorchScript modules take no hooks"
-            elif name not in self._ranged:  # a wrapper and its inner module share one name; range the wrapper
-                chosen[id(module)] = name
-                self._ranged[name] = Ranged(name, module, Calls(Layer(name, backward=backward)))
+        for ranged in self._ranged.values():
+            module_now = ranged.module()
+            if module_now is not None:
+                annotated[module_now] = ranged
 
     def _range_inside_compiled(self, root: str) -> None:
-        layers = {path: ranged.calls.layer for path, ranged in self._ranged.items() if ranged.calls.layer is not None}
+        layers = {path: ranged.layer for path, ranged in self._ranged.items() if ranged.layer is not None}
         family = Family(layers, root)
         for layer in layers.values():
             layer.family = family
@@ -114,28 +116,13 @@ class ModelAnnotation(Annotation):
                 stacklevel=4,
             )
 
-    def _refuse_ranged_twice(self) -> None:
-        for path, ranged in self._ranged.items():
-            module = ranged.module()
-            if module in annotated:
-                raise UsageError(
-                    f"{path} is already ranged, as {annotated[module].path} of another annotated model; annotate the "
-                    "outer model alone, or call remove() on the handle of the other annotation first"
-                )
-
-    def _register(self) -> None:
-        for ranged in self._ranged.values():
-            module = ranged.module()
-            if module is not None:
-                annotated[module] = ranged
-
     def _hold(self, _owner: Any) -> Iterator[Removable]:
         mark_rank()
         yield pause_while_tracing(self)
-        yield range_recomputes(self)
+        yield recomputes.hold(self)
 
     def _install(self, owner: Any) -> Iterator[Removable]:
-        compiled = Compiled(self._holder or owner)
+        compiled = Compiled(self._components or owner)
         self._warn_of_lost(compiled)
         for ranged in self._ranged.values():
             yield from ranged.install(compiled)
@@ -148,7 +135,11 @@ class ModelAnnotation(Annotation):
         """Remove the annotation; a second call does nothing. The model can be annotated again."""
         super().remove()
         self._let_go()
-        self._close()
+        layers = {ranged.layer for ranged in self._ranged.values()}
+        backend = session.backend
+        if backend is not None:  # calls may be running on this thread
+            for owner in reversed([owner for owner in backend.thread.position.owners if owner in layers]):
+                backend.close(owner)
         for ranged in self._ranged.values():
             module = ranged.module()
             if module is not None and annotated.get(module) is ranged:
@@ -165,16 +156,6 @@ class ModelAnnotation(Annotation):
         for change in lasting:
             change.remove()
 
-    def _close(self) -> None:
-        """Close the ranges of calls that are running on this thread during removal."""
-        backend = session.backend
-        if backend is None:
-            return
-        layers = {ranged.calls.layer for ranged in self._ranged.values()}
-        for owner in reversed(list(backend.thread.position.owners)):
-            if owner in layers:
-                backend.close(owner)
-
     @property
     def inside_compiled(self) -> tuple[str, ...]:
         """Paths of modules inside a module compiled by torch.compile.
@@ -183,7 +164,7 @@ class ModelAnnotation(Annotation):
         that calls the model is not detected here; see `never_entered`.
         """
         owner = self._owner()
-        return () if owner is None else self._inside(Compiled(self._holder or owner))
+        return () if owner is None else self._inside(Compiled(self._components or owner))
 
     def _inside(self, compiled: Compiled) -> tuple[str, ...]:
         return tuple(path for path, ranged in self._ranged.items() if ranged.module() in compiled.inside)
@@ -205,7 +186,7 @@ class ModelAnnotation(Annotation):
 
     def never_entered(self) -> list[str]:
         """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""
-        return [path for path, ranged in self._ranged.items() if not ranged.calls.entered]
+        return [path for path, ranged in self._ranged.items() if not ranged.entered]
 
 
 def range_model(

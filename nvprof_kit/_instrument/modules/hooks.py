@@ -9,48 +9,74 @@ code, so its own hooks range it. Where PyTorch's own code has the outermost part
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Hold, Shared, nothing
-from nvprof_kit._instrument.ranges.layer import Layer, RangesCalls
-from nvprof_kit._instrument.ranges.layer_range import LayerScope
-from nvprof_kit._instrument.torch_compat import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.patches import Handle, Patch, Patches, Shared, nothing, uncompiled, uncompiled_itself
+from nvprof_kit._instrument.ranges.backward import Recomputes
+from nvprof_kit._instrument.ranges.layer_range import BARE, LayerScope, wrap
+from nvprof_kit._instrument.ranges.ranges import Layer, RangesCalls, layer_of
+from nvprof_kit.errors import UsageError
 
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-class Calls(RangesCalls):
-    """The hooks of one layer. In a copied or pickled module they do nothing.
+class Ranged(RangesCalls):
+    """A ranged module: its layer, and the hooks on its calls. In a copied or pickled module they do nothing.
+
+    Args:
+        layer: The layer; None for the hooks in a copy.
+        module: The module; held weakly.
 
     Attributes:
-        layer: The layer; None in a copy.
-        scope: The ranges of the layer; None in a copy.
+        layer: The layer.
+        scope: The ranges of the layer.
+        path: Path of the module.
+        module: A weak reference to the module.
         entered: Whether the layer was ever called.
         running: Approximate number of running calls on all threads; too high after a call that ended without its hook.
     """
 
-    __slots__ = ("entered", "layer", "running", "scope")
+    __slots__ = ("entered", "layer", "module", "path", "running", "scope")
 
-    def __init__(self, layer: Layer | None) -> None:
+    def __init__(self, layer: Layer | None = None, module: nn.Module | None = None) -> None:
         self.layer = layer
-        self.scope = None if layer is None else LayerScope(layer)
+        self.scope = None if layer is None else layer.block()
+        self.path = "" if layer is None else layer.path
+        self.module: Callable[[], nn.Module | None] = nothing if module is None else weakref.ref(module)
         self.entered = False
         self.running = 0
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Calls:
-        return Calls(None)
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Ranged:
+        return Ranged()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SimpleNamespace, (), {"enter": nothing, "leave": nothing}
+
+    def install(self, compiled: Compiled) -> Iterator[Any]:
+        """Install the hooks; yields their handles.
+
+        Inside compiled code, a module with hooks of the program gets none: the compiler guards on the number of its
+        hooks, so another one would cause a recompilation.
+        """
+        module = self.module()
+        if module is None:
+            return
+        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        if module in compiled.inside and any(hooks):
+            return
+        for hookable in compiled.places(module):
+            yield hookable.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True)
+            yield hookable.register_forward_hook(self.leave, always_call=True)
 
     @uncompiled
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -58,10 +84,8 @@ class Calls(RangesCalls):
 
         Code compiled by torch.compile of PyTorch 2.4 omits ``kwargs``.
         """
-        if _compiling():  # torch.compile traces the hook; this adds nothing to the graph
-            return
         scope = self.scope
-        if scope is None:
+        if scope is None or _compiling():  # torch.compile traces the hook; this adds nothing to the graph
             return
         if self.running:
             self._close_interrupted(module)
@@ -72,12 +96,11 @@ class Calls(RangesCalls):
     @uncompiled
     def leave(self, _module: Any, _args: Any, outputs: Any) -> None:
         """End this thread's call and close ranges left open in it; ``outputs`` is None if the call raised."""
-        if _compiling():
-            return
         scope = self.scope
-        if scope is not None:
-            self.running -= 1
-            scope.end(outputs)
+        if scope is None or _compiling():
+            return
+        self.running -= 1
+        scope.end(outputs)
 
     def _close_interrupted(self, module: Any) -> None:
         """Close ranges of earlier calls on this thread that no longer run.
@@ -87,70 +110,19 @@ class Calls(RangesCalls):
         backend = session.backend
         if backend is None:
             return
-        running = _calls_running(module) - 1  # without the call that is beginning
+        running = -1  # without the call that is beginning
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            running += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
+            frame = frame.f_back
         opened = backend.thread.position.owners.count(self.layer)
         for _ in range(opened - running):
             backend.close(self.layer)
         self.running = min(opened, running)
 
 
-def _calls_running(module: nn.Module) -> int:
-    """Number of running calls of a module on this thread."""
-    count = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        count += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
-        frame = frame.f_back
-    return count
-
-
-class Place(Protocol):
-    """What takes hooks on calls: a module, or what stands for it where it is compiled."""
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> Any:
-        """Call a hook before each call."""
-
-    def register_forward_hook(self, hook: Callable[..., Any], *, always_call: bool = False) -> Any:
-        """Call a hook after each call."""
-
-
 annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
 """Every module that is ranged by an annotation."""
-
-
-class Ranged:
-    """A module to range.
-
-    Args:
-        path: Path of the module, the text of its ranges.
-        module: The module; held weakly.
-        calls: The hooks.
-
-    Attributes:
-        path: Path of the module.
-        calls: The hooks.
-        module: A weak reference to the module.
-    """
-
-    def __init__(self, path: str, module: nn.Module, calls: Calls) -> None:
-        self.path = path
-        self.calls = calls
-        self.module = weakref.ref(module)
-
-    def install(self, compiled: Compiled) -> Iterator[Any]:
-        """Install the hooks; yields their handles.
-
-        Inside compiled code, a module with hooks of the program gets none: the compiler guards on the number of its
-        hooks, so another one would cause a recompilation.
-        """
-        module = self.module()
-        if module is None or (module in compiled.inside and _has_hooks(module)):
-            return
-        for hookable in compiled.places(module):
-            yield hookable.register_forward_pre_hook(self.calls.enter, prepend=True, with_kwargs=True)
-            yield hookable.register_forward_hook(self.calls.leave, always_call=True)
 
 
 class Compiled:
@@ -175,50 +147,23 @@ class Compiled:
             wrapped = getattr(wrapper, "_orig_mod", None)
             if wrapped in modules and not _exports(wrapper):
                 self.regions.add(wrapped)
-                if not _runs_hooks(wrapper):
+                call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
+                if getattr(call, "__self__", None) is not wrapped:  # else it compiles only the module's ``forward``
                     self._wrappers.setdefault(wrapped, []).append(wrapper)
         self.regions.update(module for module in modules if _is_compiled(module))
         for region in self.regions:
             wrapped = getattr(region, "_orig_mod", region)
             self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
 
-    def places(self, module: nn.Module) -> list[Place]:
+    def places(self, module: nn.Module) -> list[Any]:
         """What gets the hooks: the module itself, its wrappers, or its call if that is compiled with the hooks."""
         if module in self._wrappers:
             return list(self._wrappers[module])
         return [module if module in self.inside or _calls_hooks(module) else CompiledCall(module)]
 
 
-class CompiledCall:
-    """Takes hooks for a module that is compiled in place with its own hooks inside: they run around the compiled call.
-
-    Args:
-        module: The module; held weakly.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> _CallHook:
-        """As of a module."""
-        return _CallHook(self._module, hook if with_kwargs else _without_kwargs(hook), "before", prepend)
-
-    def register_forward_hook(self, hook: Callable[..., Any], *, always_call: bool = True) -> _CallHook:
-        """As of a module, but the hook is always called."""
-        return _CallHook(self._module, hook, "after", not always_call)
-
-
-def _without_kwargs(hook: Callable[..., Any]) -> Callable[..., Any]:
-    def call(module: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        hook(module, args)
-
-    return call
-
-
 class _HookedCall:
-    """The compiled call of a module between hooks."""
+    """The compiled call of a module between hooks; PyTorch leaves it out of copies and pickles of the module."""
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
         self.compiled = compiled
@@ -226,7 +171,7 @@ class _HookedCall:
         self.after: list[Callable[..., Any]] = []
 
     @uncompiled_itself
-    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:  # named like a module's, which `Calls` looks for
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:  # named like a module's, which `Ranged` looks for
         after = list(self.after)  # hooks are removed and installed again if this call is compiled now
         for hook in list(self.before):
             hook(self, args, kwargs)
@@ -241,60 +186,53 @@ class _HookedCall:
     __call__ = _call_impl
 
 
-class _CallHook:
-    """A hook of a compiled call, until `remove`; PyTorch leaves the call out of copies and pickles of the module."""
+class CompiledCall:
+    """Takes hooks for a module that is compiled in place with its own hooks inside: they run around the compiled call.
 
-    def __init__(
-        self, module: weakref.ref[nn.Module], hook: Callable[..., Any], when: str, first: bool = False
-    ) -> None:
-        self._module = module
-        self._hook = hook
-        self._when = when
-        owner: Any = module()
-        if type(owner._compiled_call_impl) is not _HookedCall:
-            owner._compiled_call_impl = _HookedCall(owner._compiled_call_impl)
-        self._call: _HookedCall = owner._compiled_call_impl
-        hooks = getattr(self._call, when)
-        hooks.insert(0 if first else len(hooks), hook)
+    Args:
+        module: The module; held weakly.
+    """
 
-    def remove(self) -> None:
-        """Remove the hook; the last one puts the compiled call back."""
-        hooks = getattr(self._call, self._when)
-        if self._hook in hooks:
-            hooks.remove(self._hook)
-        owner: Any = self._module()
-        if owner is not None and owner._compiled_call_impl is self._call and not self._call.before + self._call.after:
-            owner._compiled_call_impl = self._call.compiled
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any], **_options: bool) -> Handle:
+        """As of a module; the hook comes first and gets the keyword arguments too."""
+        return self._add(hook, "before")
+
+    def register_forward_hook(self, hook: Callable[..., Any], **_options: bool) -> Handle:
+        """As of a module; the hook is always called."""
+        return self._add(hook, "after")
+
+    def _add(self, hook: Callable[..., Any], when: str) -> Handle:
+        module: Any = self._module()
+        if type(module._compiled_call_impl) is not _HookedCall:
+            module._compiled_call_impl = _HookedCall(module._compiled_call_impl)
+        call = module._compiled_call_impl
+        hooks = getattr(call, when)
+        hooks.insert(0 if when == "before" else len(hooks), hook)
+
+        def remove() -> None:
+            if hook in hooks:
+                hooks.remove(hook)
+            owner: Any = self._module()
+            if owner is not None and owner._compiled_call_impl is call and not call.before + call.after:
+                owner._compiled_call_impl = call.compiled
+
+        return Handle(remove)
 
 
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
 """Known wrappers of `torch.compile`; modules have no reference to their wrappers."""
 
 
-class _Registrations:
-    """Tracks new wrappers with PyTorch's hook for the registration of submodules."""
-
-    def __init__(self) -> None:
-        self._hook: Any = None
-        self.shared = Shared(self._install, self._undo)
-
-    def _install(self) -> None:
-        if self._hook is None:
-            self._note_earlier()
-            self._hook = register_module_module_registration_hook(_note)
-
-    def _undo(self) -> None:
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
-
-    @staticmethod
-    def _note_earlier() -> None:
-        """Find earlier wrappers by their class, once."""
-        compiler = sys.modules.get("torch._dynamo.eval_frame")
-        if compiler is not None:
-            wrapper = compiler.OptimizedModule
-            _wrappers.update(referrer for referrer in gc.get_referrers(wrapper) if type(referrer) is wrapper)
+def _follow_wrappers() -> list[Any]:
+    """Find the wrappers so far by their class, and further ones when their module is registered."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None:
+        wrapper = compiler.OptimizedModule
+        _wrappers.update(referrer for referrer in gc.get_referrers(wrapper) if type(referrer) is wrapper)
+    return [register_module_module_registration_hook(_note)]
 
 
 def _note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:
@@ -302,27 +240,14 @@ def _note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:
         _wrappers.add(wrapper)
 
 
-_registrations = _Registrations()
-
-
-def note_wrappers(user: object) -> Hold:
-    """Track the wrappers that `torch.compile` creates, for `Compiled`, while a user needs them.
-
-    Args:
-        user: The object that needs them; held weakly.
-    """
-    return _registrations.shared.hold(user)
+_registration = Patches(_follow_wrappers)
+wrappers = Shared(_registration.install, _registration.undo)
+"""Tracks the wrappers that `torch.compile` creates, for `Compiled`, while a user needs them."""
 
 
 def _exports(wrapper: Any) -> bool:
     """Whether torch.export made the wrapper to trace the module; PyTorch 2.4 keeps it for a while."""
     return bool(getattr(getattr(wrapper, "dynamo_ctx", None), "export", False))
-
-
-def _runs_hooks(wrapper: Any) -> bool:
-    """Whether a wrapper calls its module in Python and compiles only the module's ``forward``."""
-    call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
-    return getattr(call, "__self__", None) is wrapper._orig_mod
 
 
 def _calls_hooks(module: Any) -> bool:
@@ -332,14 +257,125 @@ def _calls_hooks(module: Any) -> bool:
     return call is None or getattr(call, "__self__", None) is module
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    )
-
-
 def _is_compiled(module: nn.Module) -> bool:
     in_place = getattr(module, "_compiled_call_impl", None) is not None
     forward = module.forward
     by_forward = hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
     return in_place or by_forward
+
+
+class InstrumentedMethod:
+    """The handle of an instrumented method; as a context manager, it removes the ranges at the end."""
+
+    def __init__(self, method: _Method, instance: nn.Module | None) -> None:
+        self._method = method
+        self._instance = None if instance is None else weakref.ref(instance)
+
+    def remove(self) -> None:
+        """Stop ranging the method; a second call does nothing."""
+        instance = self._instance() if self._instance else None
+        if instance is not None:
+            self._method.instances.discard(instance)
+        if self._instance is None:
+            self._method.every = False
+        if not self._method.every and not self._method.instances:
+            self._method.uninstall()
+
+    def __enter__(self) -> InstrumentedMethod:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.remove()
+
+
+def instrument_method(target: nn.Module | type[nn.Module], name: str = "forward") -> InstrumentedMethod:
+    """Range a method of one module, or of all modules of a class, in forward and backward.
+
+    `annotate_model` ranges calls of ``module(...)``. Use this function for other calls, such as ``block.forward(x)`` or
+    ``vae.encode(x)``. The range of ``forward`` is named after the module's path; a call that is already ranged is not
+    ranged twice. The range of another method is the path and the method's name (``vae.encode``). A module that is not
+    annotated is named after its class.
+
+    The method is replaced on the class, so copies and pickles of a module are unaffected. Other instances are not
+    ranged.
+
+    Args:
+        target: A module, or a class of modules.
+        name: Name of the method.
+
+    Returns:
+        A handle; its ``remove()`` restores the method.
+
+    Raises:
+        UsageError: The method does not exist, or is not a plain method of a module class.
+    """
+    instance = target if isinstance(target, nn.Module) else None
+    cls = type(target) if isinstance(target, nn.Module) else target
+    if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
+        raise UsageError(f"instrument_method takes a module or a class of modules, not {target!r}")
+    if not inspect.isfunction(inspect.getattr_static(cls, name, None)) or (instance and name in vars(instance)):
+        raise UsageError(f"{cls.__name__}.{name} is not a method of the class that can be ranged")
+    method = _methods.get((cls, name))
+    if method is None:
+        method = _methods[cls, name] = _Method(cls, name)
+    if instance is None:
+        method.every = True
+    else:
+        method.instances.add(instance)
+    return InstrumentedMethod(method, instance)
+
+
+class _Method:
+    """A replaced method of a class, which ranges calls on some or all instances.
+
+    Attributes:
+        every: Whether all instances are ranged.
+        instances: The individually ranged instances.
+    """
+
+    def __init__(self, cls: type[nn.Module], name: str) -> None:
+        self.every = False
+        self.instances: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._cls = cls
+        self._name = name
+        self._recomputes = Recomputes(self)
+        self._patch = Patch(cls, name, lambda method: wrap(method, self._scope))
+
+    def uninstall(self) -> None:
+        """Restore the method, unless other code has replaced it since."""
+        _methods.pop((self._cls, self._name), None)
+        self._recomputes.remove()
+        self._patch.remove()
+
+    def _scope(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Any:
+        if not self.every and module not in self.instances:
+            return BARE
+        ranged = annotated.get(module)
+        if self._name != "forward":
+            path = ranged.path if ranged else type(module).__name__
+            return LayerScope(layer_of(f"{path}.{self._name}"))
+        return _ForwardScope(ranged) if ranged else LayerScope(layer_of(type(module).__name__))
+
+
+_methods: dict[tuple[type[nn.Module], str], _Method] = {}
+
+
+class _ForwardScope:
+    """The forward of an annotated module: uses the range that its hooks have just opened, else opens the same range."""
+
+    def __init__(self, ranged: Ranged) -> None:
+        self._ranged = ranged
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the forward with exactly one range."""
+        backend = session.backend
+        owners = backend.thread.position.owners if backend is not None else []
+        if owners and owners[-1] is self._ranged.layer:
+            return function(*args, **kwargs)
+        outputs = None
+        self._ranged.enter(None, args, kwargs)
+        try:
+            outputs = function(*args, **kwargs)
+            return outputs
+        finally:
+            self._ranged.leave(None, None, outputs)

@@ -1,19 +1,38 @@
-"""Backward passes per thread: `ranges` moves each one through the frames, which are calls of layers."""
+"""Backward passes per thread, and what activation checkpointing runs again in them.
+
+`ranges` moves each pass through the frames, which are calls of layers. If a layer's call is checkpointed, the backward
+pass calls the layer again, and its hooks range the recompute. If a checkpoint is inside its forward (the blocks of
+transformers 5, PyTorch's ``CheckpointWrapper``), the backward pass only runs the checkpointed function again, without
+the hooks. So that function is ranged here, as recompute of the layer that called the checkpoint.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from operator import methodcaller
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as checkpoints
+from torch import nn
 from torch.autograd import Variable
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.ranges.backends import Backend
-from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Frame, Position, now
-from nvprof_kit._instrument.torch_compat import uncompiled, unseen
+from nvprof_kit._instrument.patches import (
+    Hold,
+    Patch,
+    Patches,
+    Shared,
+    skip_compiling,
+    uncompiled,
+    uncompiled_itself,
+    unseen,
+)
+from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Block, Frame, Layer, Position, Range, is_ranged, now
+from nvprof_kit._instrument.session import Annotation, Backend
+from nvprof_kit.names import Category
 
 plain: set[type] = {type(None), bool, int, float, str}
 """Types known to hold no tensors; grows as others are found."""
@@ -141,3 +160,85 @@ def begin_task() -> None:
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
     now.begin_task, now.nodes = begin_task, grad_nodes
+
+
+def _patches() -> list[Patch]:
+    frame, function = getattr(checkpoints, "_CheckpointFrame", None), checkpoints.CheckpointFunction
+    frames = [] if frame is None else [Patch(frame, "__init__", _kept)]
+    return [*frames, Patch(function, "forward", lambda forward: staticmethod(_kept(forward)))]
+
+
+_checkpoints = Patches(_patches)
+recomputes = Shared(_checkpoints.install, _checkpoints.undo)
+"""Ranges the recomputes of PyTorch's checkpoints while a user needs it and ranges are emitted."""
+
+
+def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that saves its second argument for the backward pass, so that it saves the ranged function."""
+
+    @functools.wraps(original)
+    def keep(first: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(first, _ranged(function), *args, **kwargs)
+
+    skip_compiling(keep, callees=False)
+    return keep
+
+
+class Recomputes(Annotation):
+    """Ranges checkpoints while ranges are emitted, for an owner of layers without `annotate_model`."""
+
+    def _install(self, _owner: Any) -> list[Hold]:
+        return [recomputes.hold(self)]
+
+
+def range_checkpoints() -> None:
+    """Range checkpoints from now on, for decorated functions and blocks of code, which cannot be removed."""
+    if range_checkpoints not in session.annotated:
+        Recomputes(range_checkpoints)
+
+
+@uncompiled
+def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The checkpointed function, ranged as recompute of the layer that runs on this thread."""
+    backend = session.backend
+    if backend is None or _ranges_itself(function):
+        return function
+    recompute = _recompute_at(backend.thread.position)
+    return function if recompute is None else functools.partial(_run, recompute, function)
+
+
+def _recompute_at(position: Position) -> Range | None:
+    """The recompute range of the innermost layer in forward or recompute on the thread."""
+    for owner in reversed(position.owners):
+        if isinstance(owner, Layer):
+            return None if owner.recompute is owner.forward else owner.recompute
+        if isinstance(owner, Block) and owner.range.category is Category.RECOMPUTE:
+            return owner.range
+        if isinstance(owner, Frame):  # the backward pass, not inside a recompute
+            break
+    return None
+
+
+def _ranges_itself(function: Any) -> bool:
+    """Whether the function only calls a module that is already ranged."""
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_name == "recompute_fn" and "fn" in code.co_freevars:
+        function = function.__closure__[code.co_freevars.index("fn")].cell_contents
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, nn.Module) and getattr(function, "__name__", "") in ("__call__", "_wrapped_call_impl"):
+        function = getattr(function, "__self__", None)
+    return isinstance(function, nn.Module) and is_ranged(function)
+
+
+@uncompiled_itself
+def _run(recompute: Range, function: Callable[..., Any], /, *args: Any) -> Any:
+    """Run the checkpointed function; in a backward pass, as recompute, once for nested checkpoints."""
+    backend = session.backend
+    if backend is None or torch._C._current_graph_task_id() == -1:
+        return function(*args)
+    owners = backend.thread.position.owners
+    if owners and isinstance(owners[-1], Block) and owners[-1].range is recompute:
+        return function(*args)
+    with Block(recompute):
+        return function(*args)

@@ -130,7 +130,7 @@ def main() -> None:
     torch.cuda.empty_cache()
     model = model_of(options.layers, options.width, options.checkpoint)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with MemoryProfiler(model, optimizer, options.folder, parquet=True) as profiler:
+    with MemoryProfiler(model, optimizer, options.folder) as profiler:
         profiled = steps(model, optimizer, 3)
     worst = 0.0
     print("largest allocations:", max(profiler.boundaries, key=lambda b: b.largest or 0))

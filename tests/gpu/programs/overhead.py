@@ -1,9 +1,10 @@
-"""What annotation costs a training step: ten interleaved pairs of annotated and plain stretches in one run.
+"""What annotation costs a training step: rounds of a plain stretch, one annotated as by default, and one without norms.
 
     python overhead.py [--layers 48] [--width 2048] [--batch 4]
 
-Prints the median ratio of the step times; run it alone, under nsys, or under the embedded recorder. Each stretch begins
-with a step that is not timed, in which the ranges get their names; every other pair runs the annotated stretch first.
+Prints the median of the ratios of the step times in a round, their quartiles, and as a control those of each round's
+plain stretch and the next round's; run it alone, under nsys, or under the embedded recorder. Each stretch begins with a
+step that is not timed, in which the ranges get their names; every other round runs the stretches in reverse.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,22 +59,33 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens = torch.randint(0, 32000, (options.batch, 1024), device="cuda")
     seconds_per_step(model, optimizer, tokens, 3)
-    plain, annotated, modules = [], [], 0
-    for stretch in range(2 * options.pairs):
-        if stretch % 4 in (0, 3):
-            plain.append(seconds_per_step(model, optimizer, tokens, options.steps))
-            continue
-        with nvprof_kit.annotate_model(model) as annotation:
-            annotated.append(seconds_per_step(model, optimizer, tokens, options.steps))
-            modules = len(annotation.paths)
-    ratios = [with_it / without for with_it, without in zip(annotated, plain, strict=True)]
-    print(
-        f"{options.layers} layers of {options.width}, batch {options.batch}, {modules} modules ranged: plain "
-        f"{statistics.median(plain) * 1e3:.1f} ms, "
-        f"annotated {statistics.median(annotated) * 1e3:.1f} ms, median ratio of {options.pairs} pairs "
-        f"{statistics.median(ratios):.4f} "
-        f"({min(ratios):.4f} to {max(ratios):.4f})"
-    )
+    kinds: dict[str, dict[str, Any] | None] = {"plain": None, "annotated": {}, "without norms": {"select": not_norm}}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    modules = dict.fromkeys(kinds, 0)
+    for round_ in range(options.pairs):
+        for kind in list(kinds)[:: -1 if round_ % 2 else 1]:
+            with ExitStack() as stack:
+                if (arguments := kinds[kind]) is not None:
+                    annotation = stack.enter_context(nvprof_kit.annotate_model(model, **arguments))
+                    modules[kind] = len(annotation.paths)
+                seconds[kind].append(seconds_per_step(model, optimizer, tokens, options.steps))
+    plain = seconds["plain"]
+    program = f"{options.layers} layers of {options.width}, batch {options.batch}"
+    print(f"{program}: plain {statistics.median(plain) * 1e3:.1f} ms")
+    for kind in list(kinds)[1:]:
+        shown(f"{kind}, {modules[kind]} modules, {statistics.median(seconds[kind]) * 1e3:.1f} ms", seconds[kind], plain)
+    shown("control", plain[1:], plain[:-1])
+
+
+def not_norm(path: str, module: nn.Module) -> bool:
+    """Blocks, their parts except norms, and what is outside them."""
+    return not path.startswith("model.layers.") or (path.count(".") <= 3 and "norm" not in path)
+
+
+def shown(text: str, seconds: list[float], base: list[float]) -> None:
+    ratios = [with_it / without for with_it, without in zip(seconds, base, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    print(f"{text}: median ratio of {len(ratios)} rounds {median:.4f} ({low:.4f} to {high:.4f})", flush=True)
 
 
 if __name__ == "__main__":

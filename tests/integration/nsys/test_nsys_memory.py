@@ -19,7 +19,7 @@ PROGRAM = """
 import torch
 from torch import nn
 from nvprof_kit import annotate_model, phase, step
-from nvprof_kit._instrument.ranges.backends import Level
+from nvprof_kit._instrument.session import Level
 
 held, most = 1000, 1000
 

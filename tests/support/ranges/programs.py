@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument.ranges.backends import Backend, Range
+from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._instrument.session import Backend
 
 Program = list[list[Any]]
 

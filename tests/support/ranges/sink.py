@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nvprof_kit._instrument.ranges.backends import Backend, Range
+from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._instrument.session import Backend
 from nvprof_kit.names import Category
 
 

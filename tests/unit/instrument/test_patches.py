@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint as checkpoints
+from nvprof_kit._instrument.torch_compat import AfterImport
 from support.torch_release import needs_torch
 from torch import nn
 
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument.torch_compat import AfterImport
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def test_what_annotation_changes_is_taken_back() -> None:
 from torch import nn
 from nvprof_kit import annotate_model, annotate_optimizer, layer_range
 import nvprof_kit._instrument.session as session
-from nvprof_kit._instrument.ranges.backends import Kineto
+from nvprof_kit._instrument.session import Kineto
 
 first, second = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
 optimizer = torch.optim.SGD(first.parameters(), 0.1)  # which changes its class

@@ -20,8 +20,8 @@ import torch
 from support.ranges.outline import Outline
 from torch import nn
 
+from nvprof_kit.integrations import _host as serving
 from nvprof_kit.integrations import megatron, sglang, vllm
-from nvprof_kit.integrations._host import serving
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, dataloader
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit.errors import UsageError
-from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations._host import HostLoop
 
 
 def small() -> nn.Sequential:

@@ -34,12 +34,11 @@ from nvprof_kit import (
     step,
 )
 from nvprof_kit._capture.recorder import record as record_module
-from nvprof_kit._instrument import rank_claim
-from nvprof_kit._instrument.loop import step_clock
+from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.loop.schedule import VARIABLE, Window
 from nvprof_kit._instrument.memory.boundaries import Counts
-from nvprof_kit._instrument.ranges.backends import Backend
-from nvprof_kit._profiler import window
+from nvprof_kit._instrument.session import Backend
+from nvprof_kit._profiler import cost, window
 from nvprof_kit.errors import UsageError
 
 RANK = "rank0_dp0_tp0_pp0"
@@ -49,7 +48,7 @@ PLAIN = {"trace.json.gz", "layers.csv", "kinds.csv", "rank_0.log"}
 @pytest.fixture(autouse=True)
 def nobody_listens_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(rank_claim, "_claimed", {})
+    monkeypatch.setattr(ranks, "_claimed", {})
     assert session.backend is None
     yield
     assert session.backend is None and record_module._running is None
@@ -105,7 +104,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def names(options: dict[str, Any]) -> set[str]:
-    return {path.name for path in (options["folder"] / RANK).iterdir()} - {rank_claim.OWNER}
+    return {path.name for path in (options["folder"] / RANK).iterdir()} - {ranks.OWNER}
 
 
 def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +273,7 @@ def test_a_broken_gpu_does_not_hide_what_the_program_raised(
         LayerProfiler(training.model, "0:9", **options),
     ):
         training.step()
-        monkeypatch.setattr(step_clock, "_now", broken)
+        monkeypatch.setattr(cost, "_now", broken)
         raise ValueError("the program's own")
 
 
@@ -382,7 +381,7 @@ def test_sampling_during_the_window(options: dict[str, Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_claim, "_claimed", {})
+    monkeypatch.setattr(ranks, "_claimed", {})
 
 
 def loop(path: Path, handler: object, schedule: Schedule) -> None:
@@ -395,7 +394,7 @@ def loop(path: Path, handler: object, schedule: Schedule) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / RANK).iterdir() if path.name != rank_claim.OWNER)
+    return sorted(path.name for path in (folder / RANK).iterdir() if path.name != ranks.OWNER)
 
 
 def test_a_table_and_a_trace_for_each_step(tmp_path: Path) -> None:

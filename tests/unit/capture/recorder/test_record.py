@@ -17,8 +17,7 @@ import nvprof_kit._instrument.session as session
 from nvprof_kit import Schedule, annotate_model, phase, record, step
 from nvprof_kit._capture.recorder.record import RecordOptions, Tool, _experimental, running
 from nvprof_kit._instrument.loop.schedule import Window
-from nvprof_kit._instrument.ranges.backends import Backend, Range
-from nvprof_kit._instrument.session import Watch
+from nvprof_kit._instrument.session import Backend, Range, Watch
 from nvprof_kit.errors import UsageError
 
 

@@ -229,7 +229,7 @@ def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: dict[str
 def test_the_files_of_the_documents(tmp_path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
-    with MemoryProfiler(model, optimizer, tmp_path, parquet=True) as profiler:
+    with MemoryProfiler(model, optimizer, tmp_path) as profiler:
         train(model, optimizer)
     assert profiler.folder == tmp_path / "rank0_dp0_tp0_pp0"
     assert sorted(path.name for path in profiler.folder.iterdir()) == [
@@ -238,7 +238,6 @@ def test_the_files_of_the_documents(tmp_path: Path) -> None:
         "grads_memory_sunburst.html",
         "memory.csv",
         "memory.log",
-        "memory.parquet",
         "os_memory_sunburst.html",
         "os_params_memory_sunburst.html",
         "params_memory_sunburst.html",

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.memory.blocks import Block, Unknown, cast_weights, workspace_bytes
-from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
-from nvprof_kit._instrument.memory.history import History
+from nvprof_kit._instrument.memory.blocks import Block, cast_weights, unknown_rows, workspace_bytes
+from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts, History
 from nvprof_kit._instrument.memory.tensors import Held
-from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import Category
 
 CPU = torch.device("cpu")
@@ -28,9 +27,10 @@ def test_unknown_memory_is_told_by_its_size_and_adds_up() -> None:
         Block(0x8000800, 1024, 1024),
         Block(0x8001000, 512, 8),
     ]
-    unknown = Unknown(CPU, lambda: blocks, 32 * MIB)
     casts = [("a.weight", 1024), ("b.weight", 1024), ("c.weight", 2048)]
-    rows = list(unknown.rows({0x1000}, casts, 64 * MIB + 3 * 1024 + 8 - 100))
+    rows = list(
+        unknown_rows(CPU, blocks, {0x1000}, workspace=32 * MIB, casts=casts, unexplained=64 * MIB + 3 * 1024 + 8 - 100)
+    )
     assert rows == [
         Held("workspace", "cublas", 64 * MIB, "cpu"),
         Held("autocast", "a.weight", 1024, "cpu"),

@@ -54,7 +54,7 @@ def test_off_returns_the_function_itself() -> None:
     program = """
 from nvprof_kit import layer_range, annotate_model
 import nvprof_kit._instrument.session as session
-from nvprof_kit._instrument.ranges.backends import Kineto
+from nvprof_kit._instrument.session import Kineto
 import torch
 def f(): pass
 assert layer_range(f) is f and layer_range("x")(f) is f
@@ -91,7 +91,7 @@ def test_the_recorder_wakes_and_quietens() -> None:
 import torch, json, tempfile, os
 from nvprof_kit import annotate_model, layer_range, step
 import nvprof_kit._instrument.session as session
-from nvprof_kit._instrument.ranges.backends import Kineto
+from nvprof_kit._instrument.session import Kineto
 @layer_range("decorated")
 def f(x): return x.sin()
 net = torch.nn.Sequential(torch.nn.Linear(2, 2))

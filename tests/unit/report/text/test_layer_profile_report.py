@@ -10,7 +10,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.layers.profile import LayerProfile, layer_profile
-from nvprof_kit._profiler.own_cost import OwnCost
+from nvprof_kit._profiler.cost import OwnCost
 from nvprof_kit._report.text.layer_profile import memory_lines, profile_head, profile_report, time_figure
 from nvprof_kit._report.text.table import print_to
 from nvprof_kit._trace.open import open_capture

@@ -1,8 +1,10 @@
 """Ranges around the kernel launches in code that torch.compile generates.
 
 Inductor fuses a graph into kernels and generates a Python function that launches them. After `range_kernels`, the
-generated code calls `inside.enter` with the kernel's module before each launch, in forward and backward, also in a
-graph of the whole model. The kernels, their order and their memory use do not change.
+generated code calls `enter` with the kernel's module before each launch, in forward and backward, also in a graph of
+the whole model. The kernels, their order and their memory use do not change. The path of the module is relative to the
+compiled module: all blocks with the same code share one compiled function, so the full path depends on the enclosing
+layer.
 
 A kernel belongs to the module whose results it writes. Intermediate values, such as forward values recomputed in the
 backward pass, do not count. If a kernel writes results of several modules, it belongs to the innermost module that
@@ -17,10 +19,59 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
+from nvprof_kit._instrument.ranges.ranges import Frame, Layer, Range
 from nvprof_kit.names import strip_wrappers
 
-_IMPORT = "from nvprof_kit._instrument.compile.inside import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
+
+def enter(path: str, recomputes: bool = False) -> None:
+    """Move to the module at a path below the compiled module: close ranges outside the path, open missing ones.
+
+    Each range is its own owner.
+
+    Args:
+        path: The path; '' for the compiled module itself.
+        recomputes: Whether the backward pass recomputes the module's forward.
+    """
+    backend = session.backend
+    if backend is None:
+        return
+    owners = backend.thread.position.owners
+    outer_count = len(owners)
+    while outer_count and type(owners[outer_count - 1]) is Range:
+        outer_count -= 1
+    ranges = _ranges_below(owners[outer_count - 1], path, recomputes) if outer_count and path else ()
+    stay = outer_count
+    for range_ in ranges:
+        if stay == len(owners) or owners[stay] is not range_:
+            break
+        stay += 1
+    if stay < len(owners):
+        backend.close(owners[stay])
+    for range_ in ranges[stay - outer_count :]:
+        backend.open(range_, range_)
+
+
+def leave() -> None:
+    """Close all ranges opened by `enter`, at the end of the compiled code."""
+    enter("")
+
+
+def _ranges_below(owner: object, path: str, recomputes: bool) -> tuple[Range, ...]:
+    """The ranges of the layers from the open layer (exclusive) down to a path below it."""
+    layer = owner.layer if isinstance(owner, Frame) else owner
+    if not isinstance(layer, Layer) or layer.family is None:
+        return ()
+    layers = layer.family.below(layer, path)
+    if recomputes or (session.graph_task() != -1 and not isinstance(owner, Frame)):
+        return tuple(layer_below.recompute for layer_below in layers)
+    if isinstance(owner, Frame):
+        return tuple(layer_below.backward for layer_below in layers if layer_below.backward is not None)
+    return tuple(layer_below.forward for layer_below in layers)
+
+
+_IMPORT = "from nvprof_kit._instrument.compile import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
 
 CACHE_TAG = f"+nvprof_kit-ranges-3-{zlib.crc32(_IMPORT.encode()):08x}"
 """Separates code with these lines from other code in the compiler's caches, which persist across programs and releases.
@@ -43,7 +94,7 @@ def range_kernels(user: object) -> Hold:
     return _kernels.hold(user)
 
 
-def _install() -> None:
+def _patch_inductor() -> None:
     import torch
 
     _inductor.install()
@@ -51,7 +102,7 @@ def _install() -> None:
         torch.compiler.config.cache_key_tag += CACHE_TAG
 
 
-def _undo() -> None:
+def _restore_inductor() -> None:
     import torch
 
     _inductor.undo()
@@ -90,29 +141,25 @@ def _patches() -> list[Patch]:
         if getattr(self, "nvprof_kit", False):
             self.wrapper_call.writeline("nvprof_kit_leave()")
 
-    return _run_before(
+    places = (
         (scheduler.Scheduler, "enter_context", of_node),
         # Inductor writes CPU kernels when a group is complete, long after the scheduler has visited their nodes
         (scheduler.Scheduler, "codegen_extern_call", of_call),
         (cpp.CppScheduling, "codegen_comment", of_group),
         (wrapper.PythonWrapperCodegen, "generate_return", at_end),
     )
+    for owner, name, _ in places:
+        getattr(owner, name)  # if one is missing, none is patched
+    return [Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places]
 
 
 _inductor = Patches(_patches)
-_kernels = Shared(_install, _undo)
+_kernels = Shared(_patch_inductor, _restore_inductor)
 
 
 def _on_cpu(node: Any) -> bool:
     device = node.get_device()
     return device is not None and device.type == "cpu"
-
-
-def _run_before(*places: tuple[type, str, Callable[..., None]]) -> list[Patch]:
-    """Patch methods of classes to call a function first; if one method is missing, none is patched."""
-    for owner, name, _ in places:
-        getattr(owner, name)
-    return [Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places]
 
 
 def _before(first: Callable[..., None], method: Callable[..., Any]) -> Callable[..., Any]:

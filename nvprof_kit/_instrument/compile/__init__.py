@@ -1,1 +1,0 @@
-"""torch.compile: keep hooks out of compiled graphs, and emit ranges inside compiled code."""

@@ -1,1 +1,0 @@
-"""What every integration shares: the loop of a host, its models, and what goes wrong in them."""
