@@ -7,7 +7,7 @@ capture, amounts as they are. The share of time that no measured launch represen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,9 +18,8 @@ from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.fold import Blocks, ByLayer
 from nvprof_kit._analysis.layers.tree import with_ancestors
-from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
+from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, STALL_PREFIX, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
-from nvprof_kit._analysis.ncu.sums import Pairs, Sums
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.ncu.schema import NcuReport
@@ -46,8 +45,11 @@ def tidy(report: NcuReport) -> pd.DataFrame:
     return table
 
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+BUSY = 60.0
+"""A unit counts as busy from this percentage of its peak on."""
+
+_UNITS = {"dram_pct": "DRAM", "l2_pct": "the L2 cache", "l1_pct": "the L1 cache"}
+_LOW_OCCUPANCY = 40.0
 
 COLUMNS: Columns = {
     "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
@@ -116,8 +118,6 @@ KERNEL_COLUMNS: Columns = {
     "phase": Column("its phase", kind="str"),
 }
 """The columns of the table of kernels that are not metrics; metrics are named as in ncu."""
-
-_MEANS = tuple(name for name in PERCENTAGES if name != "waves")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -188,27 +188,28 @@ class NcuKernels(Result):
 
 @dataclass(frozen=True)
 class Work:
-    """The launches: an element for each (owner, item) pair, where an item has one row of counters.
+    """The launches, by owner and item, where an item has one row of counters.
 
     Attributes:
         owners: The distinct (layer, phase) pairs, in the model's order.
         parents: The layer that holds each layer, '' at the top.
-        owner, item: Indices of `owners` and of `counted`; item -1 for what cannot be measured.
-        ns, launches: Time and launches.
-        counted: Counters by item; a row of NaN where none was measured.
-        measured: Whether an item was measured.
+        launches: Columns ``owner`` and ``item``, indices of `owners` and of `counted`, item -1 for what cannot be
+            measured, and their time ``ns`` and number ``launches``.
+        counted: Counters by item, those of `nvprof_kit._analysis.ncu.counters.counters`, NaN where none was measured.
         names: Name of each item.
     """
 
     owners: tuple[Owner, ...]
     parents: Mapping[str, str]
-    owner: Ints
-    item: Ints
-    ns: Floats
-    launches: Ints
+    launches: pd.DataFrame
     counted: pd.DataFrame
-    measured: npt.NDArray[np.bool_]
     names: tuple[str, ...]
+
+    def measured(self) -> pd.DataFrame:
+        """Those of `launches` that a measured kernel represents."""
+        is_measured = np.append(self.counted["duration_ns"].notna(), False)
+        table: pd.DataFrame = self.launches[is_measured[self.launches["item"]]]
+        return table
 
 
 def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
@@ -228,16 +229,13 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     if trace is None:
         work, warnings, unused = _measured_work(report, amounts)
     else:
-        work, unused = _spread_work(report, amounts, read_kernels(trace), trace)
-        warnings = trace.info.warnings
-    rows = _rows(work)
-    total_ns = float(work.ns.sum())
-    hit = work.measured[work.item] & (work.item >= 0)
+        work, warnings, unused = _spread_work(report, amounts, read_kernels(trace), trace)
+    total_ns = float(work.launches["ns"].sum())
     return NcuLayers(
-        rows=rows,
+        rows=_rows(work),
         kernels=_kernels(work),
         gpu_ns=int(total_ns),
-        covered=float(work.ns[hit].sum() / total_ns) if total_ns else 0.0,
+        covered=float(work.measured()["ns"].sum() / total_ns) if total_ns else 0.0,
         measured=len(amounts),
         unused=unused,
         warnings=(*report.warnings, *warnings, *missed_links(report.metrics)),
@@ -251,140 +249,160 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
 
 def _blocks(work: Work) -> Blocks:
     """The layers by their compute time; collectives are left out because they mostly wait and are not measured."""
-    comm = np.array([family_of(name).kernel_class == "comm" for name in work.names], dtype=bool)
-    computing = work.item < 0
-    computing[~computing] = ~comm[work.item[~computing]]
-    self_ns = np.bincount(work.owner[computing], weights=work.ns[computing], minlength=len(work.owners))
-    times: dict[Owner, float] = {}
-    for owner, ns in zip(work.owners, self_ns.tolist(), strict=True):
-        times[owner] = times.get(owner, 0.0) + ns
+    is_comm = np.array([*(family_of(name).kernel_class == "comm" for name in work.names), False])
+    self_ns = work.launches[~is_comm[work.launches["item"]]].groupby("owner")["ns"].sum()
+    times = dict.fromkeys(work.owners, 0.0)
+    for owner, ns in self_ns.items():
+        times[work.owners[int(str(owner))]] += ns
     return Blocks.of(times, work.parents, (layer for layer, _ in work.owners))
 
 
 def _measured_work(report: NcuReport, amounts: pd.DataFrame) -> tuple[Work, tuple[Issue, ...], int]:
     """Every measured launch by itself, without a capture."""
+    import pandas as pd
+
     attribution = own_layers(report.kernels)
-    owners = tuple(dict.fromkeys(attribution.owners))
-    index_of_owner = {owner: index for index, owner in enumerate(owners)}
-    duration = amounts["duration_ns"].to_numpy()
-    work = Work(
-        owners=owners,
-        parents=attribution.parents,
-        owner=np.array([index_of_owner[owner] for owner in attribution.owners], dtype=np.int64),
-        item=np.arange(len(amounts)),
-        ns=np.nan_to_num(duration),
-        launches=np.ones(len(amounts), dtype=np.int64),
-        counted=amounts,
-        measured=~np.isnan(duration),
-        names=tuple(report.kernels["kernel"]),
+    owner, owners = pd.factorize(pd.Series(attribution.owners))
+    launches = pd.DataFrame(
+        {"owner": owner, "item": range(len(amounts)), "ns": amounts["duration_ns"].fillna(0.0), "launches": 1}
     )
+    work = Work(tuple(owners), attribution.parents, launches, amounts, tuple(report.kernels["kernel"]))
     return work, attribution.warnings, 0
 
 
-def _spread_work(report: NcuReport, amounts: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[Work, int]:
-    """Every launch of a capture, with the counters of the measured launch of its signature."""
+def _spread_work(
+    report: NcuReport, amounts: pd.DataFrame, kernels: Kernels, trace: Trace
+) -> tuple[Work, tuple[Issue, ...], int]:
+    """Every launch of a capture, with the mean counters of the measured launches of its signature."""
+    import pandas as pd
+
     result_of = measured_signatures(report, kernels)
     if not any(result_of):
         raise CaptureError(
             f"{report.path}: no kernel of it is in {trace.info.path}; needed a measurement of the same program, "
             "with the same shapes, on the same kind of GPU"
         )
-    averaged = _averages(amounts, result_of)
-    times, launches = kernels.by_owner(), kernels.launches()
-    owner, item = np.nonzero(launches)
+    signature = np.repeat(range(len(result_of)), [len(results) for results in result_of])
+    results = [result for results in result_of for result in results]
+    averaged = amounts.iloc[results].groupby(signature).mean().reindex(range(len(result_of)))
+    times, numbers = kernels.by_owner(), kernels.launches()
+    owner, item = np.nonzero(numbers)
     unmeasured = np.flatnonzero(kernels.other_ns)
-    work = Work(
-        owners=kernels.owners,
-        parents=kernels.parents,
-        owner=np.append(owner, unmeasured),
-        item=np.append(item, np.full(len(unmeasured), -1)),
-        ns=np.append(times[owner, item], kernels.other_ns[unmeasured]).astype(np.float64),
-        launches=np.append(launches[owner, item], np.zeros(len(unmeasured), dtype=np.int64)),
-        counted=averaged,
-        measured=np.array([bool(results) for results in result_of]),
-        names=tuple(signature.name for signature in kernels.signatures),
+    launches = pd.DataFrame(
+        {
+            "owner": np.append(owner, unmeasured),
+            "item": np.append(item, np.full(len(unmeasured), -1)),
+            "ns": np.append(times[owner, item], kernels.other_ns[unmeasured]).astype(np.float64),
+            "launches": np.append(numbers[owner, item], np.zeros(len(unmeasured), dtype=np.int64)),
+        }
     )
-    used = {result for results in result_of for result in results}
-    return work, len(amounts) - len(used)
-
-
-def _averages(amounts: pd.DataFrame, result_of: list[list[int]]) -> pd.DataFrame:
-    """The counters of each signature: the mean of its measured launches, NaN if there are none."""
-    group = np.concatenate([np.full(len(results), number) for number, results in enumerate(result_of)]).astype(np.int64)
-    rows = np.concatenate([np.array(results, dtype=np.int64) for results in result_of])
-    means = amounts.iloc[rows].groupby(group).mean()
-    averaged: pd.DataFrame = means.reindex(range(len(result_of)))
-    return averaged
-
-
-# ---------------------------------------------------------------- rows
+    names = tuple(each.name for each in kernels.signatures)
+    work = Work(kernels.owners, kernels.parents, launches, averaged, names)
+    return work, trace.info.warnings, len(amounts) - len(set(results))
 
 
 def _rows(work: Work) -> pd.DataFrame:
+    """The table: each launch counts in its layer's row and, in the same phase, in those of the layers around it."""
     import pandas as pd
 
-    keys, of_owner = _keys(work)
-    key = np.concatenate([np.array(of_owner[owner], dtype=np.int64) for owner in work.owner.tolist()])
-    times = np.array([len(of_owner[owner]) for owner in work.owner.tolist()])
-    item, ns, launches = (np.repeat(values, times) for values in (work.item, work.ns, work.launches))
-    pairs = Pairs(key, item.astype(np.int64), ns.astype(np.float64), launches.astype(np.int64), len(keys))
-    sums = Sums(pairs, work.counted, work.measured)
-    rows: dict[str, Any] = {
-        "layer": [layer for layer, _ in keys],
-        "phase": [phase for _, phase in keys],
-        "launches": np.bincount(key, weights=launches, minlength=len(keys)).astype(np.int64),
-        "gpu_ns": np.bincount(key, weights=ns, minlength=len(keys)).astype(np.int64),
-        "covered": sums.covered(),
-    }
-    rows |= {name: sums.mean(name) for name in _MEANS}
-    rows |= {name: sums.amount(name) for name in AMOUNT_NAMES}
-    operations = np.nansum([rows["flop"], rows["tensor_flop"]], axis=0)
-    has_intensity = ~(np.isnan(rows["flop"]) & np.isnan(rows["tensor_flop"])) & (rows["dram_bytes"] > 0)
-    rows["intensity"] = np.where(has_intensity, operations / np.where(has_intensity, rows["dram_bytes"], 1.0), np.nan)
-    rows["stall"] = sums.first_stall()
-    rows["bound"], rows["reason"] = zip(*sums.judged(), strict=True) if keys else ((), ())
-    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS})
+    members = [
+        (number, (ancestor, phase))
+        for number, (layer, phase) in sorted(enumerate(work.owners), key=lambda owner: owner[1][0] == NO_LAYER)
+        for ancestor in with_ancestors(layer, work.parents)
+    ]
+    keys = list(dict.fromkeys(key for _, key in members))
+    first = {layer: number for number, (layer, _) in reversed([*enumerate(keys)])}
+    keys.sort(key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
+    place = {key: number for number, key in enumerate(keys)}
+    row_of_owner = pd.DataFrame([(number, place[key]) for number, key in members], columns=["owner", "row"])
+    rows = work.launches.merge(row_of_owner).groupby("row")[["launches", "ns"]].sum().reindex(range(len(keys)))
+    pairs = work.measured().merge(row_of_owner)
+    counted = work.counted.iloc[pairs["item"]].reset_index(drop=True)
+
+    def means(columns: Sequence[str], chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
+        """Means over the time of the launches, of some of them; NaN if none was measured."""
+        values, ns = counted[[*columns]], pairs["ns"].where(chosen, 0.0)
+        weights = values.notna().mul(ns, axis=0).groupby(pairs["row"]).sum()
+        table: pd.DataFrame = (values.mul(ns, axis=0).groupby(pairs["row"]).sum() / weights).reindex(rows.index)
+        return table
+
+    compute, memory = counted["compute_pct"], counted["memory_pct"]
+    is_busy = np.maximum(compute, memory) >= BUSY
+    bound = np.select(
+        [(compute.isna() | memory.isna()).to_numpy(), is_busy & (memory >= compute), is_busy],
+        ["not measured", "memory", "compute"],
+        "latency",
+    )
+    time = pairs["ns"].groupby([pairs["row"], bound]).sum().unstack(fill_value=0.0).reindex(rows.index, fill_value=0.0)
+    time = time.reindex(columns=["memory", "compute", "latency", "not measured"], fill_value=0.0)
+    costliest = time.idxmax(axis="columns").where(time.sum(axis="columns") > 0, "")
+    of_bound = means([*PERCENTAGES], bound == costliest[pairs["row"]].to_numpy())
+    shares = (time.max(axis="columns") / time.sum(axis="columns")).fillna(0.0)
+    every = np.ones(len(pairs), dtype=bool)
+    stalls = means([str(name) for name in counted if str(name).startswith(STALL_PREFIX)], every)
+    amounts = counted[[*AMOUNT_NAMES]].mul(pairs["launches"], axis=0).groupby(pairs["row"]).sum(min_count=1)
+    table: pd.DataFrame = (
+        pd.DataFrame(keys, columns=["layer", "phase"]).join(means([*PERCENTAGES], every)).join(amounts)
+    )
+    worst = [None if row.isna().all() else str(row.idxmax()).removeprefix(STALL_PREFIX) for _, row in stalls.iterrows()]
+    operations = table[["flop", "tensor_flop"]].sum(axis="columns", min_count=1)
+    table = table.assign(
+        launches=rows["launches"],
+        gpu_ns=rows["ns"].astype(np.int64),
+        covered=(pairs.groupby("row")["ns"].sum().reindex(rows.index, fill_value=0.0) / rows["ns"]).fillna(0.0),
+        intensity=operations / table["dram_bytes"].where(table["dram_bytes"] > 0),
+        stall=pd.Series(worst, dtype=object),
+        bound=costliest.replace("", "not measured"),
+        reason=[
+            _reason(name, share, values)
+            for name, share, values in zip(costliest, shares, of_bound.to_dict("records"), strict=True)
+        ],
+    )
+    table = table[[*COLUMNS]]
     return table
 
 
-def _keys(work: Work) -> tuple[list[Owner], list[list[int]]]:
-    """The rows' (layer, phase) pairs, each layer's ancestors before it, and for each owner the rows it counts for."""
-    index_of_owner: dict[Owner, int] = {}
-    of_owner = []
-    for layer, phase in sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER):
-        ancestors = with_ancestors(layer, work.parents)
-        of_owner.append(
-            ((layer, phase), [index_of_owner.setdefault((path, phase), len(index_of_owner)) for path in ancestors])
-        )
-    order = _by_layer(list(index_of_owner))
-    rank = {key: index for index, key in enumerate(order)}
-    by_place = [rank[key] for key in index_of_owner]
-    lookup = {owner: [by_place[row] for row in rows] for owner, rows in of_owner}
-    return order, [lookup[owner] for owner in work.owners]
+def _reason(bound: str, share: float, means: Mapping[Any, float]) -> str:
+    """Why a row is bound by what it is.
 
-
-def _by_layer(keys: list[Owner]) -> list[Owner]:
-    """The pairs in the order in which their layers first appear, phases of one layer together, `(none)` last."""
-    first: dict[str, int] = {}
-    for layer, _ in keys:
-        first.setdefault(layer, len(first))
-    return sorted(keys, key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
+    Args:
+        bound: What most of its time is bound by; '' if nothing was measured.
+        share: Its share of the measured time.
+        means: Of the kernels that are bound by that, over their time, the `PERCENTAGES`, NaN for what was not measured.
+    """
+    units = {unit: means[name] for name, unit in _UNITS.items() if not np.isnan(means[name])}
+    busiest = max(units, key=units.__getitem__, default="memory")
+    tensor, waves = means["tensor_pct"], means["waves"]
+    match bound:
+        case "":
+            return "no kernel of it was measured"
+        case "not measured":
+            return "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"
+        case "memory":
+            why = f"{busiest} at {units.get(busiest, means['memory_pct']):.0f} % of its peak"
+        case "compute" if tensor >= 0.75 * means["compute_pct"]:
+            why = f"tensor cores at {tensor:.0f} % of their peak"
+        case "compute":
+            known = "?" if np.isnan(tensor) else f"{tensor:.0f} %"
+            why = f"the SMs at {means['compute_pct']:.0f} % of their peak, tensor cores at {known}"
+        case _:
+            why = f"compute at {means['compute_pct']:.0f} %, memory at {means['memory_pct']:.0f} % of peak"
+            why += f"; grids fill {waves:.1f} of the GPU" if waves < 1 else ""
+            occupancy = means["occupancy_pct"]
+            why += f"; occupancy {occupancy:.0f} %" if occupancy < _LOW_OCCUPANCY else ""
+    return f"{100 * share:.0f} % of its time: {why}"
 
 
 def _kernels(work: Work) -> pd.DataFrame:
     """The measured kernels for the roofline, by owner."""
-    import pandas as pd
-
-    hit = np.flatnonzero((work.item >= 0) & work.measured[work.item])
-    item, owner = work.item[hit], work.owner[hit]
-    table: dict[str, Any] = {
-        "kernel": [work.names[index] for index in item.tolist()],
-        "layer": [work.owners[index][0] for index in owner.tolist()],
-        "phase": [work.owners[index][1] for index in owner.tolist()],
-        "gpu_ns": work.ns[hit],
-        "launches": work.launches[hit],
-    }
-    for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes"):
-        table[name] = work.counted[name].to_numpy()[item]
-    kernels: pd.DataFrame = pd.DataFrame(table)
+    measured = work.measured()
+    counted = work.counted.iloc[measured["item"]].set_index(measured.index)
+    kernels: pd.DataFrame = measured[["launches"]].assign(
+        kernel=[work.names[item] for item in measured["item"]],
+        layer=[work.owners[owner][0] for owner in measured["owner"]],
+        phase=[work.owners[owner][1] for owner in measured["owner"]],
+        gpu_ns=measured["ns"],
+        **{name: counted[name] for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes")},
+    )
+    kernels = kernels.reset_index(drop=True)
     return kernels

@@ -15,7 +15,6 @@ from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters
 from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers
 from nvprof_kit._analysis.ncu.owners import own_layers
 from nvprof_kit._analysis.ncu.roofline import roofline
-from nvprof_kit._analysis.ncu.sums import BUSY
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.open import open_capture, open_ncu
 from nvprof_kit.errors import CaptureError
@@ -115,7 +114,7 @@ def test_without_ranges_there_is_a_warning() -> None:
     ("metrics", "bound", "reason"),
     [
         (
-            {"compute": BUSY, "memory": 10},
+            {"compute": 60.0, "memory": 10},
             "compute",
             "100 % of its time: the SMs at 60 % of their peak, tensor cores at ?",
         ),
