@@ -53,28 +53,19 @@ _MOVES_NOTHING = re.compile(
 """PyTorch operators that only name memory."""
 
 _TYPES = {
-    **dict.fromkeys(("bool", "unsigned char", "signed char"), 1),
-    **{f"c10::float8_{kind}": 1 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")},
-    **dict.fromkeys(("short int", "short", "unsigned short", "c10::half", "c10::bfloat16"), 2),
-    **dict.fromkeys(("int", "float", "unsigned int"), 4),
-    **dict.fromkeys(("long int", "long", "double", "c10::complex<float>"), 8),
-    "c10::complex<double>": 16,
+    "float4_e2m1fn_x2": ("fp4", 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), ("fp8", 1)),
+    **dict.fromkeys(("signed char", "unsigned char"), ("int8", 1)),
+    "half": ("fp16", 2),
+    "bfloat16": ("bf16", 2),
+    **dict.fromkeys(("float", "complex<float>"), ("fp32", 4)),
+    **dict.fromkeys(("double", "complex<double>"), ("fp64", 8)),
+    **{"bool": ("", 1), "short": ("", 2), "short int": ("", 2), "int": ("", 4), "long": ("", 8), "long int": ("", 8)},
 }
-"""Bytes of an element, by the profiler's name of its type."""
+"""Number type, the narrowest first, and bytes of an element, by the profiler's name of its type."""
 
 _CODES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 9: 8, 10: 16, 11: 1, 15: 2}
 """Bytes of an element, by PyTorch's number of its type, as a value of an argument."""
-
-_NUMBERS = (
-    ("fp4", r"float4"),
-    ("fp8", r"float8"),
-    ("int8", r"^(un)?signed char$"),
-    ("fp16", r"half|complexhalf"),
-    ("bf16", r"bfloat16"),
-    ("fp32", r"^float$|complex<float>"),
-    ("fp64", r"^double$|complex<double>"),
-)
-"""Number types by the profiler's names, the narrowest first."""
 
 Shape = Sequence[int]
 
@@ -84,15 +75,33 @@ class _Tensor(NamedTuple):
 
     Attributes:
         dims: Its shape.
+        dtype: Type of its numbers, '' if they are integers or truth values.
         width: Bytes of an element.
         bytes: Bytes of its distinct elements.
-        is_number: Whether its elements are floating point numbers.
     """
 
     dims: Shape
+    dtype: str
     width: int
     bytes: int
-    is_number: bool
+
+    @classmethod
+    def of(cls, dims: Any, strides: Any, dtype: str, width: int) -> _Tensor:
+        """A tensor of these dimensions.
+
+        Raises:
+            ValueError: They are none.
+        """
+        if not isinstance(dims, list) or not all(type(length) is int and length >= 0 for length in dims):
+            raise ValueError(f"{dims} is no shape")
+        steps = strides if isinstance(strides, list) and len(strides) == len(dims) else [1] * len(dims)
+        elements = prod(length if step else min(length, 1) for length, step in zip(dims, steps, strict=True))
+        return cls(dims, dtype, width, elements * width)
+
+    @property
+    def whole(self) -> int:
+        """Bytes of as many elements, each its own."""
+        return prod(self.dims) * self.width
 
 
 class _Call(NamedTuple):
@@ -108,19 +117,10 @@ class _Call(NamedTuple):
         """Read the column ``arguments`` of the schema's ``shapes``."""
         return cls(*(argument if isinstance(argument, list) else [] for argument in json.loads(arguments)))
 
-    def shape(self, position: int, rank: int) -> Shape:
-        lengths = self.dims[position]
-        if len(lengths) < rank or not all(isinstance(length, int) and length >= 0 for length in lengths):
-            raise ValueError(f"argument {position} has no shape")
-        return list(lengths)
-
-    def value(self, position: int) -> Any:
-        return json.loads(str(self.concrete[position]).replace("True", "true").replace("False", "false"))
-
-    def option(self, position: int, default: Any) -> Any:
-        """A value that may be missing."""
-        given = self.concrete[position] if position < len(self.concrete) else ""
-        return self.value(position) if given not in ("", None) else default
+    def value(self, position: int, default: Any = None) -> Any:
+        """The value of an argument."""
+        given = str(self.concrete[position]) if position < len(self.concrete) else ""
+        return json.loads(given.replace("True", "true").replace("False", "false")) if given else default
 
     def tensors(self, position: int, widths: dict[int, int] | None = None) -> list[_Tensor]:
         """The tensors of an argument: none, one, or those of a list, the types of which are not recorded.
@@ -131,42 +131,31 @@ class _Call(NamedTuple):
                 is that of the last.
 
         Raises:
-            ValueError: It is a list of so many that the profiler did not record their shapes.
+            ValueError: It is a list of so many that the profiler did not record their shapes, or has other dimensions.
         """
-        type_name = str(self.types[position]).lower() if position < len(self.types) else ""
+        type_name = str(self.types[position]).lower().removeprefix("c10::") if position < len(self.types) else ""
         dims, strides = (each[position] if position < len(each) else [] for each in (self.dims, self.strides))
         if type_name in _TYPES:
-            return [_tensor(dims, strides, _TYPES[type_name], type_name)]
+            return [_Tensor.of(dims, strides, *_TYPES[type_name])]
         if type_name != "tensorlist":
             return []
         if not dims and not position:
             raise ValueError("shapes that were not recorded")
         each_strides = strides if isinstance(strides, list) and len(strides) == len(dims) else [[]] * len(dims)
         last = next(reversed(widths.values()), 4) if widths else 4
-        return [_tensor(shape, steps, (widths or {}).get(prod(shape), last), "float")
+        return [_Tensor.of(shape, steps, "fp32", (widths or {}).get(prod(shape), last))
                 for shape, steps in zip(dims, each_strides, strict=True)]  # fmt: skip
 
-
-def _tensor(dims: Shape, strides: Shape, width: int, type_name: str) -> _Tensor:
-    if not isinstance(dims, list) or not all(type(length) is int and length >= 0 for length in dims):
-        raise ValueError(f"{dims} is no shape")
-    steps = strides if isinstance(strides, list) and len(strides) == len(dims) else [1] * len(dims)
-    elements = prod(length if step else min(length, 1) for length, step in zip(dims, steps, strict=True))
-    return _Tensor(dims, width, elements * width, any(kind in type_name for kind in ("float", "half", "double")))
-
-
-def _mm(call: _Call, first: int = 0) -> int:
-    (rows, inner), (_, columns) = call.shape(first, 2), call.shape(first + 1, 2)
-    return 2 * rows * inner * columns
+    def shape(self, position: int, rank: int) -> Shape:
+        """The shape of a tensor of at least so many dimensions, of any type."""
+        dims = _Tensor.of(self.dims[position], [], "", 1).dims
+        if len(dims) < rank:
+            raise ValueError(f"argument {position} has no shape")
+        return dims
 
 
-def _bmm(call: _Call, first: int = 0) -> int:
-    (batch, rows, inner), (_, _, columns) = call.shape(first, 3), call.shape(first + 1, 3)
-    return 2 * batch * rows * inner * columns
-
-
-def _grouped_mm(call: _Call) -> int:
-    left, right = call.shape(0, 2), call.shape(1, 2)
+def _product(call: _Call, first: int = 0) -> int:
+    left, right = call.shape(first, 2), call.shape(first + 1, 2)
     return 2 * (left[0] if len(left) == len(right) == 3 else 1) * left[-2] * left[-1] * right[-1]
 
 
@@ -174,25 +163,18 @@ def _conv(shape: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
     return prod((shape if transposed else out)[2:]) * prod(weight[2:]) * shape[0] * weight[0] * weight[1] * 2
 
 
-def _convolution(call: _Call) -> int:
+def _convolved(call: _Call) -> list[int]:
+    """The shape of a convolution's result."""
     shape, weight = call.shape(0, 3), call.shape(1, 3)
-    return _conv(shape, weight, [*shape[:2], *_convolved_lengths(call)], bool(call.value(6)))
-
-
-def _convolved_lengths(call: _Call) -> list[int]:
-    shape, weight = call.shape(0, 3), call.shape(1, 3)
-    stride, padding, dilation, more = (_spread(call.value(position), len(shape) - 2) for position in (3, 4, 5, 7))
+    options = (call.value(position) for position in (3, 4, 5, 7))
+    stride, padding, dilation, more = (values * (len(shape) - 2 if len(values) == 1 else 1) for values in options)
     parts = zip(shape[2:], padding, dilation, weight[2:], stride, more, strict=True)
     if call.value(6):
-        return [
-            (length - 1) * step - 2 * pad + gap * (size - 1) + extra + 1
-            for length, pad, gap, size, step, extra in parts
-        ]
-    return [(length + 2 * pad - gap * (size - 1) - 1) // step + 1 for length, pad, gap, size, step, _ in parts]
-
-
-def _spread(values: Any, count: int) -> list[int]:
-    return [int(value) for value in values] * (count if len(values) == 1 else 1)
+        lengths = [(length - 1) * step - 2 * pad + gap * (size - 1) + extra + 1
+                   for length, pad, gap, size, step, extra in parts]  # fmt: skip
+        return [shape[0], weight[1] * call.value(8), *lengths]
+    lengths = [(length + 2 * pad - gap * (size - 1) - 1) // step + 1 for length, pad, gap, size, step, _ in parts]
+    return [shape[0], weight[0], *lengths]
 
 
 def _convolution_backward(call: _Call) -> int:
@@ -206,224 +188,138 @@ def _convolution_backward(call: _Call) -> int:
     return count
 
 
-def _attention(call: _Call) -> int:
-    (batch, heads, queries, width), key, value = (call.shape(position, 4) for position in range(3))
-    return 2 * batch * heads * queries * key[2] * (width + value[3])
+def _attention(call: _Call, first: int = 0) -> int:
+    (batch, heads, queries, width), key, value = (call.shape(first + position, 4) for position in range(3))
+    widths = 3 * width + 2 * value[3] if first else width + value[3]
+    return 2 * batch * heads * queries * key[2] * widths
 
 
-def _attention_backward(call: _Call) -> int:
-    (batch, heads, queries, width), key, value = (call.shape(position, 4) for position in range(1, 4))
-    return 2 * batch * heads * queries * key[2] * (3 * width + 2 * value[3])
+_CAUSAL = {
+    "_scaled_dot_product_flash_attention": (4, 11),
+    "_scaled_dot_product_efficient_attention": (6, 11),
+    "_scaled_dot_product_cudnn_attention": (6, 14),
+    "_scaled_dot_product_flash_attention_for_cpu": (4, 7),
+}
+"""Position of ``is_causal`` among the arguments of each attention and of its backward."""
 
-
-_ATTENTIONS = ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
 _FORMULAS: Mapping[str, Callable[[_Call], int]] = MappingProxyType(
     {
-        **dict.fromkeys(("aten::mm", "aten::_int_mm", "aten::_scaled_mm"), _mm),
-        **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), lambda call: _mm(call, 1)),
-        "aten::bmm": _bmm,
-        **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_"), lambda call: _bmm(call, 1)),
-        **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped_mm),
-        **dict.fromkeys(("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"), _convolution),
-        "aten::convolution_backward": _convolution_backward,
-        **{f"aten::_scaled_dot_product_{name}": _attention for name in _ATTENTIONS},
-        **{f"aten::_scaled_dot_product_{name}_backward": _attention_backward for name in _ATTENTIONS},
+        **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"), _product),
+        **dict.fromkeys(
+            ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_"), lambda call: _product(call, 1)
+        ),
+        **dict.fromkeys(
+            ("convolution", "_convolution", "convolution_overrideable"),
+            lambda call: _conv(call.shape(0, 3), call.shape(1, 3), _convolved(call), bool(call.value(6))),
+        ),
+        "convolution_backward": _convolution_backward,
+        **dict.fromkeys(_CAUSAL, _attention),
+        **{f"{name}_backward": lambda call: _attention(call, 1) for name in _CAUSAL},
     }
 )
 """Operations of one call by the operator's name."""
 
-
-_CAUSAL = {
-    "flash_attention": (4, 11),
-    "efficient_attention": (6, 11),
-    "cudnn_attention": (6, 14),
-    "flash_attention_for_cpu": (4, 7),
-}
-"""Position of ``is_causal`` among the arguments of each attention and of its backward."""
-
-_OVERWRITES = re.compile(
-    r"^(copy_|fill_|zero_|normal_|uniform_|random_|bernoulli_|exponential_|_foreach_(copy|zero)_)$"
-)
-_BY_ROWS = re.compile(r"^(_index_put_impl_|index_(add|copy|fill|put)_|scatter_(add_|reduce_)?)$")
-_COMPARES = re.compile(r"^(eq|ne|lt|le|gt|ge|greater|less|logical_\w+|is(nan|inf|finite))$")
-_REDUCES = re.compile(
-    r"^(sum|mean|amax|amin|prod|var|std|logsumexp|any|all|max|min|argmax|argmin|norm|linalg_vector_norm)$"
-)
+_OVERWRITES = re.compile(r"(copy|fill|zero|normal|uniform|random|bernoulli|exponential|_foreach_copy|_foreach_zero)_")
+_BY_ROWS = re.compile(r"_index_put_impl_|index_(add|copy|fill|put)_|scatter_(add_|reduce_)?")
+_SELECTS = ("embedding", "index", "index_select", "gather", "take", "nll_loss_forward", "nll_loss2d_forward")
 
 
-def traffic_of(name: str, call: _Call, widths: dict[int, int], on_gpu: bool) -> tuple[list[int], list[int]]:
+def _traffic(name: str, call: _Call, widths: dict[int, int]) -> tuple[list[int], list[int]]:
     """Bytes of each tensor that one call of an operator reads, and of each that it writes.
 
     Args:
         name: The operator.
         call: Its arguments.
         widths: As in `_Call.tensors`.
-        on_gpu: Whether statistics of norms are in fp32, as on a GPU.
     """
-    plain = name.removeprefix("aten::")
     arguments = [call.tensors(position, widths) for position in range(len(call.types))]
     tensors = [tensor for argument in arguments for tensor in argument]
-    reads = [tensor.bytes for tensor in tensors]
-    first = arguments[0] if arguments else []
-    if plain.startswith("_fused_") and plain.endswith("_"):  # an optimizer: parameters, gradients, states, steps
-        return reads, [tensor.bytes for argument in (*arguments[:1], *arguments[2:6]) for tensor in argument]
-    if plain.endswith("_") and not plain.endswith("__"):
-        writes = [tensor.bytes for tensor in first]
-        if _BY_ROWS.match(plain):
-            given = sum(tensor.bytes for argument in arguments[1:] for tensor in argument if tensor.is_number)
-            return [min(writes[0], given), *reads[1:]], [min(writes[0], given)]
-        return reads[len(first) :] if _OVERWRITES.match(plain) else reads, writes
-    if plain.startswith("_foreach_"):
-        return reads, [tensor.bytes for tensor in first if "norm" not in plain]
-    if plain.endswith("_like") or plain in ("new_zeros", "new_ones", "new_full"):
-        return [], [prod(first[0].dims if plain.endswith("_like") else call.value(1)) * first[0].width]
-    rule = next((rule for pattern, rule in _OUTPUTS.items() if re.fullmatch(pattern, plain)), _elementwise)
-    writes = rule(call, tensors, on_gpu) if tensors or rule is not _elementwise else []
-    if plain in ("embedding", "index", "index_select", "gather", "take"):
-        reads[0] = min(reads[0], writes[0])
-    elif plain in ("nll_loss_forward", "nll_loss2d_forward"):
-        reads[0] = min(reads[0], prod(tensors[1].dims) * tensors[0].width)
-    elif plain in ("nll_loss_backward", "nll_loss2d_backward"):
+    reads, first = [tensor.bytes for tensor in tensors], arguments[0] if arguments else []
+    writes = [tensor.bytes for tensor in first]
+    if name.startswith("_fused_") and name.endswith("_"):  # an optimizer: parameters, gradients, states, steps
+        return reads, writes + [tensor.bytes for argument in arguments[2:6] for tensor in argument]
+    if _BY_ROWS.fullmatch(name):
+        rows = min(writes[0], sum(tensor.bytes for tensor in tensors[1:] if tensor.dtype))
+        return [rows, *reads[1:]], [rows]
+    if name.endswith("_") and not name.endswith("__"):
+        return reads[len(first) :] if _OVERWRITES.fullmatch(name) else reads, writes
+    if name.startswith("_foreach_"):
+        return reads, writes if "norm" not in name else []
+    rule = next((rule for pattern, rule in _RESULTS.items() if re.fullmatch(pattern, name)), None)
+    if rule is not None:
+        writes = rule(call, tensors)
+    elif tensors:
+        widest = max(tensors, key=lambda tensor: (tensor.dtype != "", tensor.dims != [], tensor.width))
+        writes = [_elements(tensors) * widest.width]
+    if name in _SELECTS:  # only those that it returns, or one of each row
+        reads[0] = min(reads[0], writes[0] if "nll" not in name else prod(tensors[1].dims) * tensors[0].width)
+    elif name.startswith("nll_loss") and name.endswith("backward"):
         reads[1] = 0
-    return reads, writes
+    return ([] if name.startswith("new_") or name.endswith("_like") else reads), writes
 
 
-def _elementwise(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-    shape = np.broadcast_shapes(*(tuple(tensor.dims) for tensor in tensors)) if len(tensors) > 1 else tensors[0].dims
-    return [prod(shape) * _promoted(tensors)]
+def _elements(tensors: Sequence[_Tensor]) -> int:
+    """The number of elements that these broadcast to, or that the largest has."""
+    try:
+        return prod(np.broadcast_shapes(*(tuple(tensor.dims) for tensor in tensors)))
+    except ValueError:
+        return max(prod(tensor.dims) for tensor in tensors)
 
 
-def _promoted(tensors: Sequence[_Tensor]) -> int:
-    return max(tensors, key=lambda tensor: (tensor.is_number, bool(tensor.dims), tensor.width)).width
+def _gradients(first: int, mask: int = 0) -> Callable[[_Call, Sequence[_Tensor]], list[int]]:
+    """The gradients of an attention's or convolution's arguments from the first on, as far as a mask asks for them."""
+    return lambda call, _: [
+        tensor.whole
+        for position, is_asked in enumerate(call.value(mask)[:2] if mask else [True] * 3)
+        for tensor in call.tensors(first + position)[:is_asked]
+    ]
 
 
-def _reduced(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
+def _reduced(call: _Call, tensors: Sequence[_Tensor]) -> list[int]:
     tensor, *others = tensors
-    if others:
-        return _elementwise(call, tensors, on_gpu)  # the smaller of two
-    given = [call.option(position, None) for position in (1, 2)]
-    axis = given[0] if isinstance(given[0], int) else None
-    named = next((axes for axes in given if isinstance(axes, list)), [] if axis is None else [axis])
-    axes = named or range(len(tensor.dims))
-    out = [length for axis, length in enumerate(tensor.dims) if axis not in {each % len(tensor.dims) for each in axes}]
-    return [prod(out) * tensor.width]
+    if others:  # the smaller of two
+        return [_elements(tensors) * tensor.width]
+    given = [call.value(position) for position in (1, 2)]
+    named = next((axes for axes in given if isinstance(axes, list)), given[:1] if isinstance(given[0], int) else [])
+    axes = {axis % len(tensor.dims) for axis in named or range(len(tensor.dims))}
+    return [prod(length for axis, length in enumerate(tensor.dims) if axis not in axes) * tensor.width]
 
 
-def _normed(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-    dims, width = tensors[0].dims, tensors[0].width
-    statistics = prod(dims[: len(dims) - len(call.value(1))]) * (4 if on_gpu else width)
-    return [prod(dims) * width, *[statistics] * (2 if len(call.types) == 5 else 1)]
-
-
-def _masked(positions: tuple[int, ...], mask: int) -> Callable[[_Call, Sequence[_Tensor], bool], list[int]]:
-    """The gradients of these arguments, as far as a mask asks for them."""
-
-    def gradients(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-        asked = call.option(mask, [True] * len(positions)) if mask else [True] * len(positions)
-        chosen = [position for position, is_asked in zip(positions, asked, strict=True) if is_asked]
-        return [prod(tensor.dims) * tensor.width for position in chosen for tensor in call.tensors(position)]
-
-    return gradients
-
-
-def _product(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-    (left, right), *_ = [tensors[-2:]]
-    batch = max(left.dims[:-2], right.dims[:-2], key=len) if len(left.dims) + len(right.dims) != 5 else ()
+def _matrix(call: _Call, tensors: Sequence[_Tensor]) -> list[int]:
+    left, right = tensors[:2] if len(tensors) != 3 else tensors[-2:]
+    batch = left.dims[:-2] if len(left.dims) == len(right.dims) else []
     return [prod(batch) * left.dims[-2] * right.dims[-1] * left.width]
 
 
-def _attended(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-    query, _, value = tensors[:3]
-    rows = prod(query.dims[:3])
-    return [rows * value.dims[3] * query.width, rows * 4]
-
-
-def _convolved(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-    shape, weight = call.shape(0, 3), call.shape(1, 3)
-    transposed = bool(call.value(6))
-    channels = weight[1] * call.option(8, 1) if transposed else weight[0]
-    return [shape[0] * channels * prod(_convolved_lengths(call)) * tensors[0].width]
-
-
-def _sized(position: int, code: int) -> Callable[[_Call, Sequence[_Tensor], bool], list[int]]:
-    """A result whose shape and the number of whose type are arguments' values."""
-
-    def sized(call: _Call, tensors: Sequence[_Tensor], on_gpu: bool) -> list[int]:
-        return [prod(call.value(position)) * _CODES.get(call.option(code, 6), 4)]
-
-    return sized
-
-
-_Outputs = Callable[[_Call, Sequence[_Tensor], bool], list[int]]
-_OUTPUTS: Mapping[str, _Outputs] = MappingProxyType(
+_RESULTS: Mapping[str, Callable[[_Call, Sequence[_Tensor]], list[int]]] = MappingProxyType(
     {
-        r"mm|_int_mm|bmm|addmm|_addmm_activation|baddbmm": _product,
-        r"_grouped_mm": lambda call, tensors, _: [
-            tensors[0].dims[-2] * tensors[1].dims[-1] * tensors[0].width
-            * (tensors[2].dims[0] if len(tensors[0].dims) == len(tensors[1].dims) == 2 and len(tensors) > 2 else 1)
-        ],
-        r"_?convolution|convolution_overrideable": _convolved,
-        r"convolution_backward": lambda call, tensors, _: [
-            *_masked((1, 2), 0)(call, tensors, _)[: sum(call.value(10)[:2])],
-            *([call.shape(0, 3)[1] * tensors[0].width] if call.value(10)[2] else []),
-        ],
-        r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?": _attended,
-        r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?_backward": _masked((1, 2, 3), 0),
-        r"_to_copy": lambda call, tensors, _: [
-            prod(tensors[0].dims) * _CODES.get(call.option(1, -1), tensors[0].width)
-        ],
-        r"native_layer_norm|_fused_rms_norm": _normed,
-        r"native_layer_norm_backward": lambda call, tensors, gpu: [
-            size for size, asked in zip(
-                [prod(tensors[1].dims) * tensors[1].width, *(tensor.bytes for tensor in tensors[4:6])],
-                call.value(7), strict=False) if asked
-        ],
-        r"_fused_rms_norm_backward": _masked((1, 4), 5),
-        r"native_group_norm": lambda call, tensors, gpu: [
-            tensors[0].bytes, *[call.value(3) * call.value(6) * (4 if gpu else tensors[0].width)] * 2
-        ],
-        r"native_batch_norm|_native_batch_norm_legit.*": lambda call, tensors, _: [tensors[0].bytes],
-        r"native_dropout": lambda call, tensors, _: [tensors[0].bytes, prod(tensors[0].dims)],
-        r"native_dropout_backward": lambda call, tensors, _: [prod(tensors[0].dims) * tensors[0].width],
-        r"_(log_)?softmax": lambda call, tensors, _: [
-            prod(tensors[0].dims) * (4 if call.option(2, False) else tensors[0].width)
-        ],
-        r"_(log_)?softmax_backward_data": lambda call, tensors, _: [
-            prod(tensors[0].dims) * _CODES.get(call.option(3, -1), tensors[0].width)
-        ],
-        r"embedding": lambda call, tensors, _: [prod(tensors[1].dims) * tensors[0].dims[-1] * tensors[0].width],
-        r"embedding(_dense)?_backward": lambda call, tensors, _: [
-            call.value(2) * tensors[0].dims[-1] * tensors[0].width
-        ],
-        r"index": lambda call, tensors, _: [prod(tensors[0].dims) * tensors[0].width],  # indices are not recorded
-        r"index_select": lambda call, tensors, _: [
-            prod(tensors[0].dims) // max(tensors[0].dims[call.value(1)], 1) * prod(tensors[1].dims) * tensors[0].width
-        ],
-        r"gather|take": lambda call, tensors, _: [prod(tensors[-1].dims) * tensors[0].width],
-        r"nll_loss(2d)?_forward": lambda call, tensors, _: [tensors[0].width] * 2,
-        r"nll_loss(2d)?_backward": lambda call, tensors, _: [prod(tensors[1].dims) * tensors[1].width],
-        r"(mse|l1|smooth_l1|huber)_loss": lambda call, tensors, _: [tensors[0].width],
-        _COMPARES.pattern: lambda call, tensors, gpu: [
-            _elementwise(call, tensors, gpu)[0] // _promoted(tensors)
-        ],
-        _REDUCES.pattern: _reduced,
-        r"cat|stack|_chunk_cat": lambda call, tensors, _: [
-            sum(prod(tensor.dims) * tensor.width for tensor in tensors)
-        ],
-        r"(slice|select|diagonal)_backward": lambda call, tensors, _: [prod(call.value(1)) * tensors[0].width],
-        r"zeros|ones|rand|randn": _sized(0, 1),
-        r"full": _sized(0, 2),
-        r"arange|scalar_tensor|nonzero|masked_select|randint|randperm|topk|multinomial|bincount|unique.*|histc": (
-            lambda call, tensors, _: []
+        r"mm|_int_mm|bmm|addmm|_addmm_activation|baddbmm": _matrix,
+        r"_grouped_mm": lambda call, of: _matrix(call, of[:2]) * (
+            of[2].dims[0] if len(of) > 2 and len(of[0].dims) == len(of[1].dims) == 2 else 1
         ),
-        r"sort": lambda call, tensors, _: [tensors[0].bytes, prod(tensors[0].dims) * 8],
-        r"repeat": lambda call, tensors, _: [prod(tensors[0].dims) * prod(call.value(1)) * tensors[0].width],
-        r"constant_pad_nd": lambda call, tensors, _: [
-            prod(
-                length + sum(call.value(1)[2 * back : 2 * back + 2])
-                for back, length in enumerate(reversed(tensors[0].dims))
-            ) * tensors[0].width
+        r"_?convolution|convolution_overrideable": lambda call, of: [prod(_convolved(call)) * of[0].width],
+        r"convolution_backward": _gradients(1, 10),
+        r".*_attention(_for_cpu)?": lambda call, of: [prod(of[0].dims[:3]) * (of[2].dims[3] * of[0].width + 4)],
+        r".*_attention(_for_cpu)?_backward": _gradients(1),
+        r"_to_copy": lambda call, of: [prod(of[0].dims) * _CODES.get(call.value(1, -1), of[0].width)],
+        r"embedding": lambda call, of: [prod(of[1].dims) * of[0].dims[-1] * of[0].width],
+        r"embedding(_dense)?_backward": lambda call, of: [call.value(2) * of[0].dims[-1] * of[0].width],
+        r"index": lambda call, of: [of[0].whole],  # the shapes of the indices are not recorded
+        r"index_select": lambda call, of: [
+            of[0].whole // max(of[0].dims[call.value(1)], 1) * prod(of[1].dims)
         ],
+        r"gather|take": lambda call, of: [prod(of[-1].dims) * of[0].width],
+        r"nll_loss.*_forward|.*_loss": lambda call, of: [of[0].width],
+        r"eq|ne|lt|le|gt|ge|greater|less|logical_\w+|is(nan|inf|finite)": lambda call, of: [_elements(of)],
+        r"sum|mean|amax|amin|prod|var|std|logsumexp|any|all|max|min|argmax|argmin|norm|linalg_vector_norm": _reduced,
+        r"cat|stack|_chunk_cat": lambda call, of: [sum(tensor.whole for tensor in of)],
+        r"\w+_like": lambda call, of: [of[0].whole],
+        r"new_(zeros|ones|full)|(slice|select|diagonal)_backward": lambda call, of: [prod(call.value(1)) * of[0].width],
+        r"zeros|ones|rand|randn": lambda call, of: [prod(call.value(0)) * _CODES.get(call.value(1, 6), 4)],
+        r"full": lambda call, of: [prod(call.value(0)) * _CODES.get(call.value(2, 6), 4)],
+        r"arange|scalar_tensor|nonzero|masked_select|rand(int|perm)|topk|multinomial|bincount|unique.*|histc": (
+            lambda call, of: []
+        ),
     }
 )  # fmt: skip
 """Bytes of the results of operators, by their names; of all others as of an elementwise one."""
@@ -485,14 +381,14 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         inner, is_in_step = _where(ranges, choice, frame)
         calls = [_Call.parse(text) for text in frame["arguments"].cat.categories]
         widths: dict[int, int] = {}
-        l2, on_gpu = _L2(_L2_BYTES), trace.info.on_gpu
+        l2 = _L2(_L2_BYTES)
         of_call: dict[tuple[int, int], _Work | None] = {}
         code, arguments = (frame[name].cat.codes.to_numpy() for name in ("name", "arguments"))
         order = np.argsort(frame["start_ns"].to_numpy(), kind="stable")
         for row in order[((counts | is_unknown) & is_in_step)[order]].tolist():
             key, call, name = (code[row], arguments[row]), calls[arguments[row]], str(names[code[row]])
             if key not in of_call:
-                of_call[key] = None if is_unknown[row] else _work_of(name, call, widths, on_gpu)
+                of_call[key] = None if is_unknown[row] else _work_of(name.removeprefix("aten::"), call, widths)
             region, work = int(of_range[inner[row]]), of_call[key]
             if work is None:
                 unknown.append((region, name, 1))
@@ -516,37 +412,33 @@ class _Work(NamedTuple):
     writes: list[int]
 
 
-def _work_of(name: str, call: _Call, widths: dict[int, int], on_gpu: bool) -> _Work | None:
+def _work_of(name: str, call: _Call, widths: dict[int, int]) -> _Work | None:
     """The work of one call; None if its shapes do not give its operations, or are not recorded."""
-    flops = 0.0
-    dtype = ""
-    least = 1.0
-    if name in _FORMULAS:
-        try:
-            flops = float(_FORMULAS[name](call))
-        except (ValueError, TypeError, IndexError, KeyError):
-            return None
-        type_names = [str(argument).lower() for argument in call.types if argument != ""]
-        dtype = next((dtype for dtype, pattern in _NUMBERS if any(re.search(pattern, text) for text in type_names)), "")
-        least = _causal_share(name, call)
+    formula = _FORMULAS.get(name)
+    reads, writes = list[int](), list[int]()
     try:
-        reads, writes = traffic_of(name, call, widths, on_gpu)
-        for position, type_name in enumerate(call.types):
-            if type_name != "TensorList":
-                widths |= {prod(tensor.dims): tensor.width for tensor in call.tensors(position)}
-    except (ValueError, TypeError, IndexError, KeyError):  # a form of the operator that is not foreseen
-        if "TensorList" in call.types and name not in _FORMULAS:
+        flops = formula(call) if formula else 0
+        share = _causal_share(name, call)
+        single = [position for position, type_name in enumerate(call.types) if type_name != "TensorList"]
+        tensors = [tensor for position in single for tensor in call.tensors(position)]
+        reads, writes = _traffic(name, call, widths)
+        widths |= {prod(tensor.dims): tensor.width for tensor in tensors}
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError):  # a form that is not foreseen
+        if formula or "TensorList" in call.types:
             return None
-        reads, writes = [], []
-    return _Work(dtype, flops, flops * least, [size for size in reads if size], [size for size in writes if size])
+        flops, share, tensors = 0, 1.0, []
+    dtypes = {tensor.dtype for tensor in tensors} if formula else set()
+    dtype = next((dtype for dtype, _ in _TYPES.values() if dtype in dtypes and dtype), "")
+    return _Work(dtype, flops, flops * share, [size for size in reads if size], [size for size in writes if size])
 
 
 def _causal_share(name: str, call: _Call) -> float:
     """Share of the scores that a causal mask leaves, as in `nvprof_kit._instrument.flops.traffic.causal_share`."""
-    kind, backward, _ = name.removeprefix("aten::_scaled_dot_product_").partition("_backward")
-    if kind not in _CAUSAL or not call.option(_CAUSAL[kind][bool(backward)], False):
+    is_backward = name.endswith("_backward")
+    positions = _CAUSAL.get(name.removesuffix("_backward"))
+    if positions is None or not call.value(positions[is_backward]):
         return 1.0
-    queries, keys = (call.shape(position + bool(backward), 4)[2] for position in (0, 1))
+    queries, keys = (call.shape(position + is_backward, 4)[2] for position in (0, 1))
     square = min(queries, keys)
     return float((square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1))
 
@@ -558,7 +450,7 @@ def _kind(name: str) -> str:
     space, separator, plain = name.partition("::")
     if not separator or space in _NO_OPERATORS or not operator_kind(name):
         return ""
-    if name in _FORMULAS:
+    if plain in _FORMULAS and space == "aten":
         return "formula"
     if operator_kind(name) == "multiplies":
         return "unknown"
