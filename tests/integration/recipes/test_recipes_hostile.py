@@ -233,3 +233,10 @@ def _parent(pid: int) -> int:
                 return int(line.split()[1])
         time.sleep(0.1)
     raise AssertionError("no parent")
+
+
+def test_a_report_that_ncu_cannot_read_is_none(tool: Path, place: Path) -> None:
+    (tool / "ncu").write_text(STAND_IN.replace("echo '\"ID\"'; exit 0", "echo '\"ID\"'; exit 4"))
+    done = ask("ncu", "--", "true", place=place, tool=tool)
+    assert done.returncode == 1 and "what there is stays in .run.partial" in done.stderr
+    assert files(place) == [".run.partial"]

@@ -157,3 +157,15 @@ def test_of_a_stream_capture_no_launch_is_called_lost(tmp_path: Path) -> None:
     file.kernel(300, 350, launched=(110, 120))
     health = read_health(file.write())
     assert (health.launches, health.lost) == (0, 0)
+
+
+def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
+    alone = replace(WELL, path="rank1.sqlite", rows={})
+    assert "other captures have kernels" in examine_captures([alone, WELL])["rank1.sqlite"][0].why
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.title == "tables")
+    assert tables.severity == "ok" and "(nvprof-kit profile --preset memory), GPU metrics" in tables.evidence
+    everything = {**WELL.rows, "GPU_METRICS": 1, "CUDA_GPU_MEMORY_USAGE_EVENTS": 1}
+    assert "tables" not in {one.title for one in examine_captures([replace(WELL, rows=everything)])["run.sqlite"]}

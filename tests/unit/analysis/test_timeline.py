@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
@@ -63,3 +64,20 @@ def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
     assert busy <= total
     for _, lane in whole.spans.groupby(["lane", "level"]):
         assert (lane["start_ns"].to_numpy()[1:] >= lane["end_ns"].to_numpy()[:-1]).all()
+
+
+def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.kernel(100, 200, launched=(10, 11))
+    file.kernel(250, 900, launched=(20, 21))  # still running in step 2, which is open from 110 on
+    file.range_("step 2", 110, 1000, category="step", payload=2)
+    file.kernel(1000, 1100, launched=(120, 121))
+    file.kernel(1200, 1400, launched=(130, 131))
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    shown = timeline(trace, attribute(trace), 1)
+    assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
+    # from the end of step 1 to the end of the last operation
+    assert shown.own_window() == shown.own_window(0) == (900, 1400)
+    assert shown.idle_in_step(0).tolist() == [100, 100]
+    assert shown.own_window(7) == (0, 0)

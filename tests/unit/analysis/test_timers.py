@@ -182,3 +182,9 @@ def test_the_report_and_the_timeline(tmp_path: Path) -> None:
     axes = result.figure().axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"forward", "backward", "optimizer"}
+
+
+def test_two_ranks_late_together_are_both_named(tmp_path: Path) -> None:
+    verdict = of_waits(tmp_path, [[5] * 31, [6] * 31, *[[80] * 31] * 4]).verdict
+    assert (verdict.severity, verdict.rank) == ("critical", None)
+    assert verdict.reason.startswith("ranks 0 and 1 are the stragglers")

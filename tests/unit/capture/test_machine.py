@@ -223,3 +223,12 @@ def test_the_probe_runs_in_a_real_python() -> None:
 def test_a_driver_without_its_smi() -> None:
     machine = replace(WELL, gpus=(), driver_cuda=None)
     assert found(machine)["GPU"] == "warning" and "NVIDIA_DRIVER_CAPABILITIES" in seen(machine, "GPU")
+
+
+def test_a_container_s_note_leaves_counters_that_are_known_alone() -> None:
+    def why(machine: Machine) -> str:
+        return next(finding.why for finding in examine_machine(machine) if finding.title == "container")
+
+    inside = replace(WELL, container="podman")
+    assert "counters" not in why(inside)  # open to everyone, as another finding says
+    assert "hardware counters" in why(replace(inside, counters_for_admin=None))

@@ -205,3 +205,20 @@ def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path: Path) -> None:
     path.write_text(f'{header},"gpu__time_duration.sum"\n"","","","ns","ns"\n"0","7","gemm","5","6"\n')
     with pytest.raises(CaptureError, match=r"the column gpu__time_duration.sum stands there twice"):
         open_ncu(path)
+
+
+def test_timer_lines_with_a_wrong_digit_are_left_out(tmp_path: Path) -> None:
+    good = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms"
+    lines = [
+        good,
+        good.replace("RANK 0", "RANK 999999999999"),
+        good.replace("end=11", "end=9"),
+        good.replace("=10", "=" + "9" * 40),
+    ]
+    (path := tmp_path / "timer_rank0.log").write_text("\n".join(lines) + "\n")
+    logs = read_timer_logs([path])
+    assert len(logs.stages) == 1
+    assert sorted(warning.partition(": ")[2] for warning in logs.warnings) == [
+        "1 of its lines have an end before their start, and are left out",
+        "2 of its lines are no timer's and left out",
+    ]

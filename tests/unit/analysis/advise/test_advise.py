@@ -704,3 +704,15 @@ def test_a_real_prefill_without_a_fault() -> None:
     confidence = {finding.rule: finding.confidence for finding in findings}
     assert confidence == {"launch": "low", "unfused-chains": "medium"}
     assert all(finding.saves_ns < 9_000_000 for finding in findings)
+
+
+def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_path: Path) -> None:
+    """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    file.kernel(500, 1_000, launched=(0, 500))
+    file.kernel(60_000, 100_000, launched=(59_000, 60_000))
+    (late,) = [one for one in found(file.write()).findings if one.rule == "launch"]
+    assert (late.title, late.confidence) == ("The GPU waits while the host does something unknown", "medium")
+    assert "CUDA graph" not in late.fix
+    assert "nvprof_kit.phase('data')" in late.fix

@@ -486,3 +486,17 @@ def test_a_layer_that_is_a_tenth_slower_is_found(tmp_path: Path) -> None:
         ("model.layers.2.mlp", "forward"), ("model.layers.2.mlp", "backward")
     }  # fmt: skip
     assert told["change"].between(0.09, 0.11).all()
+
+
+def test_a_stalled_step_is_left_out_and_named(tmp_path: Path) -> None:
+    base, new = (opened(_renamed(tmp_path / f"{took}.sqlite", "layers.0", 5_000, took)) for took in (0, 3_000))
+    result = diff(base, new, ["layers.*:+15%", "layers.*:+5%"])
+    # layers.0 takes 5000 less the number of the step, 4998 in the middle; step 3 takes 7997 in NEW
+    assert row(result, level="layer", layer="layers.0")["verdict"] == "same"
+    assert row(result, level="layer", layer="layers.0")["new_ns"] == 4998
+    # with the stall the mean of six steps is 10 % more: should it come back in each run, the lower limit does not hold
+    assert result.gates[0].held and not result.gates[1].held and result.gates[1].undecided
+    assert any(
+        "3000.sqlite: left out because" in note and "step 3 for" in note and "1 of 2 rows of layers" in note
+        for note in result.notes
+    )

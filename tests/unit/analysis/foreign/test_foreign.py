@@ -180,3 +180,16 @@ def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> No
         ("model.block", "recompute"): 2,
         ("model.block", "backward"): 4,
     }
+
+
+def test_operators_stand_for_layers_where_nothing_else_does(file: NsysFile) -> None:
+    emit_nvtx(file, modules=False)
+    result = table(file, "emit-nvtx")
+    assert sums(result) == {
+        ("aten::addmm", "forward"): 1,
+        ("aten::addmm", "backward"): 11 + 3,
+        ("aten::t", "backward"): 10,
+        ("aten::relu", "backward"): 12,
+        ("aten::mean", "backward"): 13,
+    }
+    assert any("each operator stands for a layer" in warning for warning in result.warnings)

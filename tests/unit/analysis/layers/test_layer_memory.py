@@ -130,3 +130,18 @@ def test_golden_tables(capture: str, golden: Golden) -> None:
     made = table(DATA / "memory" / f"{capture}.sqlite.xz")
     found = made[["layer", "phase", "calls", *MEMORY]].to_csv(index=False)
     golden(f"memory/{capture}.csv", found)
+
+
+def test_a_real_capture() -> None:
+    """An H200 with --cuda-memory-usage=true: 76 calls of cudaMalloc, 3,493,855,232 bytes, by
+    ``SELECT sum(bytes) FROM CUDA_GPU_MEMORY_USAGE_EVENTS WHERE start > 0 AND memKind = 2 AND memoryOperationType = 0``.
+    """
+    result = nvprof_kit.open(DATA / "hooks-graph-2023.4.sqlite.xz").layers(memory=True)
+    assert result.memory is not None
+    assert int(result.rows["cuda_alloc_bytes"].sum()) == 3_493_855_232
+    assert int(result.rows["cuda_free_bytes"].sum()) == 3_376_414_720
+    assert result.memory.before_bytes == 5_360_635_400
+    inside = result.rows[result.rows["layer"] != "(none)"]
+    assert int(inside["cuda_alloc_bytes"].sum()) == 1492 << 20, "of them, in the six layers"
+    assert result.rows["memory_peak_bytes"].isna().all()
+    assert any("carry no memory" in warning for warning in result.warnings)

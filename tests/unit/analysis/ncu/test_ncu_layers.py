@@ -320,3 +320,20 @@ def test_a_live_page_of_one_layer() -> None:
         ["model.layers.0.self_attn", "forward", 17, 305600, "latency"],
         ["model.layers.0.mlp", "forward", 5, 185792, "compute"],
     ]
+
+
+def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say() -> None:
+    forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
+    attribution = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
+    assert attribution.owners == (("a.0", "forward"), ("a.0", "backward"))
+    assert attribution.warnings[0].startswith("1 kernels are taken for backward")
+    # a suffix says it, so nothing is guessed
+    told = own_layers(report(forward, {"stack": ("a.0 backward",), "tid": 2}, {"stack": ("a.0",), "tid": 3}).kernels)
+    assert told.owners[2] == ("a.0", "forward")
+    assert told.warnings == ()
+
+
+def test_roofline_without_operations() -> None:
+    measured = report({"ns": 1000, "dram": 100})
+    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --roofline"):
+        roofline(measured, ncu_layers(measured))

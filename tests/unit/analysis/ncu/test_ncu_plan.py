@@ -25,7 +25,7 @@ from nvprof_kit._analysis.kernels.signatures import NEEDED
 from nvprof_kit._analysis.ncu.plan import _cover, plan
 from nvprof_kit._report.text.ncu import plan_lines
 from nvprof_kit._trace.open import open_capture
-from nvprof_kit.errors import CaptureError
+from nvprof_kit.errors import CaptureError, UsageError
 
 LLAMA = Path(__file__).parents[3] / "data" / "llama-2023.4.sqlite.xz"
 
@@ -258,3 +258,8 @@ def test_a_signal_ends_the_script_and_the_program(script: Path, number: signal.S
     running.communicate(timeout=30)
     assert running.returncode == 128 + signal.SIGTERM
     assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+def test_copies_cannot_be_measured(file: NsysFile) -> None:
+    with pytest.raises(UsageError, match=r"--share 0\.99 cannot be reached: .* take 97\.33% of the GPU time"):
+        planned(file, share=0.99)

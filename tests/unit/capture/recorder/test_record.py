@@ -291,3 +291,9 @@ def test_a_tool_is_told_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     tool.stop(Window(0, 0, 1))
     assert backend.told == ["start window, user", "end ticket"]
     monkeypatch.undo()
+
+
+def test_not_inside_pytorchs_own_profiler(tmp_path: Path) -> None:
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profiler, pytest.raises(UsageError, match="PyTorch's profiler is already running"):
+        nvprof_kit.record(tmp_path / "a.json").__enter__()

@@ -285,3 +285,7 @@ def test_a_trace_that_cannot_be_written_is_found_out_before(script: str, tmp_pat
     message, code = refusal(sys.executable, script, path=f"{tmp_path}/no/run.json")
     assert (message, code) == (f"{tmp_path}/no/run.json: no directory {tmp_path}/no; make it first", 2)
     assert "name it .json or .json.gz" in refusal(sys.executable, script, path="run.sqlite")[0]
+
+
+def test_a_missing_interpreter(script: str) -> None:
+    assert refusal("python9.99", script) == ("python9.99: no such interpreter on PATH", 3)

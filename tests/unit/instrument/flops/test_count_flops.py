@@ -487,3 +487,8 @@ def test_the_first_step_of_an_optimizer_counts_as_every_other(options: dict[str,
         for said in (counted(tmp_path, step), counted(tmp_path, step))
     )
     assert first == second and first
+
+
+def test_nothing_counted_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no operator was counted"), nvprof_kit.count_flops(tmp_path / "a.json"):
+        pass

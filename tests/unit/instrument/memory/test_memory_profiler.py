@@ -397,3 +397,14 @@ class Meter:
     def read(self) -> Counts:
         allocated, peak = next(self._readings)
         return Counts(allocated, allocated, 4096, peak)
+
+
+def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
+    model, other = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.warns(UserWarning, match="saw no forward of the model"),
+        MemoryProfiler(model, optimizer, tmp_path),
+    ):
+        other(torch.randn(4, 8)).sum().backward()
+        optimizer.step()

@@ -199,3 +199,8 @@ def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest
     assert type(session._tool_backend()) is kind
     monkeypatch.setattr(session, "mode", "off")
     assert session._tool_backend() is None
+
+
+def test_one_at_a_time(allocator: Allocator, tmp_path: Path) -> None:
+    with memory_snapshot(tmp_path / "a.pickle"), pytest.raises(UsageError, match="end that snapshot first"):
+        memory_snapshot(tmp_path / "b.pickle").__enter__()

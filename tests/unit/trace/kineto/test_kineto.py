@@ -284,3 +284,18 @@ def test_two_lists_of_events_are_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().removesuffix("}") + ', "traceEvents": []}')
     with pytest.raises(CaptureError, match="traceEvents is in it twice"):
         open_capture(path)
+
+
+def test_modules_without_names_are_told_of(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("python_function", "nn.Module: Block_1", 0, 30),
+        event("python_function", "nn.Module: Linear_7", 5, 20),
+        event("cpu_op", "aten::mm", 10, 5),
+    )
+    trace = open_capture(path)
+    assert trace.ranges["text"].tolist() == ["Block", "Block.Linear"]
+    assert any(
+        "by class and order (Block.Linear), not by their names in the model" in warning
+        for warning in trace.info.warnings
+    )
