@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, nest
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit._trace.schema import Column, Trace
@@ -323,72 +323,45 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Issue, ...]:
-    """All warnings of this kind about a capture."""
-    return (*_launches(trace, unjoined), *_nodes(unjoined), *_open(trace), *_crossing(trace, ranges))
-
-
-def _launches(trace: Trace, unjoined: Unjoined) -> list[Issue]:
-    if not unjoined.unlaunched:
-        return []
+    """What does not fit together in a capture: operations without a launch or a node, and ranges that do not nest."""
     total_ns = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
-    text = (
-        f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the "
-        f"capture (before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no "
-        "layer; begin and end the window at a synchronize"
-    )
-    return [Issue("unlaunched", "warning", unjoined.unlaunched_ns / max(total_ns, 1), text)]
-
-
-def _nodes(unjoined: Unjoined) -> list[Issue]:
-    if not unjoined.uncreated:
-        return []
-    text = (
-        f"{unjoined.uncreated} operations replay CUDA graphs that were built outside the collected window, "
-        "so they belong to what launched the replay; include the graph's capture in the window"
-    )
-    return [Issue("uncreated", "warning", unjoined.uncreated / max(unjoined.operations, 1), text)]
-
-
-def _open(trace: Trace) -> list[Issue]:
     open_count = int(trace.ranges["left_open"].sum())
-    if not open_count:
-        return []
-    text = (
-        f"{open_count} ranges were still open when the capture ended and were closed there; end the window "
-        "between two steps"
+    crossing, share = _crossing(trace, ranges)
+    texts = (
+        f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the capture "
+        f"(before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no layer; begin "
+        "and end the window at a synchronize",
+        f"{unjoined.uncreated} operations replay CUDA graphs that were built outside the collected window, so they "
+        "belong to what launched the replay; include the graph's capture in the window",
+        f"{open_count} ranges were still open when the capture ended and were closed there; end the window between two "
+        "steps",
+        f"{crossing} push/pop ranges of NVTX_EVENTS end after a range that they begin in: start, end or globalTid is "
+        "wrong in some of them, so work may have the wrong layer; export or record it again",
     )
-    return [Issue("open-ranges", "note", open_count / len(trace.ranges), text)]
+    issues = (
+        Issue("unlaunched", "warning", unjoined.unlaunched_ns / max(total_ns, 1), texts[0]),
+        Issue("uncreated", "warning", unjoined.uncreated / max(unjoined.operations, 1), texts[1]),
+        Issue("open-ranges", "note", open_count / max(len(trace.ranges), 1), texts[2]),
+        Issue("crossing-ranges", "error", share, texts[3]),
+    )
+    counts = (unjoined.unlaunched, unjoined.uncreated, open_count, crossing)
+    return tuple(issue for issue, count in zip(issues, counts, strict=True) if count)
 
 
-def _crossing(trace: Trace, ranges: Ranges) -> list[Issue]:
-    """Push/pop ranges of one domain cannot cross on their thread; those derived from operators can, and those of
-    PyTorch traces do by rounding.
+def _crossing(trace: Trace, ranges: Ranges) -> tuple[int, float]:
+    """How many push/pop ranges end after one that was open when they began, and their share. Those of one domain cannot
+    on their thread; those derived from operators can, and those of PyTorch traces do by rounding.
     """
     recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
     if not (recorded and ranges.crossing):
-        return []
+        return 0, 0.0
     frame = trace.ranges[trace.ranges["nested"].to_numpy()]
-    start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
-    if not nest(start, end, tid).crossing:
-        return []
-    count = _outlasting(start, end, tid)
-    text = (
-        f"{count} push/pop ranges of NVTX_EVENTS end after a range that they begin in: start, end or globalTid is "
-        "wrong in some of them, so work may have the wrong layer; export or record it again"
-    )
-    return [Issue("crossing-ranges", "error", count / len(frame), text)]
-
-
-def _outlasting(start: Int64Array, end: Int64Array, tid: Int64Array) -> int:
-    """Number of ranges that end after one that was open when they began."""
     count = 0
-    for thread in np.unique(tid):
-        on_thread = np.flatnonzero(tid == thread)
-        on_thread = on_thread[np.lexsort((-end[on_thread], start[on_thread]))]
+    for _, on_thread in frame.sort_values(["start_ns", "end_ns"], ascending=[True, False]).groupby("tid"):
         open_ends: list[int] = []
-        for range_start, finish in zip(start[on_thread].tolist(), end[on_thread].tolist(), strict=True):
-            while open_ends and open_ends[-1] <= range_start:
+        for start, end in zip(on_thread["start_ns"].tolist(), on_thread["end_ns"].tolist(), strict=True):
+            while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
-            count += bool(open_ends) and finish > open_ends[-1]
-            open_ends.append(finish)
-    return count
+            count += bool(open_ends) and end > open_ends[-1]
+            open_ends.append(end)
+    return count, count / max(len(frame), 1)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
 from nvprof_kit._analysis.layers.layers import LAYER_PHASES, Layers, layers
@@ -114,11 +113,13 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     """
     operations = Operations(trace)
     result = layers(operations, by_step=True)
-    grid = _Grid(layers(operations, steps=WHOLE_CAPTURE, by_step=True))
+    whole = layers(operations, steps=WHOLE_CAPTURE, by_step=True)
+    of_steps = whole.rows[whole.rows["instance"].notna()]
+    numbers = dict(sorted(zip(of_steps["instance"].astype(int), of_steps["step"].astype(int), strict=True)))
     attention = _fused_attention(operations)
-    rows = grid.rows(attention)
+    rows = _rows(whole, attention, numbers)
     rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))
-    rows = _with_memory(rows, memory, grid.numbers)
+    rows = _with_memory(rows, memory, numbers)
     return LayerProfile(
         rows=rows[list(COLUMNS)],
         kinds=_kinds(rows, attention),
@@ -138,59 +139,35 @@ def _shown(table: pd.DataFrame, result: Layers) -> pd.DataFrame:
     return chosen
 
 
-class _Grid:
-    """The per-layer table as arrays of shape ``(layers, phases, steps)``; the last step index is outside steps."""
+def _rows(result: Layers, attention: pd.DataFrame, numbers: Mapping[int, int]) -> pd.DataFrame:
+    """The nonempty rows by step, with the columns of `COLUMNS` except kind and memory."""
+    import pandas as pd
 
-    def __init__(self, result: Layers) -> None:
-        self._table = result.rows
-        tree = result.tree[result.tree["layer"] != NO_LAYER]
-        self._tree = ModelTree.of_rows([*tree["layer"], NO_LAYER], [*tree["parent"], ""])
-        self.layers = list(self._tree.layers)
-        self.phases = list(dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]]))
-        inside = result.rows[result.rows["instance"].notna()]
-        step_of = dict(zip(inside["instance"].astype(int), inside["step"].astype(int), strict=True))
-        self.numbers = {instance: step_of[instance] for instance in sorted(step_of)}
-        self.shape = (len(self.layers), len(self.phases), len(self.numbers) + 1)
+    model = result.tree[result.tree["layer"] != NO_LAYER]
+    tree = ModelTree.of_rows([*model["layer"], NO_LAYER], [*model["parent"], ""])
+    phases = dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]])
+    grid = pd.MultiIndex.from_product([[*numbers, -1], tree.layers, phases], names=["instance", "layer", "phase"])
 
-    def sums(self, table: pd.DataFrame, column: str) -> Int64Array:
-        """Sum a column of a table with layer, phase and instance into a flat array."""
-        steps = table["instance"].astype(object).where(table["instance"].notna(), None)
-        places = (
-            ({name: code for code, name in enumerate(self.layers)}, table["layer"]),
-            ({name: code for code, name in enumerate(self.phases)}, table["phase"]),
-            ({instance: code for code, instance in enumerate([*self.numbers, None])}, steps),
+    def sums(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+        keyed = table.assign(
+            instance=table["instance"].fillna(-1), **{k: table[k].astype(object) for k in grid.names[1:]}
         )
-        codes = [
-            np.array([code_of_value[value] for value in values], dtype=np.int64) for code_of_value, values in places
-        ]
-        cell = np.ravel_multi_index(tuple(codes), self.shape)
-        return exact_sums(cell, table[column].to_numpy(), int(np.prod(self.shape)))
+        summed: pd.DataFrame = keyed.groupby(grid.names)[columns].sum().reindex(grid, fill_value=0)
+        return summed
 
-    def with_nested(self, self_values: Int64Array) -> Int64Array:
-        """Add the submodules' values to each layer in a flat array."""
-        return self._tree.with_nested(self_values.reshape(self.shape)).reshape(-1)
+    def with_nested(values: pd.Series[int]) -> Int64Array:
+        by_layer = values.to_numpy(dtype=np.int64).reshape(len(numbers) + 1, len(tree.layers), -1).swapaxes(0, 1)
+        nested: Int64Array = tree.with_nested(by_layer).swapaxes(0, 1).ravel()
+        return nested
 
-    def rows(self, attention: pd.DataFrame) -> pd.DataFrame:
-        """The nonempty rows by step, with the columns of `COLUMNS` except kind and memory."""
-        import pandas as pd
-
-        flat = {name: self.sums(self._table, name) for name in ("calls", "gpu_ops", "gpu_self_ns", "cpu_ns")}
-        flat["gpu_ns"] = self.with_nested(flat["gpu_self_ns"])
-        flat["attention_ns"] = self.with_nested(self.sums(attention, "ns"))
-        seen = np.any([values != 0 for values in flat.values()], axis=0)
-        by_step = np.transpose(np.arange(len(seen)).reshape(self.shape), (2, 0, 1)).ravel()
-        cells = by_step[seen[by_step]]
-        layer, phase, when = np.unravel_index(cells, self.shape)
-        table: pd.DataFrame = pd.DataFrame(
-            {
-                "step": pd.array([*self.numbers.values(), None], dtype="Int64")[when],
-                "instance": pd.array([*self.numbers, None], dtype="Int64")[when],
-                "layer": np.array(self.layers, dtype=object)[layer],
-                "phase": np.array(self.phases, dtype=object)[phase],
-                **{name: values[cells] for name, values in flat.items()},
-            }
-        )
-        return table
+    table = sums(result.rows, ["calls", "gpu_ops", "gpu_self_ns", "cpu_ns"])
+    table.insert(3, "gpu_ns", with_nested(table["gpu_self_ns"]))
+    table.insert(4, "attention_ns", with_nested(sums(attention, ["ns"])["ns"]))
+    table = table[(table != 0).any(axis=1)].reset_index()
+    instance = table["instance"].astype("Int64").mask(table["instance"] < 0)
+    table.insert(0, "step", instance.map(dict(numbers)).astype("Int64"))
+    table["instance"] = instance
+    return table
 
 
 def _fused_attention(operations: Operations) -> pd.DataFrame:
@@ -251,52 +228,30 @@ def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     blocks = rows[rows["kind"].notna()]
-    records = [_block_kind(str(kind), rows_of_kind) for kind, rows_of_kind in blocks.groupby("kind", sort=False)]
-    records += [
-        _attention_kind(str(kind), rows_of_kind) for kind, rows_of_kind in attention.groupby("kind", sort=False)
-    ]
-    table: pd.DataFrame = pd.DataFrame(records, columns=list(KIND_COLUMNS)).astype(
-        {"cpu_ns": "Int64", "retained_bytes": "Int64"}
-    )
-    return table
-
-
-def _block_kind(kind: str, rows_of_kind: pd.DataFrame) -> dict[str, Any]:
-    forward = rows_of_kind[rows_of_kind["phase"] == LAYER_PHASES[0]]
-    each = rows_of_kind.groupby(["instance", "layer"], dropna=False)["gpu_ns"].sum()
-    left = forward["retained_bytes"].dropna()
-    return {
-        "kind": kind,
-        "is_block": True,
-        "layers": rows_of_kind["layer"].nunique(),
-        "count": int(forward["calls"].sum()),
-        **_by_phase(rows_of_kind, "gpu_ns"),
-        "attention_ns": int(rows_of_kind["attention_ns"].sum()),
-        "cpu_ns": int(rows_of_kind["cpu_ns"].sum()),
-        **_spread(each),
-        "retained_bytes": int(left.mean()) if len(left) else None,
-    }
-
-
-def _attention_kind(kind: str, rows_of_kind: pd.DataFrame) -> dict[str, Any]:
-    total = int(rows_of_kind["ns"].sum())
-    return {
-        "kind": kind,
-        "is_block": False,
-        "layers": rows_of_kind["layer"].nunique(),
-        "count": int(rows_of_kind["count"].sum()),
-        **_by_phase(rows_of_kind, "ns"),
-        "attention_ns": total,
-        **_spread(rows_of_kind.groupby(["instance", "layer"], observed=True, dropna=False)["ns"].sum()),
-    }
-
-
-def _by_phase(rows_of_kind: pd.DataFrame, column: str) -> dict[str, int]:
-    sums = rows_of_kind.groupby("phase", observed=True)[column].sum()
-    return {f"{phase}_ns": int(sums.get(phase, 0)) for phase in LAYER_PHASES} | {
-        "gpu_ns": int(rows_of_kind[column].sum())
-    }
-
-
-def _spread(each: pd.Series[int]) -> dict[str, int]:
-    return {"mean_ns": round(each.mean()), "min_ns": int(each.min()), "max_ns": int(each.max())}
+    records = []
+    for column, table in (("gpu_ns", blocks), ("ns", attention)):
+        for kind, of_kind in table.groupby("kind", sort=False):
+            by_phase = of_kind.groupby("phase", observed=True)[column].sum()
+            each = of_kind.groupby(["instance", "layer"], observed=True, dropna=False)[column].sum()
+            record: dict[str, Any] = {
+                "kind": str(kind),
+                "is_block": table is blocks,
+                "layers": of_kind["layer"].nunique(),
+                **{f"{phase}_ns": int(by_phase.get(phase, 0)) for phase in LAYER_PHASES},
+                "gpu_ns": int(each.sum()),
+                "mean_ns": round(each.mean()),
+                "min_ns": int(each.min()),
+                "max_ns": int(each.max()),
+            }
+            if table is blocks:
+                forward = of_kind[of_kind["phase"] == LAYER_PHASES[0]]
+                left = forward["retained_bytes"].dropna()
+                record["count"] = int(forward["calls"].sum())
+                record["retained_bytes"] = int(left.mean()) if len(left) else None
+                record |= {name: int(of_kind[name].sum()) for name in ("attention_ns", "cpu_ns")}
+            else:
+                record |= {"count": int(of_kind["count"].sum()), "attention_ns": record["gpu_ns"]}
+            records.append(record)
+    kinds = pd.DataFrame(records, columns=list(KIND_COLUMNS))
+    typed: pd.DataFrame = kinds.astype({"cpu_ns": "Int64", "retained_bytes": "Int64"})
+    return typed
