@@ -163,11 +163,10 @@ def _rows(result: Layers, attention: pd.DataFrame, numbers: Mapping[int, int]) -
     table = sums(result.rows, ["calls", "gpu_ops", "gpu_self_ns", "cpu_ns"])
     table.insert(3, "gpu_ns", with_nested(table["gpu_self_ns"]))
     table.insert(4, "attention_ns", with_nested(sums(attention, ["ns"])["ns"]))
-    table = table[(table != 0).any(axis=1)].reset_index()
-    instance = table["instance"].astype("Int64").mask(table["instance"] < 0)
-    table.insert(0, "step", instance.map(dict(numbers)).astype("Int64"))
-    table["instance"] = instance
-    return table
+    rows: pd.DataFrame = table[(table != 0).any(axis=1)].reset_index()
+    rows["instance"] = rows["instance"].astype("Int64").mask(rows["instance"] < 0)
+    rows.insert(0, "step", rows["instance"].map(dict(numbers)).astype("Int64"))
+    return rows
 
 
 def _fused_attention(operations: Operations) -> pd.DataFrame:

@@ -273,15 +273,10 @@ class _Chain:
     @classmethod
     def of(cls, keyed: _Keyed, tree: ModelTree, columns: int) -> _Chain:
         index = {key: number for number, key in enumerate(keyed.keys)}
-        outer = np.full(len(keyed.keys) + 1, NONE, dtype=np.int64)
-        depth = np.zeros(len(keyed.keys), dtype=np.int64)
-        for number, (layer, phase) in enumerate(keyed.keys):
-            holders = tree.around(layer) if layer != NO_LAYER else []
-            depth[number] = len(holders)
-            outer[number] = next(
-                (index[ancestor, phase] for ancestor in reversed(holders) if (ancestor, phase) in index), NONE
-            )
-        return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)
+        outer = [index.get((tree.parent_of.get(layer, ""), phase), NONE) for layer, phase in keyed.keys]
+        depth_of = dict(zip(tree.layers, tree.depth.tolist(), strict=True))
+        inwards = sorted(range(len(keyed.keys)), key=lambda number: depth_of.get(keyed.keys[number][0], 0))
+        return cls(np.array([*outer, NONE], dtype=np.int64), inwards, columns)
 
     def with_nested(self, self_values: Int64Array) -> Int64Array:
         """Sums by cell including those of descendants."""
