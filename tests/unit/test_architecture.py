@@ -184,6 +184,19 @@ def test_what_runs_again_is_a_test_that_exists() -> None:
         assert f"def {name}(" in page.read_text(encoding="utf-8"), (file, name)
 
 
+SEAMS = ("_trace.open", "_trace.schema", "_instrument.session", "_cli")
+"""Private modules that tests may import: where captures are read, what is in them, who listens, the command line."""
+MOST_PRIVATE = 40
+"""Files of tests that import others; the public API and `tests/support` are for all else."""
+
+
+def test_tests_go_by_the_public_api() -> None:
+    private = re.compile(rf"^(?:from|import) nvprof_kit\._(?!{'|'.join(seam[1:] for seam in SEAMS)})", re.MULTILINE)
+    files = (PACKAGE.parent / "tests").rglob("test_*.py")
+    found = [path.name for path in files if private.search(path.read_text(encoding="utf-8"))]
+    assert 0 < len(found) <= MOST_PRIVATE, found
+
+
 MOST_FILES = 16
 """Of Python in one folder: who has the word for a thing then finds its file at a glance."""
 
