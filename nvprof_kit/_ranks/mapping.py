@@ -21,7 +21,7 @@ from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, Gaps, op_sorts
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.idle import largest_parts
+from nvprof_kit._analysis.breakdown.idle import idle as idle_causes
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._ranks.communication import PASSING, Communications, communications
 from nvprof_kit._ranks.lane import THREADS, IdleGaps, Lane, idle_gaps, lanes_of, latest
@@ -143,7 +143,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     with ThreadPoolExecutor(max_workers=1) as beside:  # what needs no causes, which take as long
         working = beside.submit(_work, parts, start, end, host, rank)
         choosing = beside.submit(choose_steps, trace, attribution)
-        gaps = largest_parts(trace, attribution, windows, Gaps(window, idle.start, idle.end), host)
+        gaps = idle_causes(trace, attribution, windows, Gaps(window, idle.start, idle.end), host).gaps
         comm, ready, gates, cuts, lanes = working.result()
         is_shown = choosing.result().shown[parts.instances]
     process = windows.devices[parts.device].pid

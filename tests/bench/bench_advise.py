@@ -16,6 +16,7 @@ star: the rules were made with the others.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--faults", type=Path)
     options = parser.parse_args()
     if options.faults:
-        planted(options.faults)
+        print(*planted(options.faults), sep="\n")
         return
     shown("committed captures", list(real()), options.verbose)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,62 +59,109 @@ def shown(title: str, judged: list[Judged], verbose: bool) -> None:
             print(f"  {one.name}: missed {sorted(one.missed)}, wrong {sorted(one.wrong)}")
 
 
-def planted(folder: Path) -> None:
-    """Print each planted fault with its finding, its half, and what programs without one get: see docs/advise.md."""
-    lines = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
-    steps = {name: float(ms) for _, name, ms, _ in lines}
-    advice = {name: nvprof_kit.open(folder / f"{name}.sqlite.xz").advise() for name in sorted(steps)}
-    disturbed = {name for name, result in advice.items() if steps[name] > result.wall_ns / 1e6}
-    print("| program | finding | its rank | saves, ms a step | measured | ratio |\n|---|---|---:|---:|---:|---:|")
-    halves: dict[str, Counter[str]] = {"": Counter(), " *": Counter()}
-    for number, name in enumerate(name for name in advice if "+" in name):
+def planted(folder: Path) -> list[str]:
+    """The table of planted faults, each with its finding, then what programs without one get, as Markdown."""
+    programs = [json.loads(line) for line in (folder / "meta.jsonl").read_text().splitlines()]
+    rows, judged, clean = [], Counter[str](), []
+    for program in sorted(programs, key=lambda program: str(program["name"])):
+        name, measured, times = program["name"], program["saving_ms"] or 0.0, program.get("steps")
+        if not (folder / f"{name}.sqlite.xz").exists():
+            continue
+        measured *= measured > (program.get("saving_spread_ms") or 0.0)  # else noise
         base, _, fault = name.partition("+")
-        star = " *" if number % 2 else ""
+        with nvprof_kit.open(folder / f"{name}.sqlite.xz") as capture:
+            advice, steps = capture.advise(), len(capture.steps)
+        scale = (steps or 1) / (times or steps or 1) / 1e6  # of a step that advise sees, in ms of one of the program
+        if not fault:
+            clean.append((base, advice))
+            continue
         rules, place = PLANTED[fault]
-        halves[star]["faults"] += 1
         ranked = [
             (rank, finding)
-            for rank, finding in enumerate(advice[name].findings, 1)
-            if finding.rule in rules and re.search(place, f"{finding.layer} {finding.phase}")
+            for rank, finding in enumerate(advice.findings, 1)
+            if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]
-        if not ranked:
-            print(f"| {base}, {fault}{star} | not found | | | | |")
-            continue
-        rank, finding = ranked[0]
-        halves[star]["found"] += 1
-        measured, ratio = steps[name] - steps[base], None
-        if measured > 0 and not disturbed & {name, base}:
-            ratio = finding.saves_ns / 1e6 / measured
-            halves[star]["measured"] += 1
-            halves[star]["within 0.7 to 1.3"] += 0.7 <= ratio <= 1.3
-        figures = f"{measured:.2f} | {ratio:.2f}" if ratio else "noise | "
-        print(f"| {base}, {fault}{star} | `{finding.rule}` | {rank} | {finding.saves_ns / 1e6:.2f} | {figures} |")
-    for star, counts in halves.items():
-        print(f"half{star}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
-    for name, result in advice.items():
-        if "+" not in name:
-            said = [f"{one.rule} {one.saves_ns / 1e6:.2f} {one.confidence}" for one in result.findings]
-            print(f"{name}: step {steps[name]:.2f} ms; {', '.join(said)}")
+        rank, finding = ranked[0] if ranked else (0, None)
+        saves = finding.saves_ns * scale if finding else 0.0
+        ratio = saves / measured if finding and measured else 0.0
+        judged += Counter(faults=1, found=bool(ranked), first_three=1 <= rank <= 3, measured=bool(measured))
+        judged["saving within 0.7 to 1.3"] += 0.7 <= ratio <= 1.3
+        figures = f"{saves:.2f} | {f'{measured:.2f}' if measured else 'noise'} | {f'{ratio:.2f}' if ratio else ''}"
+        cells = f"`{finding.rule}` in {finding.layer} {finding.phase} | {rank}" if finding else "not found | "
+        rows.append(f"| {base}, {fault} | {cells} | {figures} |")
+    heading = [
+        "| program, fault | finding | rank | saves, ms a step | measured | ratio |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    sums = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in judged.items())
+    lines = [
+        *heading,
+        *rows,
+        "",
+        f"{sums[:1].upper()}{sums[1:]}.",
+        "",
+        "| program without a fault | findings |",
+        "|---|---|",
+    ]
+    for base, advice in clean:
+        told = (
+            f"`{finding.rule}` {100 * finding.saves_ns / advice.wall_ns:.1f} % {finding.confidence}"
+            for finding in advice.findings
+        )
+        lines.append(f"| {base} | {', '.join(told)} |")
+    return lines
 
 
 PLANTED = {
-    "pageable-input": ({"copies"}, "data|other"),
-    "python-in-layer": ({"slow-host-layer"}, r"layers\.2\.mlp"),
-    "grad-norms": ({"sync"}, r"\(none\)"),
-    "item-in-layers": ({"sync"}, r"layers\.\d+\.mlp"),
-    "logits-to-host": ({"sync", "copies"}, r"\(none\)"),
-    "copies-in-layer": ({"outlier-layer"}, r"layers\.4"),
-    "load-batch": ({"dataloader"}, "data"),
-    "tokenize": ({"dataloader"}, "data"),
-    "eager-attention": ({"unfused-attention"}, "self_attn"),
-    "fp32-layer": ({"fp32-gemms", "outlier-layer"}, r"layers\.3\.mlp"),
-    "optimizer-loop": ({"optimizer-loop"}, "optimizer"),
-    "empty-cache": ({"allocation"}, ""),
-    "small-kernels": ({"slow-host-layer"}, r"layers\.5\.mlp"),
-    "all-logits": ({"logits"}, r"\(none\)|lm_head"),
-    "offload": ({"copies"}, r"layers\.\d+\.mlp"),
+    "pageable-input": ("copies", "data|other"),
+    "python-in-layer": ("slow-host-layer", r"layers\.2\.mlp"),
+    "grad-norms": ("sync", r"\(none\)"),
+    "item-in-layers": ("sync", r"layers\.\d+\.mlp"),
+    "logits-to-host": ("sync copies", r"\(none\)"),
+    "copies-in-layer": ("outlier-layer", r"layers\.4"),
+    "load-batch": ("dataloader", "data"),
+    "tokenize": ("dataloader", "data"),
+    "eager-attention": ("unfused-attention", "self_attn"),
+    "fp32-layer": ("fp32-gemms outlier-layer", r"layers\.3\.mlp"),
+    "optimizer-loop": ("optimizer-loop", "optimizer"),
+    "empty-cache": ("allocation", ""),
+    "small-kernels": ("slow-host-layer", r"layers\.5\.mlp"),
+    "all-logits": ("logits", r"\(none\)|lm_head"),
+    "offload": ("copies", r"layers\.\d+\.mlp"),
+    # written before any capture of them was there
+    "rope64": ("double-precision unfused-chains", "att|rotary"),
+    "math-attention": ("unfused-attention outlier-layer", r"\.2\..*att"),
+    "host-mask": ("copies sync launch python", r"\(none\)|^ *$"),
+    "sync-per-layer": ("sync", r"\.\d+\b"),
+    "expert-loop": ("sync launch small-kernels", "mlp|expert"),
+    "router-tolist": ("sync", "mlp|gate|expert|router"),
+    "expert-offload": ("copies", r"\.4\b"),
+    "repetition-penalty": ("sync launch small-kernels", r"\(none\)|head"),
+    "host-sampling": ("copies sync", r"\(none\)"),
+    "detokenize": ("sync launch python dataloader", r"\(none\)"),
+    "eager-shape": ("launch unstable-step small-kernels", ""),
+    "fp32-head": ("fp32-gemms unfused-chains", r"\(none\)|output|head"),
+    "cat-cache": ("unfused-chains copies", "att"),
+    "dequant": ("outlier-layer unfused-chains", r"\.1\..*(feed_forward|mlp)"),
+    "kv-swap": ("copies", r"\(none\)"),
+    "blocking-send": ("launch sync python", r"\(none\)"),
+    "clip-per-tensor": ("optimizer-loop small-kernels launch", r"\(none\)|optimizer"),
+    "loader": ("dataloader launch python", r"\(none\)|data"),
+    "metrics": ("copies sync", r"\(none\)"),
+    "anomaly": ("sync", "backward"),
+    "entropy-log": ("logits unfused-chains", r"\(none\)|head"),
+    "host-dropout": ("copies slow-host-layer sync", r"\.3\..*mlp"),
+    "ema-host": ("copies sync", r"\(none\)"),
+    "item-branch": ("sync", r"\.\d+\b"),
+    "eager-activation": ("outlier-layer unfused-chains", r"\.2\b"),
+    "merge-each-forward": ("unfused-chains outlier-layer", "proj|mlp|att"),
+    "gc": ("gc launch python", r"\(none\)"),
+    "save-on-cpu": ("copies", r"\.2\b"),
+    "bincount": ("sync", "mlp|gate|expert|router"),
+    "double": ("recompute", "mlp"),
+    "activation-stats": ("unfused-chains small-kernels", r"\.\d+\b"),
 }
-"""The rules that know a planted fault, and a pattern of its layer and phase."""
+"""The rules, one of which knows a planted fault, and a pattern of its layer and phase."""
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
-    idling = idle(trace, attribution, windows, active, host)
+    idling = idle(trace, attribution, windows, active.gaps, host)
     bare = exposed(trace, windows, active)
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)

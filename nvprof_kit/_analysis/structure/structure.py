@@ -141,7 +141,8 @@ class _Ranges:
                 self._add(block.first, rows_of_block[key])
         has_steps = Category.STEP.value in set(self._trace.ranges["category"].astype(str))
         for number, (first, last) in enumerate([] if has_steps else _steps(sequence, passes)):
-            self._add(first, np.array([(0, last - first, *self._labels(Category.STEP, f"step {number}"), 0)]))
+            # it begins with the end of the one before: what the host does between them delays it
+            self._add(first, np.array([(0, last - first, *self._labels(Category.STEP, f"step {number}"), -1)]))
         self._place(sequence)
         self._replay_tid += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ def analysed(file: NsysFile) -> Breakdown:
     return nvprof_kit.open(file.write()).breakdown()
 
 
-def by_cause(result: Breakdown) -> dict[str, float]:
+def by_cause(result: nvprof_kit.Breakdown) -> dict[str, float]:
     """Idle time by cause in ms, only causes that there are."""
     sums = result.steps.filter(regex="^idle_.+_ns$").sum() / MS
     return {str(name)[5:-3]: ms for name, ms in sums.items() if ms}
@@ -129,7 +130,7 @@ def test_time_off_the_cpu(file: NsysFile) -> None:
     assert by_cause(analysed(file)) == {"off_cpu": 5, "launch": 5}
 
 
-def kineto(path: Path, *more: dict[str, object]) -> Breakdown:
+def kineto(path: Path, *more: dict[str, object]) -> nvprof_kit.Breakdown:
     """A PyTorch trace in µs: kernels 0-100 and 10,000-10,100, and between them what is said."""
     events: list[dict[str, object]] = []
     for number, (start, launch) in enumerate(((0, -10), (10_000, 9_990))):
@@ -268,3 +269,27 @@ def test_generation_that_plans_attention_for_each_length_says_so() -> None:
     assert (top["layer"], top["phase"]) == ("model.layers.0.self_attn", "forward")
     assert loading["idle_ns"].sum() > 0.75 * result.idle["idle_ns"].sum()
     assert result.idle["cause"].iloc[0] == "loading"
+
+
+def test_gaps_in_several_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a gap has several parts: those of one cause and place are one, from the first of them."""
+
+    def tables() -> list[pd.DataFrame]:
+        result = nvprof_kit.open(DATA / "hooks-train-2023.4.sqlite.xz").breakdown()
+        return [result.idle, result.gaps, result.waits]
+
+    whole = tables()
+    monkeypatch.setattr("nvprof_kit._analysis.breakdown.idle._BLOCK", 7)
+    for block, table in zip(tables(), whole, strict=True):
+        pd.testing.assert_frame_equal(block, table)
+
+
+def test_an_operator_that_outlasts_the_one_that_called_it_ends_with_it(tmp_path: Path) -> None:
+    """Times of a PyTorch trace are rounded."""
+    crossing = [operator("aten::linear", 1_000, 4_000), operator("aten::mm", 2_000, 3_001)]
+    result = kineto(tmp_path / "trace.json", *crossing)
+    assert (result.idle.groupby("operator")["idle_ns"].sum() / MS).to_dict() == {
+        "": 5.9,
+        "aten::linear": 1,
+        "aten::mm": 3,
+    }
