@@ -18,7 +18,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "slow-host-layer": "the host is slower in a layer than in its peers",
         "sync": "the host waits for the GPU",
         "dataloader": "the GPU waits for data",
-        "python": "the GPU waits for a Python function",
+        "host-busy": "the GPU waits while the host does something else",
         "allocation": "allocations stall the GPU",
         "loading": "code is loaded or compiled during steps",
         "gc": "Python garbage collection stalls the GPU",

@@ -73,8 +73,8 @@ CALLS: Mapping[str, Column] = MappingProxyType(
         "correlation": Column("int64", "correlation id, which the launched GPU operations share; -1 if none"),
         "kind": Column(
             "int8",
-            "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection",
-            bounds=(0, 2),
+            "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection; 3: system call",
+            bounds=(0, 3),
         ),
         "name": Column("category", "name of the function, without its version suffix"),
         "kernel": Column("category", "kernel that the call launches; '' if none, or not recorded", optional=True),
@@ -85,9 +85,9 @@ CALLS: Mapping[str, Column] = MappingProxyType(
 LOADS_CODE = re.compile(r"cu(da)?(Module|Library)Load|cuLink(Create|Add|Complete)")
 """Names of the calls that load or link device code."""
 
-CALL_KINDS = ("api", "overhead", "operator")
+CALL_KINDS = ("api", "overhead", "operator", "system")
 """Values of `CALLS.kind`: `overhead` is profiler overhead, `operator` is a PyTorch operator (`aten::addmm`) or a Python
-garbage collection (`Python GC`).
+garbage collection (`Python GC`); `system` is a call of the operating system in which a thread waits (`recv`).
 """
 
 LOADS: Mapping[str, Column] = MappingProxyType(
@@ -345,6 +345,7 @@ NSYS_SOURCES: Mapping[str, NsysTable] = MappingProxyType(
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": NsysTable(_OPERATION, partial=_LAUNCHED),
         "CUPTI_ACTIVITY_KIND_RUNTIME": NsysTable(("start", "end", "nameId"), partial=("globalTid", "correlationId")),
         "PROFILER_OVERHEAD": NsysTable(("start", "end", "globalTid", "nameId")),
+        "OSRT_API": NsysTable(("start", "end", "globalTid", "nameId")),
         "CUDA_GRAPH_NODE_EVENTS": NsysTable(
             ("start", "graphNodeId"), partial=("globalTid",), nullable=("originalGraphNodeId",)
         ),

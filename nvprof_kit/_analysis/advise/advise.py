@@ -40,13 +40,17 @@ OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 LOW = 0.5
 """What a saving of low confidence counts for in the order of the findings."""
 
+_OF_HOST = ("launch", "host-busy", "sync", "allocation", "loading", "gc", "unstable-step")
+_ONCE = "a CUDA graph is captured in these steps, which happens once: capture later steps to know"
+"""What is said of these rules' findings where the host also captures a graph."""
+
 FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
     {
         "launch": advice_time.launch_bound,
         "slow-host-layer": advice_time.slow_host_in_layer,
         "sync": advice_time.sync_points,
         "dataloader": advice_time.dataloader,
-        "python": advice_time.python_functions,
+        "host-busy": advice_time.host_busy,
         "allocation": advice_time.allocator,
         "loading": advice_time.loading,
         "gc": advice_time.garbage,
@@ -167,6 +171,11 @@ def advise(
         )
     evidence = Evidence(trace, own_rules, steps, operations, verdict, times=times)
     findings = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
+    if evidence.captures_in_steps:
+        findings = [
+            replace(finding, confidence="low", refuted_by=_ONCE) if finding.rule in _OF_HOST else finding
+            for finding in findings
+        ]
     if limits is not None:
         findings += advice_work.far_from_limit(evidence, limits.kinds())
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))

@@ -15,7 +15,7 @@ from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
-from nvprof_kit._analysis.attribution.windows import devices_of
+from nvprof_kit._analysis.attribution.windows import devices_of, median_place
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._trace.schema import OP_KINDS, Trace
@@ -37,6 +37,7 @@ SCORES_PART = 0.25
 """Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
 
 ALIKE, ALIKE_NS = 0.98, 0.9
+STALL_OF_STEP = 0.1
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
@@ -245,6 +246,26 @@ class Evidence(Operations):
         launched = int((~replayed & self.inside).sum())
         captured = int((nodes["original"] < 0).sum())
         return captured > launched and not bool((replayed & self.inside).any())
+
+    @cached_property
+    def stalls(self) -> pd.DataFrame:
+        """The idle gaps of a tenth of the median step or more in which what the host did is unknown: it was busy with
+        something else than launching; columns of `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`.
+        """
+        gaps, wall = self.times.gaps, self.steps["wall_ns"].to_numpy()
+        long = gaps["idle_ns"] >= STALL_OF_STEP * int(wall[median_place(wall)]) if self.choice.count else False
+        stalls: pd.DataFrame = gaps[long & (gaps["cause"] == "unknown") & gaps["window"].isin(self.steps.index)]
+        return stalls
+
+    @cached_property
+    def captures_in_steps(self) -> bool:
+        """Whether a CUDA graph is captured in these steps."""
+        calls, steps = self.trace.calls, self.steps
+        if calls is None or not self.choice.count:
+            return False
+        starts = calls["start_ns"].to_numpy()[self.among(calls["name"], _CAPTURES)]
+        begin, end = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["wall_ns"]).to_numpy()
+        return bool(((starts[:, None] >= begin) & (starts[:, None] < end)).any())
 
     @cached_property
     def replays_graphs(self) -> bool:

@@ -23,11 +23,12 @@ EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 OFTEN, OFTEN_SHARE, PLACES = 4, 0.001, 3
 SIBLINGS, SLOW_HOST_SHARE = 4, 0.02
 _INDEX = r"(?<=\.)\d+(?=\.|$)"
-STALL_OF_STEP, STALL_SHARE = 0.1, 0.01
+STALL_SHARE = 0.01
 STEADY, SURE_SHARE, LIKELY_SHARE = 0.8, 0.5, 0.3
 """Launching late in every step is what the steps that wait least show; a profiler at most doubles the host's time, so
 half of the step is idle without it too, and of less than a third there may be nothing left.
 """
+OUTSIDE_KERNELS, OUTSIDE_SHARE = 50, 0.2
 LAUNCH_CALL_NS = 3_000
 """A call that launches a kernel takes about this long where no profiler traces it."""
 UNSTABLE, STEPS_TO_JUDGE = 1.2, 4
@@ -84,58 +85,80 @@ _LAUNCH_ADVICE = {
 
 
 def launch_bound(facts: Evidence) -> Iterator[Finding]:
-    """The GPU waits for launches."""
+    """The GPU waits for launches: in layers, and apart from them where the loop outside launches many kernels."""
     if facts.program == "graph capture":  # launches are recorded then, not run, once
         return
-    unknown = facts.idle_ns("unknown")
-    mostly_unknown = unknown > facts.idle_ns("launch")
-    title, advice, refuted = "The GPU waits for the host to launch", _launch_advice(facts), ""
-    if mostly_unknown:  # a host that is busy with something else launches no earlier from a CUDA graph
-        title = "The GPU waits while the host does something unknown"
-        advice = (
-            "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other phases "
-            "around logging and checkpoints, or record with Python backtraces; prepare data in DataLoader workers"
+    rows, stalls = facts.idle("launch", "unknown"), facts.stalls
+    idle_ns = facts.idle_ns("launch", "unknown")
+    stalls_ns = int(stalls["idle_ns"].sum())
+    late_ns = idle_ns - stalls_ns
+    unknown_ns = max(facts.idle_ns("unknown") - stalls_ns, 0)
+    notes, saves = [], late_ns
+    if stalls_ns >= STALL_SHARE * facts.wall_ns:
+        notes.append(f"without {facts.ms(stalls_ns)} in which the host was long busy with something else")
+    if unknown_ns >= saves / 10:
+        notes.append(f"what the host did for {facts.ms(unknown_ns)} of it is unknown")
+    steady = min(_steady_ns(facts), saves)
+    if steady < STEADY * saves:
+        notes.append(
+            f"only {facts.ms(steady)} of it in the steps that wait least: the host was disturbed in the others"
         )
-        refuted = "the step takes as long when it reuses one batch and logs nothing: then the host is late to launch"
-    else:
-        refuted = "the step takes twice as long with twice the batch"
-        if "CUDA graph" in advice and not _read_back(facts):
-            refuted = f"the step is no faster in a CUDA graph, or {refuted.replace('the step ', '')}"
-    for finding in _idle(
-        facts, "launch", ("launch", "unknown"), LAUNCH_SHARE,
-        title=title, advice=advice, confidence="medium" if mostly_unknown else "high", refuted_by=refuted,
-    ):  # fmt: skip
-        notes, saves = [], finding.saves_ns
-        stalls = 0 if mostly_unknown else min(_stalls_ns(facts), unknown)
-        if stalls >= STALL_SHARE * facts.wall_ns:
-            notes.append(
-                f"what the host did for {facts.ms(unknown)} of it is unknown, {facts.ms(stalls)} in stretches of a "
-                "tenth of a step or more, which the fix does not save: put nvprof_kit.phase around what runs there"
-            )
-            saves -= stalls
-        elif unknown >= saves / 10:
-            notes.append(f"what the host did for {facts.ms(unknown)} of it is unknown")
-        steady, confidence = min(_steady_ns(facts), saves), finding.confidence
-        if steady < STEADY * saves:
-            notes.append(
-                f"only {facts.ms(steady)} of it in the steps that wait least: the host was disturbed in the others"
-            )
-            saves = steady
-        traced = _tracing_ns(facts)
-        if traced >= saves / 10:
-            notes.append(f"tracing makes the kernels' launches {facts.ms(traced)} longer{facts.per_step}: not counted")
-        saves -= traced
-        if saves < LAUNCH_SHARE * facts.wall_ns:
-            return
-        if facts.has_stacks:
-            confidence = "low"
-            notes.append("the recording of Python's stacks slows the host: record without them to know")
-        elif confidence == "high" and saves < SURE_SHARE * facts.wall_ns:
-            confidence = "medium" if saves >= LIKELY_SHARE * facts.wall_ns else "low"
-            notes.append("the profiler makes the host slower: compare the step's time without it")
-        yield replace(
-            finding, evidence="; ".join((finding.evidence, *notes)), saves_ns=saves, confidence=confidence, fix=advice
+        saves = steady
+    traced = _tracing_ns(facts)
+    if traced >= saves / 10:
+        notes.append(f"tracing makes the kernels' launches {facts.ms(traced)} longer{facts.per_step}: not counted")
+    saves -= traced
+    if saves < LAUNCH_SHARE * facts.wall_ns or not len(rows):
+        return
+    confidence = "high"
+    if facts.has_stacks:
+        confidence = "low"
+        notes.append("the recording of Python's stacks slows the host: record without them to know")
+    elif saves < SURE_SHARE * facts.wall_ns:
+        confidence = "medium" if saves >= LIKELY_SHARE * facts.wall_ns else "low"
+        notes.append("the profiler makes the host slower: compare the step's time without it")
+    advice = _launch_advice(facts)
+    refuted = "the step takes twice as long with twice the batch"
+    if "CUDA graph" in advice and not _read_back(facts):
+        refuted = f"the step is no faster in a CUDA graph, or {refuted.replace('the step ', '')}"
+    in_stalls = stalls.groupby(["layer", "phase"], observed=True)["idle_ns"].sum()
+    places = rows.groupby(["layer", "phase"], sort=False)["idle_ns"].sum()
+    places = places.sub(in_stalls, fill_value=0).clip(lower=0)
+    outside = _outside(facts, places)
+    parts = [(outside, "Kernels outside the layers are launched one by one", _OUTSIDE_ADVICE, "it stays as it is")]
+    parts.append((places.drop(outside.index), "The GPU waits for the host to launch", advice, refuted))
+    for of_places, title, fix, refuted_by in parts:
+        if not len(of_places) or not of_places.sum():
+            continue
+        layer, phase = map(str, of_places.index[int(of_places.to_numpy().argmax())])
+        worst = rows[(rows["layer"] == layer) & (rows["phase"] == phase)].iloc[0]
+        inside = ", ".join(name for name in (worst["operator"], worst["call"]) if name)
+        figures = (
+            f"{facts.ms(of_places.sum())} of {facts.ms(facts.wall_ns)}{facts.per_step} "
+            f"({share(of_places.sum(), facts.wall_ns)}) idle; most in {layer} {phase}: {facts.ms(of_places.max())}"
+            f"{facts.per_step}; longest stretch there: {ms(worst['longest_ns'])}{f', in {inside}' if inside else ''}"
         )
+        yield Finding(
+            "launch", title, "; ".join((figures, *notes)), layer, phase, *_at(worst),
+            round(saves * of_places.sum() / places.sum()), fix, confidence, refuted_by,
+        )  # fmt: skip
+
+
+_OUTSIDE_ADVICE = (
+    "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an index "
+    "for all of them), do it every N steps, or compile that function"
+)
+
+
+def _outside(facts: Evidence, places: pd.Series[int]) -> pd.Series[int]:
+    """The places outside layers and optimizer, if they launch many kernels and hold a notable part of the waiting."""
+    layer, phase = (places.index.get_level_values(level).astype(str) for level in (0, 1))
+    outside = places[(layer == NO_LAYER) & (phase != "optimizer")]
+    ops = facts.ops
+    kernels = (ops["kind"] == OP_KINDS.index("kernel")) & facts.inside & (facts.trace.ops["graph_node"] < 0)
+    kernels &= (ops["layer"] == NO_LAYER) & (ops["phase"] != "optimizer")
+    many = int(kernels.sum()) >= OUTSIDE_KERNELS * facts.steps_and_gpus
+    return outside if many and OUTSIDE_SHARE * places.sum() <= outside.sum() < places.sum() else outside[:0]
 
 
 def _launch_advice(facts: Evidence) -> str:
@@ -154,12 +177,17 @@ def _launch_advice(facts: Evidence) -> str:
 
 def _steady_ns(facts: Evidence) -> int:
     """What the steps would wait for launches if each waited as little as those that wait least: as the least of steps
-    that run equally many operations, so that only a disturbed host tells them apart; else as a quarter of them.
+    that run equally many operations, so that only a disturbed host tells them apart; else as a quarter of them. The
+    first step does not count among many: what came before it may lie outside the capture.
     """
     rows = facts.steps
-    idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"]
-    of_gpu = idle_ns.groupby([rows["process"], rows["device"]])
-    return int((of_gpu.quantile(0.05 if facts.steps_are_alike else 0.25, interpolation="lower") * of_gpu.size()).sum())
+    stalls = facts.stalls.groupby("window")["idle_ns"].sum().reindex(rows.index, fill_value=0)
+    idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"] - stalls
+    least, total = 0.05 if facts.steps_are_alike else 0.25, 0
+    for _, of_gpu in idle_ns.groupby([rows["process"], rows["device"]]):
+        compared = of_gpu.iloc[1:] if len(of_gpu) >= STEPS_TO_JUDGE else of_gpu
+        total += int(compared.quantile(least, interpolation="lower")) * len(of_gpu)
+    return total
 
 
 def _tracing_ns(facts: Evidence) -> int:
@@ -188,7 +216,11 @@ def slow_host_in_layer(facts: Evidence) -> Iterator[Finding]:
     peers = usual[usual["kind"] != usual["layer"]].groupby(["kind", "phase"])["ns"]
     usual["excess"] = usual["ns"] - peers.transform("median").reindex(usual.index)
     usual["peers"] = peers.transform("size").reindex(usual.index)
-    usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2)]
+    starts = facts.ops[facts.inside].groupby(["layer", "phase"], observed=True)["start_ns"].min().rename("start")
+    starts.index = starts.index.map(lambda place: (str(place[0]), str(place[1])))
+    first = usual.join(starts, on=["layer", "phase"]).groupby(["kind", "phase"])["start"].transform("min")
+    is_first = usual.join(starts, on=["layer", "phase"])["start"] == first  # what came before it delays it
+    usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2) & ~is_first]
     if not len(usual):
         return
     worst = usual.loc[usual["excess"].idxmax()]
@@ -208,16 +240,6 @@ def slow_host_in_layer(facts: Evidence) -> Iterator[Finding]:
         "look at the Python code of this layer: hooks, sleeps, locks, logging, data prepared there, or many small "
         "operations; move it out of the layer or fuse it", "high", "the layer is meant to do more than its peers",
     )  # fmt: skip
-
-
-def _stalls_ns(facts: Evidence) -> int:
-    """Idle gaps of a tenth of the median step or more in which what the host did is unknown: it was busy elsewhere."""
-    if not facts.choice.count:
-        return 0
-    gaps, wall = facts.times.gaps, facts.steps["wall_ns"].to_numpy()
-    long = gaps["idle_ns"] >= STALL_OF_STEP * int(wall[median_place(wall)])
-    stalls = long & (gaps["cause"] == "unknown") & gaps["window"].isin(facts.steps.index)
-    return int(gaps["idle_ns"][stalls].sum())
 
 
 def _read_back(facts: Evidence) -> str:
@@ -272,7 +294,8 @@ def sync_points(facts: Evidence) -> Iterator[Finding]:
             worst["phase"], start, start + int(worst["lost_ns"]), saves,
             f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the "
             f"{'step, or run them every N steps' if steps else 'loop, or run them less often'}",
-            "high", "the idle time remains when the call is removed",
+            "high" if facts.idle_ns("launch") < LIKELY_SHARE * facts.wall_ns else "medium",
+            "the idle time remains when the call is removed",
         )  # fmt: skip
 
 
@@ -355,28 +378,45 @@ def dataloader(facts: Evidence) -> Iterator[Finding]:
     )
 
 
-def python_functions(facts: Evidence) -> Iterator[Finding]:
-    """The GPU waits while the host runs Python outside layers; its functions are named."""
-    rows = facts.idle("python")
-    if not len(rows):
-        return
-    by_function = rows.groupby("operator", observed=True, sort=False)["idle_ns"].sum().sort_values(ascending=False)
-    function = str(by_function.index[0])
-    name = function.rpartition(": ")[2]
-    other_functions = ", ".join(f"{text}: {facts.ms(ns)}" for text, ns in by_function.iloc[1:3].items())
-    for finding in _idle(
-        facts, "python", ("python",), DATA_SHARE, title=f"The GPU waits for {name}",
-        advice=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process",
-        confidence="medium", refuted_by=f"the step takes as long without {name}",
-    ):  # fmt: skip
-        worst = rows[rows["operator"] == function].iloc[0]
+def host_busy(facts: Evidence) -> Iterator[Finding]:
+    """The GPU waits for long while the host does something else than launch: a Python function outside layers, a call
+    of the operating system, or what the capture does not tell.
+    """
+    stalls = facts.stalls.assign(longest_ns=facts.stalls["idle_ns"], longest_at_ns=facts.stalls["start_ns"])
+    off_cpu = facts.idle("off_cpu")
+    waits = {"python": facts.idle("python"), "off_cpu": off_cpu[off_cpu["layer"] == NO_LAYER], "unknown": stalls}
+    for cause, rows in waits.items():
+        idle_ns = int(rows["idle_ns"].sum())
+        if idle_ns < DATA_SHARE * facts.wall_ns or not len(rows):
+            continue
+        names = rows["operator" if cause == "python" else "call"].astype(str)
+        by_name = rows.groupby(names)["idle_ns"].sum().sort_values(ascending=False)
+        full_name = str(by_name.index[0]) if cause != "unknown" else ""
+        name = full_name.rpartition(": ")[2]
+        longest = rows.loc[rows["longest_ns"].where(names == by_name.index[0], 0).idxmax()]
         figures = (
-            f"{facts.ms(finding.saves_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} "
-            f"({share(finding.saves_ns, facts.wall_ns)}) idle while the host runs Python outside layers; most in "
-            f"{function}: {facts.ms(int(by_function.iloc[0]))}{f'; {other_functions}' if other_functions else ''}"
+            f"{facts.ms(idle_ns)} of {facts.ms(facts.wall_ns)}{facts.per_step} ({share(idle_ns, facts.wall_ns)}) idle "
         )
-        start, end = _at(worst)
-        yield replace(finding, evidence=figures, layer=worst["layer"], phase=worst["phase"], start_ns=start, end_ns=end)
+        if name:
+            more = ", ".join(f"{text or 'no call'}: {facts.ms(ns)}" for text, ns in by_name.iloc[1:3].items())
+            where = "host runs Python outside layers" if cause == "python" else "thread that launches is on no CPU"
+            figures += f"while the {where}; most in {full_name}: {facts.ms(int(by_name.iloc[0]))}"
+            figures += f"; {more}" if more else ""
+        else:
+            figures += "in long stretches in which the host neither launches nor calls CUDA"
+        subject = f"{name}" if name else "something unknown on the host"
+        advice = f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process"
+        if not name:
+            advice = (
+                "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
+                "phases around logging, checkpoints and gc.collect(), record with -t cuda,nvtx,osrt or with Python "
+                "backtraces; then run it while the GPU works"
+            )
+        yield Finding(
+            "host-busy", f"The GPU waits for {subject}", figures, str(longest["layer"]), str(longest["phase"]),
+            *_at(longest), idle_ns, advice, "medium",
+            f"the step takes as long without {name or 'what runs there'}",
+        )  # fmt: skip
 
 
 def allocator(facts: Evidence) -> Iterator[Finding]:
@@ -539,9 +579,10 @@ class _Unstable(NamedTuple):
 _RULE_OF = {
     f"idle_{cause}_ns": rule
     for rule, causes in {
-        "launch": ("launch", "unknown"),
+        "launch": ("launch",),
+        "host-busy": ("unknown", "python", "off_cpu"),
         "sync": ("sync", "after_sync"),
-        **{cause: (cause,) for cause in ("dataloader", "python", "allocation", "loading", "gc")},
+        **{cause: (cause,) for cause in ("dataloader", "allocation", "loading", "gc")},
     }.items()
     for cause in causes
 }

@@ -30,6 +30,7 @@ _FP32 = re.compile(
     r"magma_sgemm",
     re.IGNORECASE,
 )
+_CASTS = re.compile(r"copy_kernel")
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _LOGITS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 LOGITS_TIMES, LOGITS_SHARE = 4, 0.02
@@ -214,7 +215,10 @@ def fp32_gemms(facts: Evidence) -> Iterator[Finding]:
     names = facts.trace.ops["name"].cat
     is_fp32 = np.array([bool(_FP32.search(str(name))) for name in names.categories])
     rows = np.flatnonzero(is_fp32[names.codes.to_numpy()] & facts.classes.is_a("gemm") & facts.inside)
-    busy_ns = facts.busy_ns(rows)
+    casts = facts.among(facts.trace.ops["name"], _CASTS) & facts.inside & (facts.ops["layer"] != NO_LAYER).to_numpy()
+    layer_range = facts.attribution.layer_range
+    casts &= np.isin(layer_range, layer_range[rows])  # of weights and activations to fp32 and back, for these products
+    busy_ns, cast_ns = facts.busy_ns(rows), facts.busy_ns(np.flatnonzero(casts))
     if not len(rows) or busy_ns < FP32_SHARE * facts.wall_ns:
         return
     worst = rows[np.argmax(facts.ops["ns"].to_numpy()[rows])]
@@ -223,6 +227,8 @@ def fp32_gemms(facts: Evidence) -> Iterator[Finding]:
         f"{len(rows)} kernels, {facts.ms(busy_ns)}{facts.per_step}, the longest in {layer} {phase}: "
         f"{str(names.categories[names.codes.iloc[worst]])[:70]}"
     )
+    if cast_ns:
+        figures += f"; casts in these layers take {facts.ms(cast_ns)}"
     advice = (
         "autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 "
         "times as fast in TF32"
@@ -236,7 +242,7 @@ def fp32_gemms(facts: Evidence) -> Iterator[Finding]:
         layer,
         phase,
         *interval,
-        busy_ns * 7 // 8,
+        busy_ns * 7 // 8 + cast_ns,
         advice,
         "high",
         refuted,

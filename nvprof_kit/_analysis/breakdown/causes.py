@@ -198,6 +198,10 @@ def doing(
     """
     rows = np.flatnonzero(~host.overhead[:-1] & touches(gaps, host.start[:-1], host.end[:-1]))
     stack, parent, depth = Stack.of(host.tid[rows], host.start[rows], host.end[rows])
+    inner = host.system[rows] & ~host.operator[np.where(parent == NONE, NONE, rows[parent])] & (parent != NONE)
+    if inner.any():  # CUDA's calls wait in the operating system's
+        rows = rows[~inner]
+        stack, parent, depth = Stack.of(host.tid[rows], host.start[rows], host.end[rows])
     cause, operator = _own_causes(host, rows), np.where(host.operator[rows], rows, NONE)
     for level in range(1, int(depth.max(initial=0)) + 1):
         here = np.flatnonzero(depth == level)

@@ -27,7 +27,8 @@ class HostCalls:
 
     Attributes:
         tid, start, end: Thread and times of each call; the last entry is `NONE`, 0 and 0.
-        overhead, operator: Whether it is profiler overhead, and whether it is a PyTorch operator.
+        overhead, operator, system: Whether it is profiler overhead, a PyTorch operator, or a call of the operating
+            system.
         names: The distinct names.
         name: Index into `names`; the last name is ''.
         threads: The threads with calls, and the process of each.
@@ -47,6 +48,7 @@ class HostCalls:
         self.end = with_spare(columns["end_ns"], 0)
         self.overhead = np.append(kind == CALL_KINDS.index("overhead"), False)
         self.operator = np.append(kind == CALL_KINDS.index("operator"), False)
+        self.system = np.append(kind == CALL_KINDS.index("system"), False)
         narrow = np.int16 if len(self.names) <= np.iinfo(np.int16).max else np.int32
         self.name = np.append(codes.astype(narrow), narrow(len(self.names) - 1))
         self._pids, first = columns["pid"], _firsts(columns["tid"])
@@ -107,7 +109,7 @@ class HostCalls:
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
-        calls = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator)[rows]]
+        calls = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator | self.system)[rows]]
         ordered: Int64Array = calls[np.argsort(self.start[calls], kind="stable")]
         return ordered
 

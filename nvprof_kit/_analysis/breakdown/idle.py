@@ -136,6 +136,18 @@ class _Splitter:
         named = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
         named = np.where(function == NONE, named, len(host.names) - 1 + function)
         event = np.concatenate((self._event[pieces.call], np.where(is_copy, copy, NONE)))
+        # a wait inside a gap: the device had already run dry, and runs dry whenever the host waits for it
+        inside = np.flatnonzero(host.waits[self._event[pieces.call]])
+        inside = inside[np.unique(early[inside], return_index=True)[1]]
+        inside = inside[~np.isin(early[inside] + block.start, awaited["gap"])]
+        dry = {
+            "gap": early[inside] + block.start,
+            "layer": self.layers.codes[pieces.range[inside]],
+            "phase": self.phases.codes[pieces.range[inside]],
+            "call": host.name[self._event[pieces.call[inside]]],
+            "lost_ns": end[early[inside]] - pieces.start[inside],
+        }
+        awaited = {name: np.concatenate((values, dry[name])) for name, values in awaited.items()}
         keys = {
             "gap": gap + block.start,
             "cause": cause.astype(np.int8),
@@ -179,13 +191,14 @@ class _Splitter:
     ) -> npt.NDArray[np.integer[Any]]:
         """The cause of each piece before a launch."""
         activity, start = self._doing, pieces.start
+        is_system = self._host.system[self._event[pieces.call]]
         call_cause, of_range = activity.cause[pieces.call], activity.range_cause[pieces.range]
         cases: list[tuple[npt.NDArray[np.bool_], Any]] = [
             (activity.profiler.covers(waits.pid[pieces.wait], start), NAMES.index("profiler")),
             (call_cause != NONE, call_cause),
             (activity.prepares[pieces.call] | activity.loading.covers(pieces.tid, start), LOADING),
             (of_range != NONE, of_range),
-            (activity.off_cpu(pieces.tid, start), NAMES.index("off_cpu")),
+            (activity.off_cpu(pieces.tid, start) | is_system, NAMES.index("off_cpu")),
             (start < waits.late_until[pieces.wait], NAMES.index("after_sync")),
             (is_graph[waits.gap[pieces.wait]], NAMES.index("graph")),
             ((pieces.call != NONE) | activity.in_phase[pieces.range], LAUNCH),

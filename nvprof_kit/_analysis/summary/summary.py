@@ -178,7 +178,7 @@ def _overview(facts: Facts) -> pd.DataFrame:
             busy = _busy(facts, columns[0][selected], columns[1][selected], lane, step, counts=first[selected])
             rows += [(step, name, count, 0, ns, 0.0, ns / wall_ns) for step, count, ns in busy]
     host = facts.host
-    for name, mask in {"CUDA API": ~(host.overhead | host.operator), "profiler": host.overhead}.items():
+    for name, mask in {"CUDA API": ~(host.overhead | host.operator | host.system), "profiler": host.overhead}.items():
         selected = facts.counted_calls(np.flatnonzero(mask[:-1]))
         if len(selected):
             lane = pd.factorize(host.tid[selected])[0]

@@ -18,7 +18,15 @@ _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _TABLES: Mapping[str, tuple[str, str | tuple[()]]] = {
     "api": (_RUNTIME, "correlationId"),
     "overhead": ("PROFILER_OVERHEAD", ()),
+    "system": ("OSRT_API", ()),
 }
+_WAITS = (
+    *("recv%", "read%", "pread%", "poll", "ppoll", "select", "pselect", "epoll_wait%", "%sleep", "fsync", "fdatasync"),
+    *("send%", "write%", "pwrite%", "sem_%wait", "waitpid", "wait4", "accept%", "connect", "open%", "flock"),
+)
+"""Calls of the operating system in which a thread waits for a file, another process or time. Not those that wait for
+another thread of its own: that thread says why.
+"""
 _BUSY = (
     *("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%", "%Synchronize%", "%Malloc%", "%MemAlloc%"),
     *("%MemFree%", "%HostAlloc%", "%HostRegister%", "%MemMap%", "%MemCreate%", "cudaFree%"),
@@ -50,9 +58,10 @@ def fetch_calls(db: Database, where: Sequence[Where] = ()) -> Fetched:
     """
     columns = {}
     for kind, (table, correlation) in _TABLES.items():
-        if table in db.tables:
+        conditions = {"api": where, "system": (Where("nameId", db.ids_like(*_WAITS)),)}.get(kind, ())
+        if table in db.tables and not (kind == "system" and where):
             sources = {"start_ns": "start", "end_ns": "end", "tid": "globalTid", "correlation": correlation}
-            columns[kind] = read_columns(db, table, {**sources, "name": "nameId"}, where=where if kind == "api" else ())
+            columns[kind] = read_columns(db, table, {**sources, "name": "nameId"}, where=conditions)
     return columns
 
 
@@ -107,6 +116,9 @@ def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
 
 
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
+    if kind == "system":  # no figure is a sum of them
+        whole = read["end_ns"] >= read["start_ns"]
+        read = {name: values[whole] for name, values in read.items()}
     distinct_ids, code = distinct(read.pop("name"))
     strings = strings_of(db, distinct_ids)
     texts = [_plain(strings.get(id_) or "(unnamed call)") for id_ in distinct_ids.tolist()]

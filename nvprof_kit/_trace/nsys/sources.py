@@ -34,6 +34,7 @@ ALWAYS = (
 _BY_OPTION = {
     "samples": ("GPU_METRICS", "TARGET_INFO_GPU_METRICS"),
     "scheduled": ("SCHED_EVENTS",),
+    "calls": ("OSRT_API",),
     "allocations": ("CUDA_GPU_MEMORY_USAGE_EVENTS",),
     "collectives": ("NVTX_PAYLOAD_SCHEMA_ENTRIES",),
 }

@@ -166,23 +166,16 @@ class NsysFile:
         described.append(row)
 
     def call(
-        self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None
-    ) -> int:
-        """Add an API call; returns its correlation id."""
+        self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None,
+        table: str = "CUPTI_ACTIVITY_KIND_RUNTIME",
+    ) -> int:  # fmt: skip
+        """Add an API call, or one of the operating system in ``OSRT_API``; returns its correlation id."""
         if correlation is None:
             self.correlation += 1
             correlation = self.correlation
-        self.rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
-            {
-                "start": start,
-                "end": end,
-                "eventClass": 0,
-                "globalTid": thread(tid, pid),
-                "correlationId": correlation,
-                "nameId": self.string(name),
-                "returnValue": 0,
-            }
-        )
+        row = {"start": start, "end": end, "eventClass": 0, "globalTid": thread(tid, pid), "nameId": self.string(name)}
+        own = {"correlationId": correlation, "returnValue": 0} if table != "OSRT_API" else {"returnValue": 0}
+        self.rows[table].append(row | own)
         return correlation
 
     def kernel(
