@@ -119,7 +119,6 @@ def scrub(
         UsageError: The capture does not exist or is not an export, or the target exists.
         CaptureError: The capture is damaged.
     """
-    from nvprof_kit._trace.nsys.scrub import ScrubOptions
     from nvprof_kit._trace.nsys.scrub import scrub as write_copy
 
     capture, usual = Path(capture), scrubbed_name(capture)
@@ -129,4 +128,4 @@ def scrub(
     if target.exists() and (not force or target.samefile(capture)):
         hint = "the copy needs a name of its own" if target.samefile(capture) else "overwrite it with --force"
         raise UsageError(f"{target} exists; {hint}, or choose another with -o")
-    return write_copy(capture, target, ScrubOptions(also))
+    return write_copy(capture, target, also)

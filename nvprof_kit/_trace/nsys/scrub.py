@@ -17,9 +17,8 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -30,13 +29,13 @@ from nvprof_kit._trace.files.sqlite import integer_list, text_columns
 from nvprof_kit.errors import CaptureError, UsageError
 
 GONE = "(scrubbed)"
+_GONE_TEXT = f"'{GONE}'"
 _PREFIX, _SUFFIX = ".nvprof-kit-", ".partial"
 _YOUNG_S = 60
 """A partial copy changed this recently may belong to a scrub that has not locked it yet."""
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 _VARIABLE = "ENVIRONMENT_VARIABLE"
-_VARIABLES = f"name LIKE '%{_VARIABLE}%'"
 _OWNER = (
     "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
     "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
@@ -92,18 +91,7 @@ def secret_names(names: list[str]) -> list[str]:
     return [name for name in names if _SECRET.search(name)]
 
 
-@dataclass(frozen=True)
-class ScrubOptions:
-    """What to remove in addition to the defaults.
-
-    Attributes:
-        also: A regular expression; each text with a match is replaced completely.
-    """
-
-    also: str | None = None
-
-
-def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) -> dict[str, int]:
+def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]:
     """Write a copy of an export without environment, command line, host name, output and other processes.
 
     Times, kernels, ranges and all other data used by verbs are unchanged. Removed data is also erased from the file's
@@ -112,23 +100,32 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
     Args:
         source: An ``.sqlite`` export, or one compressed as ``.xz``; never written to.
         target: The copy; compressed if its name ends in ``.xz``.
-        options: What else to remove.
+        also: A regular expression; each text with a match is replaced completely.
 
     Returns:
         The number of removed values by kind.
 
     Raises:
-        CaptureError: The source is not a complete SQLite file.
+        CaptureError: The source is not a complete SQLite file, or has changes in a log beside it.
         UsageError: The copy cannot be written, or the regular expression is invalid.
     """
     try:
-        pattern = None if options.also is None else re.compile(options.also)
+        pattern = None if also is None else re.compile(also)
     except re.error as error:
-        raise UsageError(f"--also {options.also!r} is not a regular expression: {error}") from None
-    _refuse_journal(source)
+        raise UsageError(f"--also {also!r} is not a regular expression: {error}") from None
+    for end in ("-wal", "-journal"):
+        journal = source.with_name(source.name + end)
+        if journal.exists() and journal.stat().st_size:
+            raise CaptureError(
+                f"{source}: {journal.name} beside it holds changes that are not in it yet; let the program that writes "
+                f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+            )
     try:
         with _partial(source, target) as partial:
-            _unpack(source, partial)
+            if source.suffix == ".xz":
+                unpack(source, partial)
+            else:
+                shutil.copyfile(source, partial)
             with closing(sqlite3.connect(partial)) as db:
                 db.execute("PRAGMA journal_mode = MEMORY")  # no journal file that a kill could leave behind
                 with db:
@@ -136,7 +133,8 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
                 db.execute("VACUUM")
             if target.suffix == ".xz":
                 with _partial(source, target) as packed:
-                    _pack(partial, packed)
+                    with partial.open("rb") as file, lzma.open(packed, "wb") as archive:
+                        shutil.copyfileobj(file, archive, 1 << 20)
                     packed.replace(target)
             else:
                 partial.replace(target)
@@ -147,36 +145,27 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
     return removed
 
 
-def _refuse_journal(source: Path) -> None:
-    """Reject a file with pending changes in a log next to it: a copy of the file alone would lack them.
-
-    Raises:
-        CaptureError: There is a non-empty write-ahead log or journal.
-    """
-    for end in ("-wal", "-journal"):
-        journal = source.with_name(source.name + end)
-        if journal.exists() and journal.stat().st_size:
-            raise CaptureError(
-                f"{source}: {journal.name} beside it holds changes that are not in it yet; let the program that writes "
-                f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
-            )
-
-
 @contextmanager
 def _partial(source: Path, target: Path) -> Iterator[Path]:
     """A private temporary file next to the target, with an unpredictable name and at most the source's mode. It is
     removed afterwards, also on a signal, unless it became the target.
+
+    Partial copies of killed scrubs, which still contain private data, are removed too; a running scrub holds a lock on
+    its copy.
     """
-    _remove_left(target.parent)
+    for abandoned in target.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):
+            is_copy = abandoned.is_file() and not abandoned.is_symlink()
+            if is_copy and time.time() - abandoned.stat().st_mtime >= _YOUNG_S:
+                with abandoned.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    abandoned.unlink()
     number, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=target.parent)  # O_EXCL, mode 0600
     partial = Path(name)
     with suppress(OSError):  # the file system may lack locks
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    before = (
-        {signal_number: signal.getsignal(signal_number) for signal_number in _ENDINGS}
-        if current_thread() is main_thread()
-        else {}
-    )
+    is_main = current_thread() is main_thread()
+    before = {ending: signal.getsignal(ending) for ending in _ENDINGS} if is_main else {}
 
     def end(number: int, _: object) -> None:
         partial.unlink(missing_ok=True)
@@ -184,41 +173,41 @@ def _partial(source: Path, target: Path) -> Iterator[Path]:
         os.kill(os.getpid(), number)
 
     try:
-        for signal_number in before:
-            signal.signal(signal_number, end)
+        for ending in before:
+            signal.signal(ending, end)
         os.fchmod(number, stat.S_IMODE(source.stat().st_mode) & 0o666)
         yield partial
     finally:
         os.close(number)
-        for signal_number, handler in before.items():
-            signal.signal(signal_number, handler)
+        for ending, handler in before.items():
+            signal.signal(ending, handler)
         partial.unlink(missing_ok=True)
 
 
-def _remove_left(folder: Path) -> None:
-    """Remove partial copies of killed scrubs, which still contain private data. A running scrub holds a lock on its
-    copy.
-    """
-    for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(OSError):
-            if left.is_symlink() or not left.is_file() or time.time() - left.stat().st_mtime < _YOUNG_S:
-                continue
-            with left.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
-
-
-def _unpack(source: Path, target: Path) -> None:
-    if source.suffix == ".xz":
-        unpack(source, target)
-        return
-    with source.open("rb") as file, target.open("wb") as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
-
-
-def _pack(source: Path, target: Path) -> None:
-    with source.open("rb") as file, lzma.open(target, "wb") as archive:
-        shutil.copyfileobj(file, archive, 1 << 20)
+_SET = f"UPDATE {{table}} SET value = {_GONE_TEXT} WHERE "
+_STRINGS = f"UPDATE StringIds SET value = {_GONE_TEXT} WHERE id IN "
+_STATEMENTS = (
+    ("environment variables", _CAPTURE_TABLES, "value", f"DELETE FROM {{table}} WHERE name LIKE '%{_VARIABLE}%'"),
+    ("command line and folder", _CAPTURE_TABLES, "value", _SET + _OWNER),
+    ("facts of the machine", ("TARGET_INFO_SYSTEM_ENV",), "value", _SET + _MACHINE),
+    ("facts of the export", ("META_DATA_EXPORT", "EXPORT_META_DATA"), "value", _SET + _EXPORT),
+    # nsys's messages end at a path, such as the folder of the captured output
+    ("paths in messages of nsys", ("DIAGNOSTIC_EVENT",), "text",
+     "UPDATE {table} SET text = pathless(text) WHERE text <> pathless(text)"),
+    # files that nsys added to the report (2024.2 and newer), which include the environment
+    ("logs of nsys", ("ANALYSIS_FILE",), "content", f"UPDATE {{table}} SET content = {_GONE_TEXT}"),
+    ("logs of nsys", ("ANALYSIS_FILE",), "contentId", _STRINGS + "(SELECT contentId FROM {table})"),
+    ("printed output", ("ProcessStreams",), "contentId",
+     _STRINGS + "(SELECT contentId FROM {table} UNION SELECT filenameId FROM {table})"),
+    # nsys reads past the end of a process's name, into its environment
+    ("names with an environment behind them", ("StringIds",), "value",
+     "UPDATE {table} SET value = nameonly(value) WHERE typeof(value) = 'text' AND value <> nameonly(value)"),
+    # nsys's temporary files, next to the report in a user's folder
+    *(("paths of nsys's own files", (table,), column,
+       f"UPDATE {{table}} SET {column} = spoolless({column}) WHERE {column} LIKE '%/nsight_systems/%'")
+      for table, column in _SPOOL_COLUMNS),
+)  # fmt: skip
+"""What is removed: kind, tables, a column that they need, and the statement."""
 
 
 def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: Path) -> dict[str, int]:
@@ -226,66 +215,34 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
         table: {row[1] for row in db.execute(f'PRAGMA table_info("{table}")')}
         for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     }
-    _refuse_unknown(source, columns)
-    homes = _outer_homes(db, columns)
-    removed: Counter[str] = Counter()
-    for table in _CAPTURE_TABLES:
-        if {"name", "value"} <= columns.get(table, set()):
-            removed["environment variables"] += db.execute(f"DELETE FROM {table} WHERE {_VARIABLES}").rowcount
-            removed["command line and folder"] += db.execute(
-                f"UPDATE {table} SET value = '{GONE}' WHERE {_OWNER}"
-            ).rowcount
-    if {"name", "value"} <= columns.get("TARGET_INFO_SYSTEM_ENV", set()):
-        removed["facts of the machine"] += db.execute(
-            f"UPDATE TARGET_INFO_SYSTEM_ENV SET value = '{GONE}' WHERE {_MACHINE}"
-        ).rowcount
-    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        if {"name", "value"} <= columns.get(table, set()):
-            removed["facts of the export"] += db.execute(
-                f"UPDATE {table} SET value = '{GONE}' WHERE {_EXPORT}"
-            ).rowcount
-    removed["paths in messages of nsys"] += _truncate_messages(db, columns.get("DIAGNOSTIC_EVENT", set()))
-    removed["logs of nsys"] += _logs(db, columns.get("ANALYSIS_FILE", set()))
-    if "ProcessStreams" in columns:
-        removed["printed output"] += db.execute(
-            f"UPDATE StringIds SET value = '{GONE}' WHERE id IN "
-            "(SELECT contentId FROM ProcessStreams UNION SELECT filenameId FROM ProcessStreams)"
-        ).rowcount
-    removed["names of other processes"] += _other_processes(db, columns)
-    removed["names with an environment behind them"] += _overlong_names(db)
-    removed["paths of nsys's own files"] += _spools(db, columns)
-    removed["names of home folders"] += _homes(db, columns, homes)
-    if pattern is not None:
-        removed["texts that --also matches"] += _matching(db, columns, pattern)
-    return dict(removed)
-
-
-def _spools(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
-    """Remove the paths of nsys's temporary files, next to the report in a user's folder."""
-    count = 0
-    db.create_function(
-        "spoolless", 1, lambda text: _SPOOL.sub(GONE, text) if isinstance(text, str) else text, deterministic=True
-    )
-    for table, column in _SPOOL_COLUMNS:
-        if column in columns.get(table, set()):
-            count += db.execute(
-                f"UPDATE {table} SET {column} = spoolless({column}) WHERE {column} LIKE '%/nsight_systems/%'"
-            ).rowcount
-    return count
-
-
-def _refuse_unknown(source: Path, columns: dict[str, set[str]]) -> None:
-    """Reject an export in which private values cannot be found by name.
-
-    Raises:
-        CaptureError: A table with such values has other columns than in all known releases.
-    """
     for table in _NAMED:
         if missing := {"name", "value"} - columns.get(table, {"name", "value"}):
             raise CaptureError(
                 f"{source}: the table {table} has no column {min(missing)}, so private data in it would stay; export "
                 "the report with a release of nsys that nvprof-kit knows (2021 to 2026)"
             )
+    homes = _outer_homes(db, columns)
+    removed: Counter[str] = Counter()
+
+    def rewrite(name: str, change: Callable[[str], str]) -> None:
+        db.create_function(name, 1, lambda text: change(text) if isinstance(text, str) else text, deterministic=True)
+
+    rewrite("pathless", lambda text: _PATH.sub(GONE, text))
+    rewrite("spoolless", lambda text: _SPOOL.sub(GONE, text))
+    rewrite("nameonly", lambda text: GONE if re.match(r"\w+=[^\0]*\0", text) else text.partition("\0")[0])
+    for kind, tables, column, statement in _STATEMENTS:
+        for table in tables:
+            if column in columns.get(table, ()):
+                removed[kind] += db.execute(statement.format(table=table)).rowcount
+    removed["names of other processes"] += _other_processes(db, columns)
+    removed["names of home folders"] += _homes(db, columns, homes)
+    if pattern is not None:
+        db.create_function("matches", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
+        for table, names in columns.items():
+            for name in sorted(names):
+                sql = f'UPDATE "{table}" SET "{name}" = {_GONE_TEXT} WHERE matches("{name}")'
+                removed["texts that --also matches"] += db.execute(sql).rowcount
+    return dict(removed)
 
 
 def _outer_homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> list[str]:
@@ -322,27 +279,6 @@ def _homes(db: sqlite3.Connection, columns: dict[str, set[str]], outer: Collecti
     return count
 
 
-def _truncate_messages(db: sqlite3.Connection, columns: set[str]) -> int:
-    """Truncate nsys's messages at a path, such as the folder of the captured output."""
-    if "text" not in columns:
-        return 0
-    texts = [text for (text,) in db.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE typeof(text) = 'text'")]
-    cut = [(_PATH.sub(GONE, text), text) for text in texts if _PATH.search(text)]
-    return sum(db.execute("UPDATE DIAGNOSTIC_EVENT SET text = ? WHERE text = ?", path).rowcount for path in cut)
-
-
-def _logs(db: sqlite3.Connection, columns: set[str]) -> int:
-    """Remove files that nsys added to the report (2024.2 and newer), which include the environment."""
-    count = 0
-    if "content" in columns:
-        count += db.execute(f"UPDATE ANALYSIS_FILE SET content = '{GONE}'").rowcount
-    if "contentId" in columns:
-        count += db.execute(
-            f"UPDATE StringIds SET value = '{GONE}' WHERE id IN (SELECT contentId FROM ANALYSIS_FILE)"
-        ).rowcount
-    return count
-
-
 def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
     """Remove the processes without events in the capture."""
     if not {"globalPid", "name"} <= columns.get("PROCESSES", set()):
@@ -358,36 +294,11 @@ def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> in
         named = {row[0] for row in db.execute(f"SELECT nameId FROM ThreadNames WHERE {strangers}")}
         db.execute(f"DELETE FROM ThreadNames WHERE {strangers}")
     removed = db.execute(f"DELETE FROM PROCESSES WHERE globalPid NOT IN ({taking_part})").rowcount
-    _forget(db, columns, named)
-    return removed
-
-
-def _forget(db: sqlite3.Connection, columns: dict[str, set[str]], strings: Collection[int]) -> None:
-    """Remove the given strings if nothing refers to them."""
-    id_list = integer_list(strings)
     used: set[int] = set()
     for table, names in columns.items():
         for name in names if table != "StringIds" else ():
             if name.endswith(("Id", "Name")) or name in ("symbol", "module"):
-                referenced = db.execute(f'SELECT DISTINCT "{name}" FROM "{table}" WHERE "{name}" IN ({id_list})')
-                used.update(row[0] for row in referenced)
-    db.execute(f"UPDATE StringIds SET value = '{GONE}' WHERE id IN ({integer_list(set(strings) - used)})")
-
-
-def _overlong_names(db: sqlite3.Connection) -> int:
-    """Truncate process names: nsys reads past their end, into the environment of the process."""
-    texts = db.execute("SELECT id, value FROM StringIds WHERE typeof(value) = 'text'").fetchall()
-    names = [(key, text.partition("\0")[0]) for key, text in texts if "\0" in text]
-    cut = [(GONE if re.match(r"\w+=", name) else name, key) for key, name in names]
-    db.executemany("UPDATE StringIds SET value = ? WHERE id = ?", cut)
-    return len(cut)
-
-
-def _matching(db: sqlite3.Connection, columns: dict[str, set[str]], pattern: re.Pattern[str]) -> int:
-    """Replace all texts with a match of the pattern, in all tables."""
-    db.create_function("found", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
-    count = 0
-    for table, names in columns.items():
-        for name in sorted(names):
-            count += db.execute(f'UPDATE "{table}" SET "{name}" = \'{GONE}\' WHERE found("{name}")').rowcount
-    return count
+                where = f'"{name}" IN ({integer_list(named)})'
+                used.update(row[0] for row in db.execute(f'SELECT DISTINCT "{name}" FROM "{table}" WHERE {where}'))
+    db.execute(f"UPDATE StringIds SET value = {_GONE_TEXT} WHERE id IN ({integer_list(named - used)})")
+    return removed
