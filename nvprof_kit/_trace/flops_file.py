@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -163,71 +163,60 @@ def _json(path: Path) -> Any:
 
 
 def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
-    import pandas as pd
-
-    version = content["version"]
-
-    def amount(row: dict[str, Any], name: str, since: int) -> float:
-        return float(_whole(row, name)) if version >= since else math.nan
-
-    rows = [
-        (_text(row, "layer"), _text(row, "phase"), _around(row), _whole(row, "calls"), amount(row, "fused_bytes", 3))
-        for row in _rows(content, "ranges")
-    ]
+    ranges = _frame(content, "ranges", RANGES)
     depth: list[int] = []
-    for number, row in enumerate(rows):
-        if not -1 <= row[2] < number:
-            raise ValueError(f"range {number} is inside {row[2]}, which does not come before it")
-        depth.append(depth[row[2]] + 1 if row[2] >= 0 else 0)
+    for number, around in enumerate(ranges["inside"].tolist()):
+        if not -1 <= around < number:
+            raise ValueError(f"range {number} is inside {around}, which does not come before it")
+        depth.append(depth[around] + 1 if around >= 0 else 0)
         if depth[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
-    operators = [
-        (
-            *(_place(row, rows), _text(row, "name"), _text(row, "dtype"), _whole(row, "runs")),
-            *(amount(row, "flops", 1), *(amount(row, name, 2) for name in ("least_flops", "bytes", "dram_bytes"))),
-        )
-        for row in _rows(content, "operators")
-    ]
-    unknown = [(_place(row, rows), _text(row, "name"), _whole(row, "runs")) for row in _rows(content, "unknown")]
+    operators = _frame(content, "operators", OPERATORS)
+    unknown = _frame(content, "unknown", UNKNOWN)
+    for number in (*operators["range"], *unknown["range"]):
+        if number >= len(ranges):
+            raise ValueError(f"there is no range {number}")
     return FlopsFile(
         path=path,
-        steps=_whole(content, "steps"),
-        gpu=_text(content, "gpu"),
-        torch=_text(content, "torch"),
-        has_bytes=version > 1,
-        ranges=pd.DataFrame(rows, columns=list(RANGES)),
-        operators=pd.DataFrame(operators, columns=list(OPERATORS)),
-        unknown=pd.DataFrame(unknown, columns=list(UNKNOWN)),
+        steps=_cell(content, "steps"),
+        gpu=_cell(content, "gpu"),
+        torch=_cell(content, "torch"),
+        has_bytes=content["version"] > 1,
+        ranges=ranges,
+        operators=operators,
+        unknown=unknown,
     )
 
 
-def _rows(text: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    rows = text[name]
+def _frame(content: dict[str, Any], table: str, columns: Iterable[str]) -> pd.DataFrame:
+    """A table of a file."""
+    import numpy as np
+    import pandas as pd
+
+    rows = content[table]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{name} is not a list of objects")
-    return rows
+        raise ValueError(f"{table} is not a list of objects")
+    types = {**dict.fromkeys(_TEXTS, "object"), **dict.fromkeys(_SINCE, "float64")}
+    has = {name: content["version"] >= _SINCE.get(name, 1) for name in columns}
+    values = {name: [_cell(row, name) if has[name] else math.nan for row in rows] for name in columns}
+    frame: pd.DataFrame = pd.DataFrame({name: np.array(values[name], types.get(name, "int64")) for name in columns})
+    return frame
 
 
-def _text(row: dict[str, Any], name: str) -> str:
+_TEXTS = frozenset({"layer", "phase", "name", "dtype", "gpu", "torch"})
+_SINCE = {"flops": 1, "least_flops": 2, "bytes": 2, "dram_bytes": 2, "fused_bytes": 3}
+"""The version of the format since which these amounts are in it."""
+
+
+def _cell(row: dict[str, Any], name: str) -> Any:
+    """A text or a whole number; -1 for a range at the top."""
     value = row[name]
-    if not isinstance(value, str):
-        raise ValueError(f"{name} = {value!r} is not a text")
-    return value
-
-
-def _whole(row: dict[str, Any], name: str) -> int:
-    value = row[name]
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} = {value!r} is not a text")
+        return value
+    if name == "inside" and value is None:
+        return -1
     if type(value) is not int or value < 0:
         raise ValueError(f"{name} = {value!r} is not an integer >= 0")
     return value
-
-
-def _around(row: dict[str, Any]) -> int:
-    return -1 if row["inside"] is None else _whole(row, "inside")
-
-
-def _place(row: dict[str, Any], ranges: list[Any]) -> int:
-    number = _whole(row, "range")
-    if number >= len(ranges):
-        raise ValueError(f"there is no range {number}")
-    return number
