@@ -88,7 +88,9 @@ def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool 
     parts = [_named(db, kind, fetched.pop(kind)) for kind in list(fetched)] + (_operators(db) if operators else [])
     names = [text for column_part in parts for text in column_part["texts"]]
     # pop: the columns as they were read are free before the next is made
-    columns = {"name": labels(np.concatenate([np.empty(0, dtype=np.int32), *_shifted(parts)]), names)}
+    before = np.cumsum([0, *(len(column_part["texts"]) for column_part in parts)]).astype(np.int32)
+    codes = [part.pop("code").astype(np.int32) + first for part, first in zip(parts, before, strict=False)]
+    columns = {"name": labels(np.concatenate([np.empty(0, dtype=np.int32), *codes]), names)}
     columns |= {
         name: np.concatenate([column_part.pop(name) for column_part in parts] or [np.empty(0, dtype=np.int64)])
         for name in ("correlation", "kind")
@@ -104,15 +106,6 @@ def read_loads(db: Database) -> dict[str, Any]:
         return {"start_ns": empty, "end_ns": empty}
     ids = [id_ for id_, text in db.ids_like("cu%Load%", "cuLink%").items() if LOADS_CODE.match(text)]
     return read_columns(db, _RUNTIME, {"start_ns": "start", "end_ns": "end"}, where=[Where("nameId", ids)])
-
-
-def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
-    """Shift the name codes of each part to index the concatenated names of all parts."""
-    before = np.cumsum([0, *(len(column_part["texts"]) for column_part in parts)])
-    return [
-        column_part.pop("code").astype(np.int32) + np.int32(first)
-        for column_part, first in zip(parts, before, strict=False)
-    ]
 
 
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:

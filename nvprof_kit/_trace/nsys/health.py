@@ -78,7 +78,13 @@ def read_health(path: Path) -> CaptureHealth:
         check_rows(db, ALWAYS)
         check_enums(db)
         warn_of_descriptions(db, environment=True)
-        _warn_of_nameless(db)
+        open_ranges = 0
+        if "NVTX_EVENTS" in db.tables:
+            sources = {"id": "textId", "text": "text", "end": "end"}
+            read = db.columns("NVTX_EVENTS", sources, where=[_RANGES], missing=MISSING_PAYLOAD, texts=("text",))
+            open_ranges = int(np.count_nonzero(read["end"] == MISSING_PAYLOAD))
+            if nameless := int(np.count_nonzero((read["id"] == MISSING_PAYLOAD) & (read["text"] == ""))):
+                db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {len(read['id'])} ranges")
         domains, registered = _domains(db)
         window, overhead = _window(db)
         launches, lost_count = lost_launches(db)
@@ -91,7 +97,7 @@ def read_health(path: Path) -> CaptureHealth:
             lost=lost_count,
             domains=domains,
             registered=registered,
-            open_ranges=_open_ranges(db),
+            open_ranges=open_ranges,
             processes=_processes(db),
             window_ns=window,
             overhead_ns=overhead,
@@ -102,21 +108,6 @@ def read_health(path: Path) -> CaptureHealth:
             without_payloads=db.count("NVTX_PAYLOAD_SCHEMAS") > 0
             and _export_fact(db, "EXPORT_PARAM_INCLUDE_BLOBS") == "false",
         )
-
-
-def _warn_of_nameless(db: Database) -> None:
-    if "NVTX_EVENTS" in db.tables:
-        read = db.columns("NVTX_EVENTS", {"id": "textId", "text": "text"}, where=[_RANGES], texts=("text",))
-        ranges, nameless = len(read["id"]), int(np.count_nonzero((read["id"] == -1) & (read["text"] == "")))
-        if nameless:
-            db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {ranges} ranges")
-
-
-def _open_ranges(db: Database) -> int:
-    if "NVTX_EVENTS" not in db.tables:
-        return 0
-    end = db.columns("NVTX_EVENTS", {"end": "end"}, where=[_RANGES], missing=MISSING_PAYLOAD)["end"]
-    return int(np.count_nonzero(end == MISSING_PAYLOAD))
 
 
 def _export_fact(db: Database, fact: str) -> str:

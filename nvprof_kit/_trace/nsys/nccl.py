@@ -38,7 +38,8 @@ def read_collectives(db: Database) -> Columns:
     """Columns of the schema's ``collectives``: GPU operations if the export has them, else calls; without payloads,
     only names and times of the calls.
     """
-    if _has_operations(db):
+    kernels = ("start", "end", "correlationId", "globalPid", "shortName")
+    if db.has(_TABLE, *_NEEDED) and db.has(_KERNELS, *kernels):
         return _read_operations(db)
     rows = _calls(db)
     if not rows:
@@ -137,6 +138,7 @@ def _columns(calls: _Calls, payloads: Int64Array) -> Columns:
     code_of_call = np.array([code_of_name[name] for name in calls.names], dtype=np.int64)
     per_rank = np.isin(np.array([name.removeprefix("nccl") for name in names]), _OF_ALL_RANKS)[code_of_call]
     ranks = _ranks(pid, payloads)
+    ids, id_of_row = np.unique(payloads[:, 1], return_inverse=True)
     size = np.where(per_rank, np.where((ranks > 0) & (payloads[:, 0] >= 0), payloads[:, 0] * ranks, -1), payloads[:, 0])
     return {
         "start_ns": calls.start,
@@ -147,20 +149,13 @@ def _columns(calls: _Calls, payloads: Int64Array) -> Columns:
         "call": labels(code_of_call, names),
         "bytes": size,
         "ranks": ranks,
-        "communicator": _communicators(payloads[:, 1]),
+        "communicator": labels(
+            id_of_row.ravel(), ["" if id_ == -1 else f"{id_ & (1 << 64) - 1:#x}" for id_ in ids.tolist()]
+        ),
         "description": labels(np.zeros(len(pid), dtype=np.int64), [""]),
         "sequence": np.full(len(pid), -1, dtype=np.int64),
         "peers": labels(np.zeros(len(pid), dtype=np.int64), [""]),
     }
-
-
-def _communicators(id_: Int64Array) -> Any:
-    """Communicator ids as text; '' for -1."""
-    distinct, id_of_row = np.unique(id_, return_inverse=True)
-    return labels(
-        id_of_row.ravel().astype(np.int64),
-        ["" if id_value == -1 else f"{id_value & (1 << 64) - 1:#x}" for id_value in distinct.tolist()],
-    )
 
 
 def _ranks(pid: Int64Array, payloads: Int64Array) -> Int64Array:
@@ -194,11 +189,6 @@ _BACK = 4
 
 _PER_RANK = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
 """Operations with a count that is one rank's part of the larger buffer."""
-
-
-def _has_operations(db: Database) -> bool:
-    """Whether the export has the table, and NCCL kernels to match its rows with."""
-    return db.has(_TABLE, *_NEEDED) and db.has(_KERNELS, "start", "end", "correlationId", "globalPid", "shortName")
 
 
 def _read_operations(db: Database) -> dict[str, Any]:

@@ -111,22 +111,22 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
         "kind": read["kind"].astype(np.int8, copy=False),
     }
     if "name" in optional:
-        _warn_of_copy_kinds(db, read["name"][ops["kind"] == OP_KINDS.index("memcpy")])
+        copies = read["name"][ops["kind"] == OP_KINDS.index("memcpy")]
+        if strange := {*few(copies).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}:
+            rows = int(np.isin(copies, [*strange]).sum())
+            db.warn(
+                f"CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is {min(strange)} in {rows} rows: copies of unknown direction"
+            )
         ops["name"] = _op_names(db, ops["kind"], read["name"])
     if "host_memory" in optional:
         ops["host_memory"] = host_memory_names(read["host_memory"])
     if "mangled" in optional:
         if not (read["mangled"] >= 0).any():
             db.warn("CUPTI_ACTIVITY_KIND_KERNEL.mangledName is missing: kernels have no linker names")
-        ops["mangled"] = _names_of(db, read["mangled"])
+        ids, index = np.unique(read["mangled"], return_inverse=True)
+        strings = strings_of(db, ids)
+        ops["mangled"] = labels(index, [strings.get(id_, "") for id_ in ids.tolist()])
     return ops
-
-
-def _warn_of_copy_kinds(db: Database, kinds: Int64Array) -> None:
-    strange = {*few(kinds).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}
-    if strange:
-        count = int(np.isin(kinds, [*strange]).sum())
-        db.warn(f"CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is {min(strange)} in {count} rows: copies of unknown direction")
 
 
 def _sources(
@@ -151,13 +151,6 @@ def _sources(
     if "shared_bytes" in optional:
         sources |= _PARTS
     return sources | {name: column for name, column in _SOURCES.items() if name in optional}
-
-
-def _names_of(db: Database, ids: Int64Array) -> Any:
-    """Strings of the file by id; '' if unknown."""
-    distinct, index = np.unique(ids, return_inverse=True)
-    strings = strings_of(db, distinct)
-    return labels(index, [strings.get(id_, "") for id_ in distinct.tolist()])
 
 
 def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:

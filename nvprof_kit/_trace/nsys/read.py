@@ -50,7 +50,11 @@ def read_nsys(db: Database, request: Request) -> Trace:
         CaptureError: The file is not an nsys export, is damaged, or has no ranges of the domain or no operations.
     """
     domain, optional = request.domain, {*request.optional}
-    _check_is_nsys(db)
+    if "StringIds" not in db.tables or not {*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME} & {*db.tables}:
+        raise CaptureError(
+            f"{db.named}: {db.kind}, but not an nsys export (no StringIds table); needed the output of `nsys export "
+            f"--type {db.export_type}`"
+        )
     check_columns(db, tables_for(optional))
     check_rows(db, ("StringIds",))
     check_enums(db)
@@ -61,7 +65,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
     domains = tables.nvtx_domains(db)
     others_ranges = domain == DOMAIN and not tables.has_ranges(db, domains, domain)
     if others_ranges:  # nothing of ours: what other programs name, or nothing
-        domain = _domains_of_programs(domains)
+        domain = ",".join([DEFAULT, *sorted(name for name in domains.by_name if name and not _LIBRARY.search(name))])
         optional |= {"name"}
     else:
         _check_has_domain(db, domains, domain)
@@ -85,11 +89,17 @@ def read_nsys(db: Database, request: Request) -> Trace:
             api, launches = launches_of(db, fetched, lengths), count_among(fetched, launching)
         calls = read_calls(db, fetched, operators=not only) if calls_job else None
         api = tables.with_missed_launches(db, api, ops)
-        if not others_ranges:
-            _check_has_ranges(db, ranges, domain)
+        if not others_ranges and not len(ranges["start_ns"]):
+            raise CaptureError(
+                f"{db.named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; include a step in "
+                "the window, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges with nvprof_kit"
+            )
         tables.close_open_ranges(db, ranges, api, ops)
         _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
-        _warn_of_other_devices(db, ops)
+        devices = tables.known_devices(db)
+        if strange := [device for device in few(ops["device"]).tolist() if devices and device not in devices]:
+            rows = int(np.isin(ops["device"], strange).sum())
+            db.warn(f"deviceId of {rows} operations is {strange[0]}, a GPU that TARGET_INFO_GPU does not list")
     more = _optional_tables(db, domain, {*optional} - {"calls"})
     other_domains = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
     handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
@@ -160,16 +170,6 @@ def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> di
     return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
 
 
-def _check_is_nsys(db: Database) -> None:
-    if "StringIds" not in db.tables or not any(
-        table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)
-    ):
-        raise CaptureError(
-            f"{db.named}: {db.kind}, but not an nsys export (no StringIds table); needed the output of `nsys export "
-            f"--type {db.export_type}`"
-        )
-
-
 def _lacking_operations(db: Database) -> str:
     """Why the capture has no GPU operations, and what to do; '' if it has some."""
     if op_tables(db):
@@ -200,21 +200,6 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str) -> Non
         )
 
 
-def _domains_of_programs(domains: tables.Domains) -> str:
-    """The domains that name what a program does: all but those of libraries."""
-    return ",".join([DEFAULT, *sorted(name for name in domains.by_name if name and not _LIBRARY.search(name))])
-
-
-def _check_has_ranges(db: Database, ranges: dict[str, Any], domain: str) -> None:
-    if len(ranges["start_ns"]):
-        return
-    raise CaptureError(
-        f"{db.named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; "
-        "include a step in the window, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
-        "with nvprof_kit"
-    )
-
-
 def _check_joins(
     db: Database, ranges: dict[str, Any], ops: dict[str, Any], nodes: dict[str, Any], *, registered: bool
 ) -> None:
@@ -240,14 +225,6 @@ def _check_joins(
                     "layer that launched the graph")  # fmt: skip
 
 
-def _warn_of_other_devices(db: Database, ops: dict[str, Any]) -> None:
-    listed_devices = tables.known_devices(db)
-    strange = [device for device in few(ops["device"]).tolist() if listed_devices and device not in listed_devices]
-    if strange:
-        count = int(np.isin(ops["device"], strange).sum())
-        db.warn(f"deviceId of {count} operations is {strange[0]}, a GPU that TARGET_INFO_GPU does not list")
-
-
 def _info(
     db: Database,
     domain: str,
@@ -263,6 +240,7 @@ def _info(
     entries = {str(name): str(value) for name, value in db.rows(meta, ("name", "value"))} if meta else {}
     version = entries.get("EXPORT_PRODUCT_VERSION", "")
     devices = few(ops["device"])
+    starts = db.ids_like("cu%ProfilerStart%") if db.has(tables.RUNTIME, "nameId") else ()
     return CaptureInfo(
         path=str(db.path),
         tool=f"nsys {version}".strip(),
@@ -273,7 +251,7 @@ def _info(
         on_gpu=True,
         processes=len(np.unique(np.concatenate([few(ranges["pid"]), few(ops["pid"])]))),
         session_ns=_session_ns(db),
-        own_window=_own_window(db),
+        own_window=bool(starts and db.rows(tables.RUNTIME, ("nameId",), [Where("nameId", starts)], limit=1)),
         other_domains=other_domains,
         lacks=reason,
         warnings=(
@@ -282,13 +260,6 @@ def _info(
             *db.warnings,
         ),
     )
-
-
-def _own_window(db: Database) -> bool:
-    if not db.has(tables.RUNTIME, "nameId"):
-        return False
-    names = db.ids_like("cu%ProfilerStart%")
-    return bool(names and db.rows(tables.RUNTIME, ("nameId",), [Where("nameId", names)], limit=1))
 
 
 def _session_ns(db: Database) -> int:

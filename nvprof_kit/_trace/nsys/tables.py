@@ -157,7 +157,9 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     )
     read["domain"] = np.where(read["domain"] == MISSING_PAYLOAD, _DEFAULT_DOMAIN, read["domain"])
     pid = process_of(read["tid"])
-    keep = _of_domain(pid, read["domain"], pairs) | (read["domain"] == _DEFAULT_DOMAIN)
+    keep = read["domain"] == _DEFAULT_DOMAIN
+    for process, id_ in pairs:
+        keep |= (pid == process) & (read["domain"] == id_)
     if not keep.all():
         _warn_of_unregistered(db, pid[~keep], read["domain"][~keep], registered)
     if (unknown := ~np.isin(read["kind"], kinds)).any():
@@ -166,10 +168,12 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         keep &= ~unknown
     if not keep.all():
         read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
+    columns, index = distinct_rows(pid, read["domain"], read["category"])
+    keys = [column.tolist() for column in columns]
     return {
         **{name: read[name] for name in ("start", "end", "kind", "tid", "payload")},
         "pid": pid,
-        "category": _category_names(pid, read["domain"], read["category"], domains),
+        "category": labels(index, [domains.categories.get(row, "") for row in zip(*keys, strict=True)]),
         "text": _range_texts(db, read["text_id"], read["text"]),
     }
 
@@ -212,19 +216,6 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
         for tid, end_tid, id_ in rows
         if isinstance(tid, int)
     )
-
-
-def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    keep = np.zeros(len(pid), dtype=bool)
-    for its_pid, its_domain in pairs:
-        keep |= (pid == its_pid) & (domain == its_domain)
-    return keep
-
-
-def _category_names(pid: Int64Array, domain: Int64Array, category: Int64Array, domains: Domains) -> Any:
-    keys, index = distinct_rows(pid, domain, category)
-    rows = zip(*(key.tolist() for key in keys), strict=True)
-    return labels(index, [domains.categories.get(row, "") for row in rows])
 
 
 def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> Any:
