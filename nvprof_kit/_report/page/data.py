@@ -12,26 +12,27 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.windows import (
-    instance_of,
-    median_place,
-    slowest_step,
-    step_times,
-    typical_step,
-)
+from nvprof_kit._analysis.attribution.windows import instance_of, median_place, slowest_step, step_times, typical_step
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
+from nvprof_kit._analysis.layers.fold import fold
 from nvprof_kit._analysis.layers.layers import layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory, memory_tree
-from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
-from nvprof_kit._findings import Finding
-from nvprof_kit._report.page.tables import KernelTable, PageTable, breakdown_tables, kernel_table, short_text
-from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
+from nvprof_kit._analysis.layers.tree import ModelTree
+from nvprof_kit._analysis.timeline import idle_by_step, timeline
+from nvprof_kit._report.page import timeline as timelines
+from nvprof_kit._report.page.tables import (
+    MAX_KERNELS,
+    PageTable,
+    breakdown_tables,
+    drawn_kernels,
+    kernel_table,
+    short_text,
+)
+from nvprof_kit._report.page.timeline import Block, Moments, ShownStep, Texts, drawn_timeline, idle_sentence
 from nvprof_kit._report.text.advise import saving
-from nvprof_kit._report.text.layers import heading, time_name
+from nvprof_kit._report.text.layers import heading, layers_by_step, time_name
 from nvprof_kit._report.text.units import Milliseconds, percent
-from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -44,55 +45,261 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import Layers
     from nvprof_kit._trace.schema import Trace
 
-
-@dataclass(frozen=True)
-class ClassTimes:
-    """Time by kernel class.
-
-    Attributes:
-        gpu_ns: GPU time in ns by class, the costliest first.
-        warnings: A warning if some kernels match no rule.
-    """
-
-    gpu_ns: dict[str, int]
-    warnings: tuple[Issue, ...] = ()
-
-
-def class_times(operations: Operations, is_counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:
-    """Time by kernel class; None if the capture has no kernels.
-
-    Args:
-        operations: The operations.
-        is_counted: Which operations count; all by default.
-    """
-    trace = operations.trace
-    if not trace.info.on_gpu:
-        return None
-    classes = operations.classes
-    length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    length = length if is_counted is None else np.where(is_counted, length, 0)
-    sums = exact_sums(classes.code.astype(np.int64), length, len(CLASSES)).tolist()
-    times = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
-    return ClassTimes(dict(sorted(times, key=lambda one: -one[1])), classes.warnings(sum(sums)))
-
-
-def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
-    """A row for each class: name, time per step, percent, and bar width in percent."""
-    if times is None or not times.gpu_ns:
-        return []
-    total, longest = sum(times.gpu_ns.values()), max(times.gpu_ns.values())
-    ms = Milliseconds.for_total(total, max(steps, 1))
-    return [
-        {"name": name, "time": ms(ns), "percent": percent(ns / total), "width": f"{100 * ns / longest:.2f}"}
-        for name, ns in times.gpu_ns.items()
-    ]
-
-
 MAX_LIMIT_BARS = 16
 """Maximum number of kinds of layers with a bar of time over limit; those furthest above their limit have one."""
 
 LEAST_DOT = 0.002
 """Kinds of layers have a dot in the roofline if their products take this share of their limit, and they of all time."""
+
+MAX_TITLES = 4
+"""Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
+
+MAX_STEPS = 2_000
+"""Maximum number of selectable steps."""
+
+MAX_ROWS = 2_000
+"""Maximum number of rows of the model trees of all captures; the costliest are kept."""
+
+MAX_CELLS = 200_000
+"""Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
+
+PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+"""Phases of a layer in drawing order."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The content of the page for one capture.
+
+    Attributes:
+        layers: The per-layer table by step.
+        steps: Durations of the steps (`nvprof_kit._analysis.attribution.windows.step_times`).
+        timeline: The timeline; None to omit it.
+        idle: Idle time and total time of the devices in the step shown first; None if unknown.
+        classes: Time by kernel class, the costliest first.
+        unmatched: A warning if some kernels match no rule for classes.
+        findings: The findings, the most severe first: the finding, what it could save, and its layer and time on the
+            page.
+        memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None if the
+            capture has no memory data.
+        flops: FLOPs and utilization, if operators were counted; else None.
+        kernels: The kernels by layer and phase; None if the operations have no names.
+        tables: Tables of the analyses.
+        left_out: One sentence for each omission, ending in the command that shows the data.
+    """
+
+    layers: Layers
+    steps: pd.DataFrame
+    timeline: Moments | None = None
+    idle: tuple[int, int] | None = None
+    classes: Sequence[tuple[str, int]] = ()
+    unmatched: Sequence[Issue] = ()
+    findings: Sequence[dict[str, Any]] = ()
+    memory: pd.DataFrame | None = None
+    flops: Flops | None = None
+    kernels: pd.DataFrame | None = None
+    tables: Sequence[PageTable] = ()
+    left_out: Sequence[str] = ()
+
+
+def sheet_of(
+    trace: Trace,
+    step: int | None = None,
+    advice: Advice | None = None,
+    own_rules: tuple[Rule, ...] = (),
+    *,
+    steps: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
+    broken_down: Breakdown | None = None,
+    left_out: Sequence[str] = (),
+) -> Sheet:
+    """The content of the page for a capture.
+
+    Args:
+        trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
+            `nvprof_kit._trace.schema.MEMORY_TABLES` to show memory.
+        step: The only step on the timeline; None for all.
+        advice: The findings; None if not computed.
+        own_rules: Rules for kernel classes, which take precedence over the package's rules.
+        steps: The steps that the figures per step cover; all but warm-up by default.
+        known: The same operations with layers and classes, if already computed.
+        broken_down: The breakdown of each step; None if not computed.
+        left_out: One sentence for each omitted analysis.
+
+    Raises:
+        UsageError: The capture has no such step.
+    """
+    operations = Operations(trace, own_rules, known)
+    attribution = operations.attribution
+    times = step_times(trace, attribution)
+    result = layers(operations, steps=steps, by_step=True)
+    starts = [] if advice is None or step is not None else [finding.start_ns for finding in advice.findings]
+    titled = _titled_steps(times, step, trace.info.path, starts, result.steps.shown)
+    view, idle, unshown = _moments(trace, attribution, times, titled, alone=step is not None)
+    is_counted = result.steps.of_ops(attribution)
+    class_times: list[tuple[str, int]] = []
+    if trace.info.on_gpu:
+        lengths = np.where(is_counted, (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy(), 0)
+        sums = exact_sums(operations.classes.code.astype(np.int64), lengths, len(CLASSES)).tolist()
+        class_times = sorted(
+            ((name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0), key=lambda pair: -pair[1]
+        )
+    return Sheet(
+        layers=result,
+        steps=times,
+        timeline=view,
+        idle=idle,
+        classes=class_times,
+        unmatched=operations.classes.warnings(sum(ns for _, ns in class_times)) if trace.info.on_gpu else (),
+        findings=[] if advice is None else _findings(advice, result, view),
+        memory=memory_tree(layer_memory(trace, attribution), result.tree) if has_memory(trace) else None,
+        kernels=kernel_table(operations, is_counted) if "name" in trace.ops and len(trace.ops) else None,
+        tables=[] if broken_down is None else breakdown_tables(broken_down, trace.info.path),
+        left_out=(*left_out, *unshown),
+    )
+
+
+def _titled_steps(
+    times: pd.DataFrame, step: int | None, path: str, starts: Sequence[int], is_shown: npt.NDArray[np.bool_]
+) -> dict[int | None, str]:
+    """The titles of the highlighted step instances, those with findings by their start; None is the whole capture."""
+    if step is not None:
+        return {instance_of(times, step, path): f"step {step}"}
+    typical, slowest = typical_step(times[is_shown]), slowest_step(times[is_shown])
+    if typical is None or slowest is None:
+        return {None: "the whole capture"}
+    number = times["step"]
+    titles: dict[int | None, str] = {typical: f"step {number[typical]}, a typical one"}
+    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
+    for start in starts:
+        for instance in times.index[(times["start_ns"] <= start) & (start < times["end_ns"])][:1].tolist():
+            if len(titles) < MAX_TITLES:
+                titles.setdefault(instance, f"step {number[instance]}, of a finding")
+    return titles
+
+
+def _moments(
+    trace: Trace, attribution: Attribution, times: pd.DataFrame, titled: dict[int | None, str], *, alone: bool
+) -> tuple[Moments, tuple[int, int], list[str]]:
+    """The timeline, the idle time of the devices in the first step, and the steps that cannot be shown."""
+    first, title = next(iter(titled.items()))
+    if first is None or alone:
+        drawn = timeline(trace, attribution, first)
+        idle = {}
+        for device in sorted({lane.device for lane in drawn.lanes}):
+            gaps, (start, end) = drawn.idle_in_step(device), drawn.own_window(device)
+            idle[device] = int(gaps.sum()), end - start, len(gaps)
+        step = ShownStep(first, drawn.step, title, drawn.start_ns, drawn.end_ns, _idle_sentences(idle))
+        return Moments(drawn, [step]), _idle_sum(idle), []
+    drawn = timeline(trace, attribution, steps_idle=True)
+    windows = idle_by_step(trace, attribution, drawn)
+    facts = (windows.idle_ns, windows.end_ns - windows.start_ns, windows.gaps)
+
+    def idle_of(instance: int) -> dict[int, tuple[int, int, int]]:
+        """Idle time, duration and number of gaps of a step, for each device that ran it."""
+        rows = zip(windows.devices, *(fact[:, instance].tolist() for fact in facts), strict=True)
+        return {device: (idle, length, gaps) for device, idle, length, gaps in rows if length > 0}
+
+    rows = times[["step", "start_ns", "end_ns"]].to_dict("index")
+    instances = [*titled, *(instance for instance in rows if instance not in titled)][:MAX_STEPS]
+    steps = []
+    for instance in instances:
+        if instance is not None:
+            number, start, end = rows[instance].values()
+            sentences = _idle_sentences(idle_of(instance))
+            steps.append(ShownStep(instance, number, titled.get(instance, f"step {number}"), start, end, sentences))
+    unshown = len(times) - len(instances)
+    left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
+    unmerged = [instance for instance in titled if instance is not None]
+    return Moments(drawn, steps, unmerged), _idle_sum(idle_of(first)), left_out
+
+
+def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
+    return {device: idle_sentence(device, *facts) for device, facts in idle.items()}
+
+
+def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
+    return sum(facts[0] for facts in idle.values()), sum(facts[1] for facts in idle.values())
+
+
+def _findings(advice: Advice, result: Layers, view: Moments) -> list[dict[str, Any]]:
+    rows = set(row_names(result.tree))
+    findings = []
+    for finding in advice.findings:
+        layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
+        seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in view.steps)
+        place = {
+            "layer": layer if layer in rows else "",
+            "window": (finding.start_ns, finding.end_ns) if seen else None,
+        }
+        findings.append({"finding": finding, "saving": saving(finding, advice), **place})
+    return findings
+
+
+# ---------------------------------------------------------------- figures and bars
+
+
+def headlines(sheet: Sheet) -> list[tuple[str, str, str]]:
+    """The numbers at the top of the page: label, value, details."""
+    result, summary, flops = sheet.layers, sheet.layers.summary, sheet.flops
+    ms = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1))
+    several = summary.steps > 1
+    operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if several else "")
+    label = heading(time_name(result)) + (" per step" if several else "")
+    lines = [(label, f"{ms(summary.total_ns) or '0'} ms", operations)]
+    if len(sheet.steps):
+        lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
+        ms = Milliseconds.for_total(int(lengths.max()))
+        median, shortest, longest = (
+            ms(int(ns)) for ns in (lengths[median_place(lengths)], lengths.min(), lengths.max())
+        )
+        lines.append(("Median step", f"{median} ms", f"{shortest} to {longest} ms"))
+    if sheet.timeline is not None and sheet.idle is not None and result.info.on_gpu:
+        number, (idle_ns, window_ns) = sheet.timeline.steps[0].number, sheet.idle
+        where = f"of step {number}" if number is not None else "of the capture"
+        devices = len({lane.device for lane in sheet.timeline.timeline.lanes})
+        where += f", {devices} GPUs" if devices > 1 else ""
+        lines.append(("GPU idle", percent(idle_ns / max(window_ns, 1)), where))
+    if flops is not None and not math.isnan(flops.whole.mfu):
+        rate = f"{flops.whole.flops / max(flops.whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
+        note = "above the peak: `nvprof-kit flops` says why" if flops.whole.above_the_peak else rate
+        lines.append(("MFU", percent(flops.whole.mfu), f"{note}; {percent(flops.whole.busy_mfu)} while the GPU works"))
+    of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
+    lines.append(("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
+    rows = result.rows
+    self_ns = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
+    if len(self_ns):
+        share = percent(self_ns.max() / max(summary.total_ns, 1))
+        lines.append(("Costliest layer by its own work", short_text(str(self_ns.idxmax())), share))
+    return lines
+
+
+def phase_split(result: Layers) -> list[dict[str, Any]]:
+    """The total time by phase of the loop, without empty phases."""
+    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum().sort_values(ascending=False, kind="stable")
+    by_phase = by_phase[by_phase > 0]
+    summary = result.summary
+    ms = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1))
+    return [
+        {
+            "phase": short_text(str(phase)),
+            "colour": phase if phase in PHASES else "other",
+            "ns": int(by_phase[phase]),
+            "time": ms(int(by_phase[phase])),
+            "percent": percent(by_phase[phase] / max(summary.total_ns, 1)),
+        }
+        for phase in dict.fromkeys((*(phase for phase in PHASES if phase in by_phase), *by_phase.index))
+    ]
+
+
+def class_bars(sheet: Sheet) -> list[dict[str, Any]]:
+    """A row for each kernel class: name, time per step, percent, and bar width in percent."""
+    total = sum(ns for _, ns in sheet.classes)
+    ms = Milliseconds.for_total(total, max(sheet.layers.summary.steps, 1))
+    return [
+        {"name": name, "time": ms(ns), "percent": percent(ns / total), "width": f"{100 * ns / sheet.classes[0][1]:.2f}"}
+        for name, ns in sheet.classes
+    ]
 
 
 def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
@@ -148,185 +355,7 @@ def drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
     }
 
 
-MAX_TITLES = 4
-"""Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
-
-MAX_STEPS = 2_000
-"""Maximum number of selectable steps."""
-
-MAX_ROWS = 2_000
-"""Maximum number of rows of the model trees of all captures; the costliest are kept."""
-
-PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-"""Phases of a layer in drawing order."""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """The content of the page for one capture.
-
-    Attributes:
-        layers: The per-layer table by step.
-        steps: Durations of the steps (`nvprof_kit._analysis.attribution.windows.step_times`).
-        timeline: The timeline; None to omit it.
-        idle: Idle time and total time of the devices in the step shown first; None if unknown.
-        classes: Time by kernel class; None if there are no kernels.
-        findings: The findings, the most severe first.
-        memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None if the
-        capture
-            has no memory data.
-        flops: FLOPs and utilization, if operators were counted; else None.
-        kernels: The kernels by layer and phase; None if the operations have no names.
-        tables: Tables of the analyses.
-        left_out: One sentence for each omission, ending in the command that shows the data.
-    """
-
-    layers: Layers
-    steps: pd.DataFrame
-    timeline: Moments | None = None
-    idle: tuple[int, int] | None = None
-    classes: ClassTimes | None = None
-    findings: Sequence[Linked] = ()
-    memory: pd.DataFrame | None = None
-    flops: Flops | None = None
-    kernels: KernelTable | None = None
-    tables: Sequence[PageTable] = ()
-    left_out: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Linked:
-    """A finding with its position on the page.
-
-    Attributes:
-        finding: The finding.
-        saving: The maximum saving, as text.
-        layer: The layer to link to; '' for none.
-        window: The time range to link to, in ns since the start of the capture; None for none.
-    """
-
-    finding: Finding
-    saving: str = ""
-    layer: str = ""
-    window: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A number at the top of the page, with its label and details."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-def headlines(sheet: Sheet) -> list[Headline]:
-    """The numbers at the top of the page."""
-    result, summary = sheet.layers, sheet.layers.summary
-    steps = max(summary.steps, 1)
-    ms = Milliseconds.for_total(summary.total_ns, steps)
-    per_step = " per step" if summary.steps > 1 else ""
-    operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
-    lines = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
-    if len(sheet.steps):
-        lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
-        shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
-        median_text = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
-        lines.append(Headline("Median step", f"{median_text} ms", f"{shortest} to {longest} ms"))
-    if sheet.timeline is not None and sheet.idle is not None and result.info.on_gpu:
-        lines.append(_idle_headline(sheet.timeline, *sheet.idle))
-    if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
-        lines.append(_flops_headline(sheet.flops))
-    of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
-    lines.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
-    rows = result.rows
-    self_ns = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
-    if len(self_ns):
-        share = percent(self_ns.max() / max(summary.total_ns, 1))
-        lines.append(Headline("Costliest layer by its own work", short_text(str(self_ns.idxmax())), share))
-    return lines
-
-
-def _ends(lengths: Int64Array) -> tuple[int, int]:
-    return int(lengths.min()), int(lengths.max())
-
-
-def _flops_headline(flops: Flops) -> Headline:
-    total = flops.whole
-    rate = f"{total.flops / max(total.step_ns, 1) / 1000:,.1f} TFLOP/s"
-    note = "above the peak: `nvprof-kit flops` says why" if total.above_the_peak else rate
-    return Headline("MFU", percent(total.mfu), f"{note}; {percent(total.busy_mfu)} while the GPU works")
-
-
-def _idle_headline(view: Moments, idle: int, window: int) -> Headline:
-    number = view.steps[0].number
-    where = f"of step {number}" if number is not None else "of the capture"
-    devices = len({lane.device for lane in view.timeline.lanes})
-    return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
-
-
-def phase_split(result: Layers) -> list[tuple[str, int]]:
-    """The total time by phase of the loop, in ns, without empty phases."""
-    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
-    loop_phases = [phase for phase in PHASES if phase in by_phase]
-    by_time = by_phase.sort_values(ascending=False, kind="stable").index
-    other_phases = [str(phase) for phase in by_time if phase not in PHASES]
-    return [(phase, int(by_phase[phase])) for phase in (*loop_phases, *other_phases) if by_phase[phase] > 0]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A row of the comparison: time per step in each capture; None where the row does not exist.
-
-    Attributes:
-        layer: Name of the row, a path or ``(none) optimizer``.
-        parent: Parent layer; '' for none.
-        depth: Depth in the tree.
-        times: Time in ns per step, one number per capture.
-    """
-
-    layer: str
-    parent: str
-    depth: int
-    times: tuple[float | None, ...]
-
-    @property
-    def change(self) -> float | None:
-        """Difference between the last and first captures; None if one is missing."""
-        first, last = self.times[0], self.times[-1]
-        return None if first is None or last is None else last - first
-
-
-def changes(compared: Sequence[Layers]) -> list[Change]:
-    """All rows of the trees of several captures, as one tree. Each row has the parent that it has in the first capture
-    with it; below a parent, those of the first capture come in its order, then those of later captures only.
-    """
-    parents: dict[str, str] = {}
-    by_sheet: list[dict[str, float]] = []
-    for capture in compared:
-        steps = max(capture.summary.steps, 1)
-        rows = capture.tree
-        names = row_names(rows)
-        work = (rows["total_ns"] - rows["comm_ns"]).tolist()
-        by_sheet.append({name: ns / steps for name, ns in zip(names, work, strict=True)})
-        for name, parent in zip(names, rows["parent"].tolist(), strict=True):
-            parents.setdefault(name, parent)
-    children: dict[str, list[str]] = {}
-    for name, parent in parents.items():
-        children.setdefault(parent, []).append(name)
-    result = []
-    waiting = [(name, 0) for name in reversed(children.get("", []))]
-    while waiting:
-        name, depth = waiting.pop()
-        result.append(Change(name, parents[name], depth, tuple(times.get(name) for times in by_sheet)))
-        waiting += [(child, depth + 1) for child in reversed(children.get(name, []))]
-    return result
-
-
-def total_change(compared: Sequence[Layers]) -> Change:
-    """The totals of the captures as a row of the comparison."""
-    totals = (capture.summary.work_ns / max(capture.summary.steps, 1) for capture in compared)
-    return Change("total", "", 0, tuple(totals))
+# ---------------------------------------------------------------- rows of the table, and what scripts draw
 
 
 def row_names(tree: pd.DataFrame) -> list[str]:
@@ -335,149 +364,162 @@ def row_names(tree: pd.DataFrame) -> list[str]:
     return names
 
 
-def sheet_of(
-    trace: Trace,
-    step: int | None = None,
-    advice: Advice | None = None,
-    own_rules: tuple[Rule, ...] = (),
-    *,
-    steps: StepOptions = ALL_STEPS,
-    known: Operations | None = None,
-    broken_down: Breakdown | None = None,
-    left_out: Sequence[str] = (),
-) -> Sheet:
-    """The content of the page for a capture.
+@dataclass(frozen=True)
+class Fold:
+    """Equal blocks folded into one row.
+
+    Attributes:
+        name: The combined path: ``layers.0-79``.
+        rows: The rows of the blocks on the page.
+        line: The row in the folded tree.
+        each: Time of one block, as text.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    line: int
+    each: str
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The rows of a page's table and its folds, in table order; a switch of the page shows the individual rows.
+
+    Attributes:
+        rows: The rows of the capture's tree on the page.
+        tree: The folded tree, with the columns of the tree and of `nvprof_kit._analysis.layers.fold`.
+        folds: The folds with several blocks.
+        differences: For each row of the page, how it differs from its equals; '' if it does not.
+    """
+
+    rows: npt.NDArray[np.int64]
+    tree: pd.DataFrame
+    folds: tuple[Fold, ...]
+    differences: tuple[str, ...]
+
+
+def folds_of(sheet: Sheet, of: int = 1) -> Folds:
+    """The rows on the page: the costliest of the tree and their ancestors, with equal blocks folded.
 
     Args:
-        trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
-            `nvprof_kit._trace.schema.MEMORY_TABLES` to show memory.
-        step: The only step on the timeline; None for all.
-        advice: The findings; None if not computed.
-        own_rules: Rules for kernel classes, which take precedence over the package's rules.
-        steps: The steps that the figures per step cover; all but warm-up by default.
-        known: The same operations with layers and classes, if already computed.
-        broken_down: The breakdown of each step; None if not computed.
-        left_out: One sentence for each omitted analysis.
-
-    Raises:
-        UsageError: The capture has no such step.
+        sheet: A capture.
+        of: Number of captures on the page.
     """
-    operations = Operations(trace, own_rules, known)
-    attribution = operations.attribution
-    times = step_times(trace, attribution)
-    result = layers(operations, steps=steps, by_step=True)
-    pointed = [] if advice is None or step is not None else _steps_of(advice, times)
-    instances = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
-    view, idle, unshown = _moments(trace, attribution, times, instances, alone=step is not None)
-    is_counted = result.steps.of_ops(attribution)
-    tables = [] if broken_down is None else breakdown_tables(broken_down, trace.info.path)
-    return Sheet(
-        layers=result,
-        steps=times,
-        timeline=view,
-        idle=idle,
-        classes=class_times(operations, is_counted),
-        findings=[] if advice is None else _findings(advice, result, view),
-        memory=memory_tree(layer_memory(trace, attribution), result.tree) if has_memory(trace) else None,
-        kernels=kernel_table(operations, is_counted) if "name" in trace.ops and len(trace.ops) else None,
-        tables=tables,
-        left_out=(*left_out, *unshown),
-    )
-
-
-def _steps_of(advice: Advice, times: pd.DataFrame) -> list[int]:
-    """Step instances with findings, the most severe first."""
-    chosen: list[int] = []
-    for finding in advice.findings:
-        here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
-        chosen += times.index[here][:1].tolist()
-    return list(dict.fromkeys(chosen))
-
-
-def _moments(
-    trace: Trace,
-    attribution: Attribution,
-    times: pd.DataFrame,
-    titled: Sequence[tuple[str, int | None]],
-    *,
-    alone: bool,
-) -> tuple[Moments, tuple[int, int], list[str]]:
-    """The timeline, the idle time of the devices in the first step, and the steps that cannot be shown."""
-    first = titled[0][1]
-    if first is None or alone:
-        drawn = timeline(trace, attribution, first)
-        idle = {}
-        for device in sorted({lane.device for lane in drawn.lanes}):
-            gaps, (start, end) = drawn.idle_in_step(device), drawn.own_window(device)
-            idle[device] = int(gaps.sum()), end - start, len(gaps)
-        step = ShownStep(first, drawn.step, titled[0][0], drawn.start_ns, drawn.end_ns, _idle_sentences(idle))
-        return Moments(drawn, [step]), _idle_sum(idle), []
-    drawn = timeline(trace, attribution, steps_idle=True)
-    windows = idle_by_step(trace, attribution, drawn)
-    names = ("step", "start_ns", "end_ns")
-    plain = {name: dict(zip(times.index.tolist(), times[name].tolist(), strict=True)) for name in names}
-    titled_set = {instance for _, instance in titled}
-    other_steps = [
-        (f"step {number}", instance) for instance, number in plain["step"].items() if instance not in titled_set
-    ]
-    chosen = [*titled, *other_steps][:MAX_STEPS]
-    steps = []
-    for title, instance in chosen:
-        if instance is not None:
-            number, start, end = (plain[name][instance] for name in names)
-            steps.append(ShownStep(instance, number, title, start, end, _idle_sentences(_idle_of(windows, instance))))
-    unshown = len(times) - len(chosen)
-    left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
-    titled_instances = [instance for _, instance in titled if instance is not None]
-    return Moments(drawn, steps, titled_instances), _idle_sum(_idle_of(windows, first)), left_out
-
-
-def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, int]]:
-    """Idle time, duration and number of gaps of a step, for each device that ran it."""
-    columns = (windows.idle_ns, windows.end_ns - windows.start_ns, windows.gaps)
-    rows = zip(windows.devices, *(column[:, instance].tolist() for column in columns), strict=True)
-    return {device: (idle, length, gaps) for device, idle, length, gaps in rows if length > 0}
-
-
-def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
-    return {device: idle_sentence(device, *facts) for device, facts in idle.items()}
-
-
-def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
-    return sum(device_idle[0] for device_idle in idle.values()), sum(device_idle[1] for device_idle in idle.values())
-
-
-def _findings(advice: Advice, result: Layers, view: Moments) -> list[Linked]:
-    """The findings, each with a link to its position on the page."""
-    rows = set(row_names(result.tree))
-    linked = []
-    for finding in advice.findings:
-        layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
-        seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in view.steps)
-        linked.append(
-            Linked(
-                finding,
-                saving=saving(finding, advice),
-                layer=layer if layer in rows else "",
-                window=(finding.start_ns, finding.end_ns) if seen else None,
+    tree, limit = sheet.layers.tree, MAX_ROWS // of
+    tree_rows = np.arange(len(tree))
+    if len(tree) > limit:
+        costliest = np.argsort(-tree["total_ns"].to_numpy(), kind="stable")[:limit]
+        parents = ModelTree(tuple(row_names(tree)), tuple(tree["parent"])).parent.tolist()
+        chosen = set(costliest.tolist())
+        for row in sorted(chosen, reverse=True):  # parents precede their children
+            while (row := parents[row]) >= 0:
+                chosen.add(row)
+        tree_rows = np.array(sorted(chosen), dtype=np.int64)
+    folded = fold(tree.iloc[tree_rows].reset_index(drop=True))
+    members: dict[int, list[int]] = {}
+    for row, line in enumerate(folded.line.tolist()):
+        members.setdefault(line, []).append(row)
+    records = folded.tree.to_dict("records")
+    folds = []
+    for line, rows in members.items():
+        if len(rows) > 1:
+            median, shortest, longest = (records[line][name] / 1e6 for name in ("median_ns", "min_ns", "max_ns"))
+            each = (
+                f"each {median:,.3f} ms in all steps that are shown, {shortest:,.3f} to {longest:,.3f}, without "
+                "communication"
             )
-        )
-    return linked
+            folds.append(Fold(records[line]["layer"], tuple(rows), line, each))
+    differing = tuple(records[line]["unlike"] for line in folded.line.tolist())
+    return Folds(tree_rows, folded.tree, tuple(sorted(folds, key=lambda fold: fold.rows[0])), differing)
 
 
-def _listed_steps(
-    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], is_shown: npt.NDArray[np.bool_]
-) -> list[tuple[str, int | None]]:
-    """The highlighted step instances with titles; None for the whole capture."""
-    if step is not None:
-        return [(f"step {step}", instance_of(times, step, path))]
-    typical, slowest = typical_step(times[is_shown]), slowest_step(times[is_shown])
-    if typical is None or slowest is None:
-        return [("the whole capture", None)]
-    number = times["step"]
-    titles = {typical: f"step {number[typical]}, a typical one"}
-    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
-    for instance in pointed:
-        if len(titles) < MAX_TITLES:
-            titles.setdefault(instance, f"step {number[instance]}, of a finding")
-    return [(title, instance) for instance, title in titles.items()]
+def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:
+    """The data for the page's scripts: tree, steps, timeline and kernels.
+
+    Args:
+        sheet: A capture.
+        folds: Its rows on the page.
+        of: Number of captures on the page.
+    """
+    block, texts = Block(), Texts()
+    tree = sheet.layers.tree.iloc[folds.rows]
+    view, kernels = sheet.timeline, sheet.kernels
+    drawing = {
+        "steps": max(sheet.layers.summary.steps, 1),
+        "timeName": time_name(sheet.layers),
+        "phases": PHASES,
+        "tree": _drawn_tree(tree),
+        "folds": [{"name": short_text(fold.name), "rows": fold.rows} for fold in folds.folds],
+        "memory": None if sheet.memory is None else _drawn_memory(sheet.memory.iloc[folds.rows], tree),
+        "bySteps": _drawn_steps(sheet, folds.rows, block, MAX_CELLS // of),
+        "timeline": None if view is None else drawn_timeline(view, texts, block, timelines.MAX_ROWS // of),
+        "roofline": drawn_roofline(sheet.flops),
+        "kernels": None if kernels is None else drawn_kernels(kernels, texts, block, MAX_KERNELS // of),
+    }
+    return {**drawing, "texts": [short_text(text) for text in texts.numbers], "block": block.packed()}
+
+
+def _parents(tree: pd.DataFrame) -> list[int]:
+    parents: list[int] = ModelTree(tuple(row_names(tree)), tuple(tree["parent"])).parent.tolist()
+    return parents
+
+
+def _drawn_tree(tree: pd.DataFrame) -> dict[str, list[Any]]:
+    return {
+        "name": [short_text(name) for name in row_names(tree)],
+        "parent": _parents(tree),
+        "depth": tree["depth"].tolist(),
+        **{phase: tree[f"{phase}_ns"].tolist() for phase in (*PHASES, "other", "total")},
+    }
+
+
+def measures(sheet: Sheet) -> dict[str, str]:
+    """Measures for the widths in the model tree, with their labels."""
+    measure_names = {"time": time_name(sheet.layers)}
+    if sheet.memory is not None:
+        names = {"kept": "memory kept by a forward", "cuda": "memory taken from CUDA"}
+        measure_names |= {
+            measure: name for measure, name in names.items() if (sheet.memory[f"{measure}_bytes"].fillna(0) > 0).any()
+        }
+    return measure_names
+
+
+def _drawn_memory(memory: pd.DataFrame, tree: pd.DataFrame) -> dict[str, Any]:
+    """Memory of each row of the tree, and its drawn width: at least the sum of its children."""
+    drawn = {str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in memory.items()}
+    parents = _parents(tree)
+    for measure in ("kept", "cuda"):
+        in_children = [0] * len(parents)
+        width = in_children.copy()
+        for row in range(len(parents) - 1, -1, -1):  # children follow their parent
+            width[row] = max(drawn[measure][row], in_children[row])
+            if parents[row] >= 0:
+                in_children[parents[row]] += width[row]
+        drawn[f"{measure}_width"] = width
+    return drawn
+
+
+def _drawn_steps(sheet: Sheet, tree_rows: npt.NDArray[np.int64], block: Block, cells: int) -> dict[str, Any] | None:
+    """Time of each step by phase, and of each row of the tree by step."""
+    rows = sheet.layers.rows
+    if "step" not in rows or not len(sheet.steps):
+        return None
+    inside = rows[rows["step"].notna()]
+    phase = inside["phase"].where(inside["phase"].isin(PHASES), "other")
+    instances = sheet.steps.index.tolist()
+    by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
+    by_phase = by_phase.reindex(columns=instances, fill_value=0)
+    by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=instances, fill_value=0).to_numpy()[tree_rows]
+    limit = max(cells // max(len(instances), 1), 1)
+    costliest = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:limit])
+    return {
+        "number": block.add(sheet.steps["step"]),
+        "length": block.add(sheet.steps["wall_ns"]),
+        "phases": {
+            str(phase_name): block.add(by_phase.loc[phase_name])
+            for phase_name in (*PHASES, "other")
+            if phase_name in by_phase.index
+        },
+        "layers": costliest.tolist(),
+        "cells": block.add(by_layer[costliest].ravel()),
+    }

@@ -6,24 +6,24 @@ appear in the comparison. The page lists all omissions, with the command that sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._analysis.layers.fold import MANY
 from nvprof_kit._report.page.data import (
     PHASES,
-    Change,
+    Folds,
     Sheet,
-    changes,
     class_bars,
+    drawn,
+    folds_of,
     headlines,
     limit_bars,
+    measures,
     phase_split,
     row_names,
-    total_change,
 )
-from nvprof_kit._report.page.drawing import Folds, drawn, folds_of, measures
 from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.template import render
 from nvprof_kit._report.text.layers import (
@@ -36,7 +36,7 @@ from nvprof_kit._report.text.layers import (
     tree_lines,
 )
 from nvprof_kit._report.text.table import capture_facts
-from nvprof_kit._report.text.units import Cells, Milliseconds, mib_cell, percent
+from nvprof_kit._report.text.units import Cells, mib_cell, percent
 from nvprof_kit._result.selection import UNFOLDED
 from nvprof_kit.issues import printed
 from nvprof_kit.names import NO_LAYER
@@ -95,7 +95,7 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[Layers], left_out: Sequenc
         changes=rows,
         changes_note=note,
         without_comm=any(capture.summary.comm_ns for capture in compared),
-        change_total=_change_cells(total_change(compared)),
+        change_total=_change_cells([layers.summary.work_ns / max(layers.summary.steps, 1) for layers in compared]),
         only_compared=[capture.info.path for capture in compared[len(sheets) :]],
         absent=list(left_out),
         data=[drawn(sheet, folded, len(sheets)) for sheet, folded in zip(sheets, folds, strict=True)],
@@ -103,16 +103,37 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[Layers], left_out: Sequenc
 
 
 def _comparison(compared: Sequence[Layers]) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the comparison, and a sentence about omissions."""
-    rows = changes(compared)
-    limit = max(MAX_CELLS // len(compared), 1)
-    if len(rows) <= limit:
-        return [_change(row) for row in rows], ""
-    size = [max(map(abs, (row.change or 0, row.times[0] or 0, row.times[-1] or 0))) for row in rows]
-    largest = sorted(sorted(range(len(rows)), key=lambda row: -size[row])[:limit])
-    first, last = compared[0].info.path, compared[-1].info.path
-    note = f"{len(rows) - limit:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
-    return [_change(rows[index]) for index in largest], note
+    """The rows of the comparison, and a sentence about omissions: all rows of the trees, as one tree. Each row has the
+    parent that it has in the first capture with it; below a parent, those of the first capture come in its order, then
+    those of later captures only.
+    """
+    parents: dict[str, str] = {}
+    by_capture: list[dict[str, float]] = []
+    for capture in compared:
+        tree, steps = capture.tree, max(capture.summary.steps, 1)
+        names = row_names(tree)
+        work = ((tree["total_ns"] - tree["comm_ns"]) / steps).tolist()
+        by_capture.append(dict(zip(names, work, strict=True)))
+        for name, parent in zip(names, tree["parent"].tolist(), strict=True):
+            parents.setdefault(name, parent)
+    children: dict[str, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(name)
+    rows = []
+    waiting = [(name, 0) for name in reversed(children.get("", []))]
+    while waiting:
+        name, depth = waiting.pop()
+        times = [times.get(name) for times in by_capture]
+        rows.append((_named(name, parents[name], depth), times))
+        waiting += [(child, depth + 1) for child in reversed(children.get(name, []))]
+    limit, note = max(MAX_CELLS // len(compared), 1), ""
+    if len(rows) > limit:
+        sizes = [max(times[0] or 0, times[-1] or 0) for _, times in rows]
+        largest = sorted(sorted(range(len(rows)), key=lambda row: -sizes[row])[:limit])
+        first, last = compared[0].info.path, compared[-1].info.path
+        note = f"{len(rows) - limit:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
+        rows = [rows[index] for index in largest]
+    return [{**name, "layer": name["path"], "cells": _change_cells(times)} for name, times in rows], note
 
 
 def _variables(sheet: Sheet, folded: Folds) -> dict[str, Any]:
@@ -128,7 +149,7 @@ def _variables(sheet: Sheet, folded: Folds) -> dict[str, Any]:
         "short_path": _short_path(result.info.path),
         "facts": capture_facts(result.info, result.summary.all_steps),
         "headlines": headlines(sheet),
-        "split": list(_split(sheet)),
+        "split": phase_split(result),
         "warnings": (*left_out_lines(result), *printed(result.warnings)),
         "findings": sheet.findings,
         "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
@@ -148,27 +169,14 @@ def _variables(sheet: Sheet, folded: Folds) -> dict[str, Any]:
         "left_out": [*left_out, *sheet.left_out],
         "has_steps": steps > 0,
         "limits": limit_bars(sheet.flops),
-        "classes": class_bars(sheet.classes, sheet.layers.summary.steps),
-        "unmatched": [] if sheet.classes is None else sheet.classes.warnings,
+        "classes": class_bars(sheet),
+        "unmatched": sheet.unmatched,
     }
 
 
 def _short_path(path: str) -> str:
     name = path.replace("\\", "/").rsplit("/", 1)[-1]
     return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
-
-
-def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
-    summary = sheet.layers.summary
-    ms = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1))
-    for phase, ns in phase_split(sheet.layers):
-        yield {
-            "phase": short_text(phase),
-            "colour": phase if phase in PHASES else "other",
-            "ns": ns,
-            "time": ms(ns),
-            "percent": percent(ns / max(summary.total_ns, 1)),
-        }
 
 
 def _table(sheet: Sheet, folded: Folds) -> tuple[list[str], list[dict[str, Any]], list[str]]:
@@ -267,21 +275,15 @@ def _cell(text: str, value: float | None, bar: float | None = None, mark: str = 
     return {"text": text, "value": "" if value is None else value, "bar": bar_text, "mark": mark}
 
 
-def _change(change: Change) -> dict[str, Any]:
-    """A row of the comparison."""
-    named = _named(change.layer, change.parent, change.depth)
-    return {**named, "layer": named["path"], "cells": _change_cells(change)}
-
-
-def _change_cells(change: Change) -> list[dict[str, Any]]:
-    """The times, then the change in ms and percent."""
-    difference, first = change.change, change.times[0]
+def _change_cells(times: Sequence[float | None]) -> list[dict[str, Any]]:
+    """The time per step in each capture, None where it has no such row, then the change from first to last."""
+    first, last = times[0], times[-1]
     ms = Cells(1, 3)
-    cells = [_cell("" if ns is None else ms(round(ns)) or "0.000", ns) for ns in change.times]
-    if difference is None:
+    cells = [_cell("" if ns is None else ms(round(ns)) or "0.000", ns) for ns in times]
+    if first is None or last is None:
         return [*cells, _cell("new" if first is None else "gone", None), _cell("", None)]
-    relative = difference / first if first else None
+    relative = (last - first) / first if first else None
     mark = "" if relative is None or abs(relative) < MARKED_CHANGE else "worse" if relative > 0 else "better"
-    sign = "+" if difference >= 0 else ""
-    cells.append(_cell(f"{sign}{ms(round(difference)) or '0.000'}", difference, mark=mark))
+    sign = "+" if last >= first else ""
+    cells.append(_cell(f"{sign}{ms(round(last - first)) or '0.000'}", last - first, mark=mark))
     return [*cells, _cell("" if relative is None else f"{100 * relative:+.1f} %", relative, mark=mark)]

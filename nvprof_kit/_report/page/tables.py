@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._report.page.timeline import Block, Texts
-from nvprof_kit._report.text.units import Cells, mib_cell, percent, rate_cell
+from nvprof_kit._report.text.units import cell, heading, is_missing, mib_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +25,8 @@ MAX_TABLE_ROWS = 100
 MAX_TEXT = 1000
 """Maximum length of a name; longer names are cut and show their length."""
 
-_SHARES = ("share", "hidden", "of_link", "saved_share")
+_HEADINGS = {"bytes": "MiB", **{f"{name}_bytes": f"{name} MiB" for name in ("exposed", "wire")}}
+_WRITERS = {"_at_ns": lambda ns: f"{ns / 1e6:,.3f}", "bytes": mib_cell}
 _TITLES = {
     "idle": ("Idle time by its cause", "why the GPU was idle, and where the host was"),
     "communication": ("Communication", "collectives by layer, and their exposed part"),
@@ -61,7 +60,7 @@ class PageTable:
 
 
 def page_table(
-    frame: pd.DataFrame, name: str, title: str, *, about: str = "", command: str = "", divisor: int = 1,
+    frame: pd.DataFrame, name: str, title: str, *, about: str = "", command: str = "",
     limit: int = MAX_TABLE_ROWS,
 ) -> PageTable:  # fmt: skip
     """A table of an analysis; empty columns are left out.
@@ -72,26 +71,39 @@ def page_table(
         title: The heading.
         about: A description.
         command: The command that shows the whole table.
-        divisor: Number of steps to divide times by.
         limit: Maximum number of rows.
     """
-    head_rows = frame.iloc[:limit]
-    columns = [str(column) for column in head_rows.columns if not _empty(head_rows[column])]
-    numbers = {
-        column: head_rows[column].dtype.kind in "iufb" or str(head_rows[column].dtype).startswith("Int")
-        for column in columns
-    }
-    cells = [[_cell(column, value, divisor) for value in head_rows[column].tolist()] for column in columns]
-    omitted = len(frame) - len(head_rows)
+    printed = frame.iloc[:limit]
+    printed = printed[[name for name, column in printed.items() if not _is_empty(column)]]
+    more = len(frame) - len(printed)
     return PageTable(
         name=name,
         title=title,
         about=about,
-        heads=[(_head(column), numbers[column]) for column in columns],
-        rows=[list(row) for row in zip(*cells, strict=True)],
-        note=f"{omitted:,} more rows are not on the page" if omitted else "",
+        heads=[
+            (
+                heading(str(column), _HEADINGS),
+                printed[column].dtype.kind in "iufb" or "Int" in str(printed[column].dtype),
+            )
+            for column in printed.columns
+        ],
+        rows=[
+            [(short_text(cell(str(column), value, _WRITERS)), _sort_value(value)) for column, value in row.items()]
+            for row in printed.to_dict("records")
+        ],
+        note=f"{more:,} more rows are not on the page" if more else "",
         command=command,
     )
+
+
+def _sort_value(value: Any) -> Any:
+    return "" if isinstance(value, str) or is_missing(value) else value
+
+
+def _is_empty(values: pd.Series[Any]) -> bool:
+    """Whether a column contains only zero times or missing values."""
+    no_times = str(values.name).endswith("_ns") and not values.fillna(0).any()
+    return bool(values.isna().all() or no_times or (values.dtype == object and (values == "").all()))
 
 
 def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
@@ -134,105 +146,38 @@ def short_text(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
-def _head(name: str) -> str:
-    if name == "bytes" or name.endswith("_bytes"):
-        name = f"{name.removesuffix('bytes')}MiB"
-    return name.removesuffix("_ns").replace("gb_per_s", "GB/s").replace("_", " ")
-
-
-def _empty(values: pd.Series[Any]) -> bool:
-    """Whether a column contains only zero times or missing values."""
-    if values.isna().all():
-        return True
-    if str(values.name).endswith("_ns"):
-        return bool((values.fillna(0) == 0).all())
-    return values.dtype == object and bool((values == "").all())
-
-
-def _cell(name: str, value: Any, divisor: int) -> tuple[str, Any]:
-    """A cell: its text and its sort value."""
-    if value is None or str(value) in ("nan", "<NA>"):
-        return "", ""
-    if isinstance(value, str):
-        return short_text(value), ""
-    return _number(name, value, divisor), value
-
-
-def _number(name: str, value: Any, divisor: int) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    if name.endswith("_at_ns"):
-        return f"{value / 1e6:,.3f}"
-    if name.endswith("_ns"):
-        return Cells(divisor, 3)(int(value))
-    if name == "bytes" or name.endswith("_bytes"):
-        return mib_cell(int(value))
-    if name in _SHARES or name.endswith("gb_per_s"):
-        return (percent if name in _SHARES else rate_cell)(float(value))
-    return f"{value:,.1f}" if isinstance(value, float) and math.isfinite(value) else f"{value:,}"
-
-
 MAX_KERNELS = 20_000
 """Maximum number of rows of all captures on a page; the costliest are kept."""
 
 
-@dataclass(frozen=True)
-class KernelTable:
-    """The kernels of the shown steps.
-
-    Attributes:
-        rows: name, kernel_class, layer, phase, calls, total_ns, min_ns, max_ns; the costliest first.
-    """
-
-    rows: pd.DataFrame
-
-
-def kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> KernelTable:
+def kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """The operations by name, layer and phase.
 
     Args:
         operations: The operations, with names.
         is_counted: Which operations count.
+
+    Returns:
+        name, kernel_class, layer, phase, calls, total_ns, min_ns, max_ns; the costliest first.
     """
     import pandas as pd
 
     ops = operations.trace.ops
-    chosen = np.flatnonzero(is_counted)
     layer, phase = op_owners(operations.attribution)
-    names = ops["name"].cat
-    codes = [column.codes.astype(np.int64)[chosen] for column in (layer, phase)]
-    key = names.codes.to_numpy().astype(np.int64)[chosen]
-    for code, column in zip(codes, (layer, phase), strict=True):
-        key = key * (len(column.categories) + 1) + code
-    group, _ = pd.factorize(key)
-    groups = int(group.max(initial=-1)) + 1
-    first = np.full(groups, len(chosen), dtype=np.int64)
-    first[group[::-1]] = np.arange(len(chosen))[::-1]
-    length = (ops["end_ns"].to_numpy() - ops["start_ns"].to_numpy())[chosen]
-    shortest, longest = np.full(groups, np.iinfo(np.int64).max), np.zeros(groups, dtype=np.int64)
-    np.minimum.at(shortest, group, length)
-    np.maximum.at(longest, group, length)
-    where = chosen[first]
-    rows = pd.DataFrame(
-        {
-            "name": names.categories.to_numpy(dtype=object)[names.codes.to_numpy()[where]],
-            "kernel_class": np.array(list(CLASSES), dtype=object)[operations.classes.code[where]],
-            "layer": layer.categories.to_numpy(dtype=object)[layer.codes[where]],
-            "phase": phase.categories.to_numpy(dtype=object)[phase.codes[where]],
-            "calls": np.bincount(group, minlength=groups),
-            "total_ns": exact_sums(group, length, groups),
-            "min_ns": shortest,
-            "max_ns": longest,
-        }
-    )
-    return KernelTable(rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True))
+    classes = pd.Categorical.from_codes(operations.classes.code, pd.Index(list(CLASSES)))
+    columns = {"name": ops["name"].array, "kernel_class": classes, "layer": layer, "phase": phase}
+    frame = pd.DataFrame({**columns, "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()})[is_counted]
+    amounts = {"calls": ("ns", "size"), "total_ns": ("ns", "sum"), "min_ns": ("ns", "min"), "max_ns": ("ns", "max")}
+    rows = frame.groupby(list(columns), sort=False, observed=True, as_index=False).agg(**amounts)
+    kernels: pd.DataFrame = rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    return kernels
 
 
-def drawn_kernels(table: KernelTable, texts: Texts, block: Block, limit: int = MAX_KERNELS) -> dict[str, Any]:
+def drawn_kernels(table: pd.DataFrame, texts: Texts, block: Block, limit: int = MAX_KERNELS) -> dict[str, Any]:
     """The table as columns of a block, and a sentence about omissions."""
-    rows, omitted = table.rows.iloc[:limit], table.rows.iloc[limit:]
-    gone = omitted["total_ns"].sum() / max(int(table.rows["total_ns"].sum()), 1)
+    rows, omitted = table.iloc[:limit], table.iloc[limit:]
+    gone = omitted["total_ns"].sum() / max(int(table["total_ns"].sum()), 1)
     note = f"{len(omitted):,} more rows, {100 * gone:.2f} % of the time, are not on the page" if len(omitted) else ""
     columns = {name: block.add(texts.of(rows[name])) for name in ("name", "kernel_class", "layer", "phase")}
     columns |= {name: block.add(rows[f"{name}_ns"]) for name in ("total", "min", "max")}
-    return {**columns, "calls": block.add(rows["calls"]), "whole": int(table.rows["total_ns"].sum()), "note": note}
+    return {**columns, "calls": block.add(rows["calls"]), "whole": int(table["total_ns"].sum()), "note": note}
