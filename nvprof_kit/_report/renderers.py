@@ -18,9 +18,9 @@ __all__ = ["RENDERERS", "diff_markdown", "encode_figure", "figure", "html_of", "
 
 RENDERERS: Mapping[str, Mapping[str, str]] = {
     "Diff": {"parts": "text.diff:diff_report"},
-    "Flops": {"parts": "text.flops:flops_report"},
+    "Flops": {"parts": "text.by_layer:flops_report"},
     "Advice": {"parts": "text.advise:advise_report"},
-    "Breakdown": {"parts": "text.breakdown:breakdown_report"},
+    "Breakdown": {"parts": "text.views:breakdown_report"},
     "Checks": {"parts": "text.advise:findings_report"},
     "Layers": {"parts": "text.layers:layers_report", "figure": "plots.layers:figure"},
     "Memory": {
@@ -28,13 +28,13 @@ RENDERERS: Mapping[str, Mapping[str, str]] = {
         "figure": "plots.memory:memory_figure",
         "page": "text.memory:memory_page",
     },
-    "Metrics": {"parts": "text.metrics:metrics_report"},
+    "Metrics": {"parts": "text.by_layer:metrics_report"},
     "NcuKernels": {"parts": "text.ncu:kernels_report"},
     "NcuLayers": {"parts": "text.ncu:ncu_layers_report", "figure": "plots.roofline:layers_roofline"},
     "NcuPlan": {"parts": "text.ncu:plan_report", "script": "text.ncu:plan_script"},
     "RankTable": {"parts": "text.ranks:rank_table", "figure": "plots.ranks:table_figure"},
     "Ranks": {"parts": "text.ranks:ranks_report", "figure": "plots.ranks:job_figure"},
-    "Summary": {"parts": "text.summary:summary_report"},
+    "Summary": {"parts": "text.views:summary_report"},
     "Timers": {"parts": "text.timers:timers_report", "figure": "text.timers:timeline_figure"},
 }
 """The functions that show a type, by its name: ``parts`` for the terminal, and perhaps others; each is named as module

@@ -32,7 +32,7 @@ from nvprof_kit._report.page.tables import (
 from nvprof_kit._report.page.timeline import Block, Moments, ShownStep, Texts, drawn_timeline, idle_sentence
 from nvprof_kit._report.text.advise import saving
 from nvprof_kit._report.text.layers import heading, layers_by_step, time_name
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.texts import Milliseconds, percent
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -448,7 +448,12 @@ def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:
         "steps": max(sheet.layers.summary.steps, 1),
         "timeName": time_name(sheet.layers),
         "phases": PHASES,
-        "tree": _drawn_tree(tree),
+        "tree": {
+            "name": [short_text(name) for name in row_names(tree)],
+            "parent": _parents(tree),
+            "depth": tree["depth"].tolist(),
+            **{phase: tree[f"{phase}_ns"].tolist() for phase in (*PHASES, "other", "total")},
+        },
         "folds": [{"name": short_text(fold.name), "rows": fold.rows} for fold in folds.folds],
         "memory": None if sheet.memory is None else _drawn_memory(sheet.memory.iloc[folds.rows], tree),
         "bySteps": _drawn_steps(sheet, folds.rows, block, MAX_CELLS // of),
@@ -462,15 +467,6 @@ def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:
 def _parents(tree: pd.DataFrame) -> list[int]:
     parents: list[int] = ModelTree(tuple(row_names(tree)), tuple(tree["parent"])).parent.tolist()
     return parents
-
-
-def _drawn_tree(tree: pd.DataFrame) -> dict[str, list[Any]]:
-    return {
-        "name": [short_text(name) for name in row_names(tree)],
-        "parent": _parents(tree),
-        "depth": tree["depth"].tolist(),
-        **{phase: tree[f"{phase}_ns"].tolist() for phase in (*PHASES, "other", "total")},
-    }
 
 
 def measures(sheet: Sheet) -> dict[str, str]:

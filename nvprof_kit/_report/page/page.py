@@ -36,7 +36,7 @@ from nvprof_kit._report.text.layers import (
     tree_lines,
 )
 from nvprof_kit._report.text.table import capture_facts
-from nvprof_kit._report.text.units import Cells, mib_cell, percent
+from nvprof_kit._report.text.texts import Cells, mib_cell, percent
 from nvprof_kit._result.selection import UNFOLDED
 from nvprof_kit.issues import printed
 from nvprof_kit.names import NO_LAYER

@@ -37,13 +37,19 @@ def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
         folder: Output folder.
         points: The time points.
     """
+
+    def peak_rows(kind: str | None) -> tuple[str, list[Row]]:
+        rows = {name: [row for row in rows if row[3] == device] for name, device, rows in points}
+        point = max(rows, key=lambda name: sum(row[2] for row in rows[name] if kind in (None, row[0])))
+        return point, rows[point]
+
     for kind, (name, title) in PAGES.items():
-        peak_point = max(points, key=_Sum(kind))
-        rows = [(row[1], row[2]) for row in _here(peak_point) if row[0] == kind]
-        write_file(folder / name, sunburst_page(title, f"At {peak_point[0]}.", rows))
-    peak_point = max(points, key=_Sum(None))
-    rows = [(f"{row[0]}.{row[1]}" if row[1] else row[0], row[2]) for row in _here(peak_point)]
-    write_file(folder / SUMMARY, sunburst_page("Memory", f"At {peak_point[0]}, when it was most.", rows))
+        point, rows = peak_rows(kind)
+        parts = [(row[1], row[2]) for row in rows if row[0] == kind]
+        write_file(folder / name, sunburst_page(title, f"At {point}.", parts))
+    point, rows = peak_rows(None)
+    parts = [(f"{row[0]}.{row[1]}" if row[1] else row[0], row[2]) for row in rows]
+    write_file(folder / SUMMARY, sunburst_page("Memory", f"At {point}, when it was most.", parts))
 
 
 def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> bytes:
@@ -78,17 +84,3 @@ def _listed(node: dict[str, Any]) -> dict[str, Any]:
     if parts and own_bytes:
         parts.append({"name": "(itself)", "bytes": own_bytes})
     return {"name": node["name"], "bytes": node["bytes"], **({"parts": parts} if parts else {})}
-
-
-def _here(point: Point) -> list[Row]:
-    return [row for row in point[2] if row[3] == point[1]]
-
-
-class _Sum:
-    """Bytes of a kind at a time point; None for all kinds."""
-
-    def __init__(self, kind: str | None) -> None:
-        self._kind = kind
-
-    def __call__(self, point: Point) -> int:
-        return sum(row[2] for row in _here(point) if self._kind in (None, row[0]))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._report.page.timeline import Block, Texts
-from nvprof_kit._report.text.units import cell, heading, is_missing, mib_cell
+from nvprof_kit._report.text.texts import cell, heading, is_missing, mib_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,9 @@ def page_table(
         limit: Maximum number of rows.
     """
     printed = frame.iloc[:limit]
-    printed = printed[[name for name, column in printed.items() if not _is_empty(column)]]
+    printed = printed.loc[:, printed.notna().any() & ~printed.isin([""]).all()]
+    zeros = [name for name in printed.columns if str(name).endswith("_ns") and not printed[name].fillna(0).any()]
+    printed = printed.drop(columns=zeros)
     more = len(frame) - len(printed)
     return PageTable(
         name=name,
@@ -88,22 +90,18 @@ def page_table(
             for column in printed.columns
         ],
         rows=[
-            [(short_text(cell(str(column), value, _WRITERS)), _sort_value(value)) for column, value in row.items()]
+            [
+                (
+                    short_text(cell(str(name), value, _WRITERS)),
+                    "" if isinstance(value, str) or is_missing(value) else value,
+                )
+                for name, value in row.items()
+            ]
             for row in printed.to_dict("records")
         ],
         note=f"{more:,} more rows are not on the page" if more else "",
         command=command,
     )
-
-
-def _sort_value(value: Any) -> Any:
-    return "" if isinstance(value, str) or is_missing(value) else value
-
-
-def _is_empty(values: pd.Series[Any]) -> bool:
-    """Whether a column contains only zero times or missing values."""
-    no_times = str(values.name).endswith("_ns") and not values.fillna(0).any()
-    return bool(values.isna().all() or no_times or (values.dtype == object and (values == "").all()))
 
 
 def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:

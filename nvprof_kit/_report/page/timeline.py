@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._report.text.units import duration, percent
+from nvprof_kit._report.text.texts import duration, percent
 
 if TYPE_CHECKING:
     import pandas as pd

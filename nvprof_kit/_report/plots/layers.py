@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots.plots import PHASE_COLOURS, canvas, legend_above
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.shorten import fit
-from nvprof_kit._report.text.units import counted, percent
+from nvprof_kit._report.text.texts import counted, fit, percent
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:

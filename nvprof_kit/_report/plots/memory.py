@@ -12,7 +12,6 @@ from nvprof_kit._result.writer import write_file
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nvprof_kit._analysis.memory.memory import Memory
@@ -57,19 +56,14 @@ def timeline_figure(result: Memory) -> Figure:
         axes.axvline(result.summary.peak_event, color="#222222", lw=0.8, ls=":")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False, fontsize=11)
     axes.set_xlabel("events, in order", fontsize=12)
-    _mark_steps(result, axes)
-    axes.set_ylabel("MiB", fontsize=12)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0)
-    return figure
-
-
-def _mark_steps(result: Memory, axes: Axes) -> None:
-    """Mark the start of each step, if there are few."""
     in_steps = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
     first = in_steps.groupby(in_steps["step"].astype("int64"))["start"].min()
     if 0 < len(first) <= _STEPS:
         axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
+    axes.set_ylabel("MiB", fontsize=12)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    return figure
 
 
 def _bands(result: Memory, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:

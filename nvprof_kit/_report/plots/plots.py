@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from nvprof_kit._report.text.shorten import fit
-from nvprof_kit._report.text.units import is_missing
+from nvprof_kit._report.text.texts import fit, is_missing
 from nvprof_kit._result.formats import plain
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
 
 PHASE_COLOURS: Mapping[str, str] = MappingProxyType(
     {"forward": "#0072B2", "backward": "#E69F00", "recompute": "#009E73", "other": "#8C8C8C"}
@@ -73,17 +70,15 @@ def _show_texts_as_they_are(figure: Figure) -> None:
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         formatter = axis.get_major_formatter()
         if isinstance(formatter, FuncFormatter):  # labels by name
-            axis.set_major_formatter(FuncFormatter(partial(_plain_label, formatter)))
+            axis.set_major_formatter(
+                FuncFormatter(lambda value, position, write=formatter: plain(write(value, position)))
+            )
         else:  # powers of ten are formulas
             numbers |= {axis.get_offset_text(), *axis.get_ticklabels(which="both")}
     for text in figure.findobj(Text):
         if isinstance(text, Text) and text not in numbers:
             text.set_text(plain(text.get_text()))
             text.set_parse_math(False)
-
-
-def _plain_label(formatter: FuncFormatter, value: float, position: int | None = None) -> str:
-    return plain(str(formatter(value, position)))
 
 
 MAX_BARS = 30

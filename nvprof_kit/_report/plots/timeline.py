@@ -9,7 +9,7 @@ import numpy as np
 
 from nvprof_kit._report.page.timeline import lane_label
 from nvprof_kit._report.plots.plots import PHASE_COLOURS, canvas, legend_above
-from nvprof_kit._report.text.units import counted, percent
+from nvprof_kit._report.text.texts import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd

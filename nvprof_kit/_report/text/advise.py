@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nvprof_kit._findings import SEVERITIES, Finding
 from nvprof_kit._report.text.table import capture_line, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.texts import Milliseconds, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import Advice

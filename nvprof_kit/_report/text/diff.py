@@ -14,7 +14,7 @@ from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells
+from nvprof_kit._report.text.texts import Cells
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from nvprof_kit._analysis.layers.layers import LAYER_PHASES
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines
-from nvprof_kit._report.text.units import Cells, count_per_step, counted, mib_cell
+from nvprof_kit._report.text.texts import Cells, count_per_step, counted, mib_cell
 from nvprof_kit._result.selection import UNFOLDED
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nvprof_kit._analysis.layers.profile import LayerProfile
@@ -86,7 +85,12 @@ def time_figure(profile: LayerProfile) -> Figure:
     title = f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases"
     figure, axes = canvas((12, 5.5), title, "y")
     for number, (kind, rows) in enumerate(blocks.groupby("kind", sort=False)):
-        _draw_kind(axes, str(kind), rows, PALETTE[number % (len(PALETTE) - 2)])
+        colour, times = PALETTE[number % (len(PALETTE) - 2)], rows.select_dtypes("number") / 1e6
+        axes.fill_between(rows.index, times["min_ns"], times["max_ns"], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(rows.index, times["mean_ns"], color=colour, lw=2, marker="o", ms=4, label=str(kind))
+        if rows["attention_ns"].any():
+            label = f"{kind}: attention"
+            axes.plot(rows.index, times["attention_ns"], color=colour, lw=1.5, ls="--", marker=".", label=label)
     labels = blocks["layer"].tolist()
     label_step = max(len(labels) // _LABELS, 1)
     axes.set_xticks(range(0, len(labels), label_step), labels[::label_step], rotation=90, fontsize=9)
@@ -116,16 +120,6 @@ def curve_points(profile: LayerProfile) -> pd.DataFrame:
     order = {layer: position for position, layer in enumerate(profile.layers.tree["layer"])}
     in_order: pd.DataFrame = points.sort_values("layer", key=lambda column: column.map(order), ignore_index=True)
     return in_order
-
-
-def _draw_kind(axes: Axes, kind: str, rows: pd.DataFrame, colour: str) -> None:
-    places = rows.index
-    axes.fill_between(places, rows["min_ns"] / 1e6, rows["max_ns"] / 1e6, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(places, rows["mean_ns"] / 1e6, color=colour, lw=2, marker="o", ms=4, label=kind)
-    if rows["attention_ns"].any():
-        axes.plot(
-            places, rows["attention_ns"] / 1e6, color=colour, lw=1.5, ls="--", marker=".", label=f"{kind}: attention"
-        )
 
 
 def memory_lines(rows: pd.DataFrame) -> Iterator[str]:

@@ -26,7 +26,7 @@ from nvprof_kit._report.text.table import (
     table,
     warning_lines,
 )
-from nvprof_kit._report.text.units import (
+from nvprof_kit._report.text.texts import (
     Cells,
     Milliseconds,
     count_per_step,

@@ -12,7 +12,7 @@ from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
 from nvprof_kit._analysis.memory.memory import ALIKE, COLUMNS, COSTS
 from nvprof_kit._report.page.template import Section, page, svg_of
 from nvprof_kit._report.text.table import Bar, frame_table, ranked_notes, warning_lines
-from nvprof_kit._report.text.units import cell, memory_size, mib_cell, percent
+from nvprof_kit._report.text.texts import cell, memory_size, mib_cell, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:

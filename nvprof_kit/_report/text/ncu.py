@@ -11,9 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.ncu.layers import COLUMNS
-from nvprof_kit._report.text.shorten import kernel_names
 from nvprof_kit._report.text.table import fold_notes, layer_table, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, percent
+from nvprof_kit._report.text.texts import Cells, Milliseconds, kernel_names, percent
 from nvprof_kit._result.column import Column
 from nvprof_kit._result.formats import title
 

@@ -13,7 +13,7 @@ from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._ranks.replay import PATH_COLUMNS
 from nvprof_kit._ranks.waits import CHARGE_COLUMNS
 from nvprof_kit._report.text.table import Grid, frame_table, table, warning_lines
-from nvprof_kit._report.text.units import MS, is_missing, percent
+from nvprof_kit._report.text.texts import MS, is_missing, percent
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.issues import plural
 

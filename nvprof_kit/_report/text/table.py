@@ -23,8 +23,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from nvprof_kit._report.text.shorten import fit
-from nvprof_kit._report.text.units import Milliseconds, cell, counted, heading
+from nvprof_kit._report.text.texts import Milliseconds, cell, counted, fit, heading
 from nvprof_kit._result.formats import plain, title
 from nvprof_kit._result.selection import Selection
 from nvprof_kit._trace.schema import CaptureInfo
@@ -231,18 +230,17 @@ class Grid:
         texts = [index for index in widths if self.columns[index].is_text]
         others_than_label, label = ([index for index in texts if (index == 0) == first] for first in (False, True))
         for group, min_width in ((others_than_label, _SHORT), (label, _SHORT_LABEL)):
-            floor = {index: max(min_width, self._longest_word(index)) for index in group}
+            floor = dict.fromkeys(group, min_width)
+            for index in group:
+                if self.columns[index].kind == "words":
+                    cells = (_plain(row.cells[index]) for row in self.rows if not row.section)
+                    floor[index] = max(
+                        [min_width, *(cell_len(word) for text in cells for word in _joined(text).split(" "))]
+                    )
             while lacking and (wider := [index for index in group if widths[index] > floor[index]]):
                 widths[max(wider, key=lambda place: widths[place])] -= 1
                 lacking -= 1
         return lacking
-
-    def _longest_word(self, index: int) -> int:
-        """Width that a column of words needs; 0 for other columns."""
-        if self.columns[index].kind != "words":
-            return 0
-        texts = (_plain(row.cells[index]) for row in self.rows if not row.section)
-        return max((cell_len(word) for text in texts for word in _joined(text).split(" ")), default=0)
 
     def _table(self, places: Sequence[int], widths: dict[int, int]) -> Table:
         rich_table = Table(
@@ -404,8 +402,8 @@ def frame_table(
     Args:
         frame: Its printed rows.
         more: How many further rows there are.
-        headings: Headings of columns that are not `nvprof_kit._report.text.units.heading`.
-        writers: How columns are written, see `nvprof_kit._report.text.units.cell`.
+        headings: Headings of columns that are not `nvprof_kit._report.text.texts.heading`.
+        writers: How columns are written, see `nvprof_kit._report.text.texts.cell`.
         ranks: See `table`.
         kinds: Kinds of columns that do not follow from their type.
         way: The line about further rows.

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.table import Bar, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, percent
+from nvprof_kit._report.text.texts import Cells, Milliseconds, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nvprof_kit._report.text.table import Bar, capture_line, print_to, table
-from nvprof_kit._report.text.units import (
+from nvprof_kit._report.text.texts import (
     Cells,
     Milliseconds,
     count_per_step,

@@ -1,4 +1,4 @@
-"""Text report of FLOPs and utilization by layer."""
+"""Text reports of FLOPs and utilization, and of GPU metrics, by layer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
+from nvprof_kit._analysis.metrics import COLUMNS
 from nvprof_kit._report.text.table import capture_line, fold_notes, layer_table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step
+from nvprof_kit._report.text.texts import Cells, Milliseconds, count_per_step
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops
+    from nvprof_kit._analysis.metrics import Metrics
 
 _TERA = 1e12
-_RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "of limit": 0, "fused ms": 1, "bound": 1, "type": 2, "": 2, "calls": 3}
+_RANKS = dict.fromkeys(("phase", "busy ms", "MFU", "of limit", "SM active"), 0)
+_RANKS |= {"type": 2, "": 2, "calls": 3, "samples": 3}
 
 _LIMITS = (
     "limit ms: the least time that this GPU needs for these operators, each limited by its operations at the peak or "
@@ -57,6 +60,11 @@ def flops_report(result: Flops) -> list[RenderableType]:
                 "": " ".join(f"[{mark}]" for mark in marks),
             }
         )
+    unit = "a step" if result.whole.steps else "the capture"
+    about = f"Of {unit}, including nested layers; operations counted in {result.counts}."
+    if result.peaks is not None:
+        about += " MFU: the time its operations take at the peak of their type, over the busy time"
+        about += ", without what is computed again; HFU: with it." if recomputes else "."
     grid, names = layer_table(result, columns, lines, _RANKS, ms)
     return [
         capture_line(result.info, result.whole.steps),
@@ -65,7 +73,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
         grid,
         "",
         *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
-        Text(_what(result, recomputes), "dim"),
+        Text(about, "dim"),
         *([Text(_LIMITS, "dim")] if has_limits else []),
         *fold_notes(names, "their sums and rates", "busy ms of one of them"),
         *warning_lines(result.warnings),
@@ -106,15 +114,6 @@ def _both(mfu: float, hfu: float, recomputes: bool, bound: str) -> str:
     return f"MFU {bound}{_share(mfu, '?')}" + (f", HFU {bound}{_share(hfu, '?')}" if recomputes else "")
 
 
-def _what(result: Flops, recomputes: bool) -> str:
-    unit = "a step" if result.whole.steps else "the capture"
-    text = f"Of {unit}, including nested layers; operations counted in {result.counts}."
-    if result.peaks is None:
-        return text
-    text += " MFU: the time its operations take at the peak of their type, over the busy time"
-    return f"{text}, without what is computed again; HFU: with it." if recomputes else f"{text}."
-
-
 def _amount(flops: float) -> str:
     return f"{flops / _TERA:,.3f} TFLOP" if flops >= _TERA or not flops else f"{flops / 1e9:,.3g} GFLOP"
 
@@ -130,3 +129,45 @@ def _share(value: float, missing: str = "") -> str:
     if math.isnan(value):
         return missing
     return f"{100 * value:.1f} %" if value else missing
+
+
+TOO_FEW = "too few"
+
+
+def metrics_report(result: Metrics) -> list[RenderableType]:
+    """The report: what was sampled, the table, and warnings."""
+    figures = {
+        name: column for name, column in COLUMNS.items() if column.heading and not math.isnan(result.overall[name])
+    }
+    rows = result.printed().to_dict("records")
+    ms = Cells.for_total(max([1, *(int(row["busy_ns"]) for row in rows)]))
+    lines = []
+    for row in rows:
+        line = {"busy ms": ms(row["busy_ns"]), "samples": f"{row['samples']:,.0f}"}
+        if row["enough"]:
+            line |= {column.heading: _percent(row[name]) for name, column in figures.items()}
+        elif figures:
+            line[next(iter(figures.values())).heading] = TOO_FEW
+        lines.append(line)
+    columns = dict.fromkeys(("busy ms", "samples", *(column.heading for column in figures.values())), "right")
+    grid, names = layer_table(result, columns, lines, _RANKS, ms)
+    overall = ", ".join(f"{column.heading} {_percent(result.overall[name])}" for name, column in figures.items())
+    interval = f"{result.interval_ns / 1000:g} µs"
+    note = (
+        f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
+        f"{result.floor:g} samples."
+    )
+    return [
+        capture_line(result.info, result.steps),
+        Text(f"{result.samples:,} samples, one every {interval}; mean over all busy time: {overall}"),
+        "",
+        grid,
+        "",
+        Text(note, "dim"),
+        *fold_notes(names, "those of all of them", "busy ms of one of them"),
+        *warning_lines(result.info.warnings),
+    ]
+
+
+def _percent(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0f} %"

@@ -1,4 +1,4 @@
-"""Text report of the step breakdown: a row per step, then causes, locations and hints."""
+"""Text reports of many tables: the breakdown of steps, and the eight views of the summary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_c
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
 from nvprof_kit._report.text.table import capture_line, frame_table, ranked_notes, table, warning_lines
-from nvprof_kit._report.text.units import MS, is_missing, percent
+from nvprof_kit._report.text.texts import MS, heading, is_missing, kernel_names, mb_cell, percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
+    from nvprof_kit._analysis.summary.summary import Summary
 
 _OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -31,7 +32,7 @@ _HEADINGS = {
     "algorithm_gb_per_s": "alg GB/s",
     "gpu_ns": "gpu",
 }
-_RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {
+_RANKS = dict.fromkeys(("idle", "gpu", "operators", "exposed", "layer", "share"), 0) | {
     **dict.fromkeys(("step", "process", "device", *EACH), 3),
     "unlike": 2,
 }
@@ -66,16 +67,21 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
             *(_causes(result.idle) if result.info.on_gpu else ()),
             "",
         ]
-    for name, title in _TITLES.items():
+    headings = _HEADINGS if result.info.on_gpu else {**_HEADINGS, "gpu_ns": "operators"}
+    for name, title_of in _TITLES.items():
         rows = tables.get(name, result.table(name))
         if view == name or (view is None and len(rows) and (result.info.on_gpu or name not in _OF_GPUS)):
             step = _step_name(result.steps.iloc[result.critical_window])
-            heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
+            title = title_of.format(step=step if step != _OUTSIDE else f"the time {step}")
             printed_rows = _queue(rows) if name == "queue" else rows
-            first = printed_rows.head(top)
+            first = printed_rows.head(top).drop(columns=[] if result.info.on_gpu else ["device"], errors="ignore")
             if len(first):
                 first = first.loc[:, first.notna().any() & (first != "").any()]
-            parts += [Text(heading, "bold"), _table(first, len(printed_rows) - top, result.info.on_gpu), ""]
+            parts += [
+                Text(title, "bold"),
+                frame_table(first, len(printed_rows) - top, headings=headings, writers=_WRITERS, ranks=_RANKS),
+                "",
+            ]
     notes = ranked_notes(tables.values())
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
@@ -179,7 +185,52 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     return queues
 
 
-def _table(rows: pd.DataFrame, more: int, on_gpu: bool) -> RenderableType:
-    rows = rows if on_gpu else rows.drop(columns="device", errors="ignore")
-    headings = _HEADINGS if on_gpu else {**_HEADINGS, "gpu_ns": "operators"}
-    return frame_table(rows, more, headings=headings, writers=_WRITERS, ranks=_RANKS | {"operators": 0})
+_SUMMARY_RANKS = {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3}
+
+
+def summary_report(result: Summary) -> list[RenderableType]:
+    """The views one below the other, each with its note and its first rows."""
+    top = result.select.top or 12
+    parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
+    on_gpu = result.info.on_gpu
+    for name, rows in result.views.items():
+        title = "Kernel: operators by their own time" if name == "kernel" and not on_gpu else name.capitalize()
+        parts += [
+            Text(title, "bold"),
+            *([_table(rows, top, on_gpu)] if len(rows) else []),
+            Text(result.notes[name], "dim"),
+            "",
+        ]
+    return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings), ""]
+
+
+def _table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
+    printed = _readable(rows.head(top)) if on_gpu else rows.head(top)
+    printed = printed[[name for name in printed.columns if not _left_out(str(name), printed)]]
+    headings = {"kernel_class": "class"}
+    if not on_gpu:
+        own = {str(name): heading(str(name).removeprefix("gpu_")) for name in printed.columns}
+        headings |= own | {"gpu_ops": "operators"}
+    megabytes = {"bytes": lambda count: text if (text := mb_cell(count)).endswith("B") else f"{text} MB"}
+    return frame_table(printed, len(rows) - top, headings=headings, writers=megabytes, ranks=_SUMMARY_RANKS)
+
+
+def _readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with short kernel names; kernels of an operator are indented below it."""
+    readable = rows
+    if "kernel_class" in rows:
+        readable = rows.assign(name=rows["name"].map(kernel_names(rows["name"].astype(str))))
+    elif "operator" in rows:
+        operators = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+        kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].astype(str)))
+        readable = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
+    return readable
+
+
+def _left_out(name: str, rows: pd.DataFrame) -> bool:
+    """Whether to omit a column: empty or a detail; CSV has all columns."""
+    single = "gpu_p50_ns" in rows
+    detail = single and name in ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
+    detail |= name in ("cpu_p50_ns", "cpu_p95_ns")
+    detail |= name in ("process", "device", "kernel") and not (rows[name].notna() & (rows[name] != "")).any()
+    return detail or (name.startswith(("cpu_", "gpu_")) and not rows[name].any())
