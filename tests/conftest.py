@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -115,6 +116,15 @@ def _no_loop_of_an_earlier_test() -> None:
     loop = inferred.running() if inferred is not None else None
     if loop is not None:
         loop.end()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A real browser; without one the test is skipped, or fails where NVPROF_KIT_REQUIRE_CHROMIUM=1."""
+    from support.browser import browser
+
+    with browser() as started:
+        yield started
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import browser
 
 import nvprof_kit
 
@@ -31,12 +29,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return place
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import browser, opened
+from support.browser import opened
 from support.captures.nsys_file import NsysFile
 from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
 
@@ -17,12 +16,6 @@ DATA = Path(__file__).parents[2] / "data" / "ranks"
 EVIL = '<script>alert("x")</script>'
 MS = 1_000_000
 AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import browser, opened
+from support.browser import opened
 from support.captures.snapshot_file import training
 
 from nvprof_kit import MemoryProfiler, open_snapshot
 
 EVIL = '</script><script>alert("x")</script>'
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
 
 
 def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> None:

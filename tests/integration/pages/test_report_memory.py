@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import browser, opened
+from support.browser import opened
 from support.captures.nsys_file import NsysFile
 from support.captures.nsys_memory import Allocations, carry
 from test_report_page import DATA, EVIL, report
@@ -29,12 +29,6 @@ def training(file: NsysFile) -> NsysFile:
     carry(file, (511, 140 * MIB), (599, 135 * MIB))
     file.kernel(2000, 2005, launched=(520, 530))
     return file
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Any:
-    with browser() as started:
-        yield started
 
 
 def widths(page: Any) -> dict[str, float]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import browser, opened
+from support.browser import opened
 from support.captures.nsys_file import NsysFile
 from support.lane import FULL
 
@@ -36,12 +35,6 @@ def until(page: Any, expression: str) -> None:
             return
         page.wait_for_timeout(50)
     raise AssertionError(f"never: {expression}")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
