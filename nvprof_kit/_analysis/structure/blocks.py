@@ -19,14 +19,16 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
-from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Bools, Sequence
+from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Sequence
 
 _ALIKE = 0.6
 _SAME_STACK = 0.5
+_SAME_BLOCK = 0.8
 _SAME_ATTENTION = 0.7
 _CONTEXT = 8
 _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
+_NORM = list(CLASSES).index("norm")
 _LEAST_SCORE = 3.0
 _LEAST_EDGE, _LEAST_RUN = 4, 4
 _COMMON = 0.75
@@ -273,17 +275,21 @@ def _split_steps(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, i
 
 
 def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
-    """Where the blocks of a pass become others, in their attention too, as double and single blocks do."""
-    anchors, gaps = model_pass.anchors, _gaps(sequence, model_pass)
-    likeness = np.array([similarity(a, b) for a, b in pairwise(gaps)])
-    changes = np.flatnonzero(likeness < _ALIKE)
-    if len(changes) != 2 or changes[1] != changes[0] + 1 or len(gaps) < 5:
+    """Where the blocks of a pass become others, in the products before their attention too (after it backward), as
+    double and single blocks do.
+    """
+    anchors, spans, gaps = model_pass.anchors, _spans(model_pass), _gaps(sequence, model_pass)
+    if len(gaps) < 5 or similarity(gaps[0], gaps[-1]) >= _SAME_BLOCK:
         return []
-    gap = int(changes[1])  # the last of one kind, then the first of the other
-    before, after = (_context(sequence, model_pass, index) for index in (gap - 1, gap + 2))
-    if similarity(before, after) >= _SAME_ATTENTION:
+    change = next(index for index, gap in enumerate(gaps) if similarity(gap, gaps[0]) < _SAME_BLOCK)
+    if not 2 <= change <= len(gaps) - 3 or any(similarity(gap, gaps[-1]) < _SAME_BLOCK for gap in gaps[change + 1 :]):
         return []
-    return [(gap + 1, anchors[gap + 1].first, anchors[gap].last + 1)]
+    turn = slice(None, None, -1 if model_pass.direction == FORWARD else 1)
+    size = min(len(gaps[0]), len(gaps[-1]))
+    differs = np.append(gaps[0][turn][:size] != gaps[-1][turn][:size], True)
+    if sequence.product[spans[0]][turn][: int(np.argmax(differs))].any():
+        return []
+    return [(change + 1, anchors[change + 1].first, anchors[change].last + 1)]
 
 
 def _context(sequence: Sequence, model_pass: Pass, index: int) -> Int64Array:
@@ -364,10 +370,11 @@ def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner:
     if model_pass.direction == FORWARD:
         sizes = _propagate(gaps, before, aligner, from_end=True)
         borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
-        # what precedes the first block may end as a block does, with a sum and a norm: the sum is the block's
-        borders = [
-            border + _leading(sequence.residual[border:end]) for border, (_, end) in zip(borders, spans, strict=True)
-        ]
+        # what precedes the first block may end as a block does, with a sum before a norm: the sum is the block's
+        for index, (border, (_, end)) in enumerate(zip(list(borders), spans, strict=True)):
+            begins = np.append(sequence.product[border:end] | np.isin(sequence.coarse[border:end], _NORM), True)
+            sums = np.flatnonzero(sequence.residual[border : border + int(np.argmax(begins))])
+            borders[index] = border + int(sums[-1]) + 1 if len(sums) else border
     else:
         sizes = _propagate(gaps, after, aligner, from_end=False)
         borders = [start_at + size for (start_at, _), size in zip(spans, sizes, strict=True)]
@@ -389,12 +396,6 @@ def _groups(model_pass: Pass) -> list[tuple[Anchor, ...]]:
         tuple(model_pass.anchors[index : index + model_pass.width])
         for index in range(0, len(model_pass.anchors), model_pass.width)
     ]
-
-
-def _leading(flags: Bools) -> int:
-    """How many flags are set before the first that is not."""
-    unset = np.flatnonzero(~flags)
-    return int(unset[0]) if len(unset) else 0
 
 
 def _propagate(gaps: list[Int64Array], edge: Int64Array, aligner: Aligner, *, from_end: bool) -> list[int]:

@@ -81,7 +81,7 @@ def config(path: Path, model_type: str, architecture: str, **fields: object) -> 
 def block_names(capture: Path, model: Path | None = None) -> set[str]:
     """The names of the layers that end in a number."""
     rows = nvprof_kit.open(capture, model=model).layers(steps="all").rows
-    return {layer for layer in rows["layer"] if re.fullmatch(r"(?:[a-z_]+\.)*\d+", layer)}
+    return {layer for layer in rows["layer"] if re.fullmatch(r"(?:[a-z_]+\d?\.)*\d+", layer)}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,16 @@ def test_a_config_gives_blocks_the_names_that_annotation_gives(
     assert sum("config.json agrees" in warning for warning in table.warnings) == 1
     assert table.summary.by_how.keys() >= {"structure"}
     assert table.rows["gpu_self_ns"].sum() == nvprof_kit.open(bare).layers().rows["gpu_self_ns"].sum()
+
+
+def test_blocks_that_become_others_on_the_way_are_two_stacks(tmp_path: Path) -> None:
+    """Flux's double blocks, then its single ones; blocks of which only the MLPs differ are one stack."""
+    flux, deepseek = (
+        without_ranges(DATA / "structure" / f"{name}.sqlite.xz", tmp_path) for name in ("flux", "deepseekv3")
+    )
+    stacks = {f"stack{stack}.blocks.{number}" for stack, count in enumerate((3, 6)) for number in range(count)}
+    assert block_names(flux) == stacks
+    assert block_names(deepseek) == {f"blocks.{number}" for number in range(6)}
 
 
 @pytest.mark.parametrize(
