@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, unjoined
 from nvprof_kit._analysis.attribution.launches import Correlations
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
@@ -24,9 +24,6 @@ from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_SIDES = ("cpu", "gpu")
-_QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
 class Facts(Operations):
@@ -193,40 +190,31 @@ class Facts(Operations):
         return table
 
     def statistics(self, frame: pd.DataFrame, by: Sequence[str], total_ns: int) -> pd.DataFrame:
-        """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns.
+        """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns;
+        the costliest first, by GPU time, or by CPU time if there is none.
 
         Args:
-            frame: One row per item: the columns of `by`, ``cpu`` and ``gpu`` in ns, and ``step`` as an index.
+            frame: One row per item: the columns of `by`, ``cpu`` and ``gpu`` in ns, and ``step``.
             by: The columns to group by.
             total_ns: Denominator of the GPU time ratio; that of the CPU time ratio is the view's total.
         """
         keys = [*self.step_columns, *by]
-        group: Int64Array = frame.groupby(keys, observed=True, sort=False, dropna=False).ngroup().to_numpy()
-        first = _first_rows(group)
-        table = frame[keys].iloc[first].astype({name: str for name in by})
-        return self.statistics_of(
-            table, group, {side: frame[side].to_numpy(dtype=np.int64) for side in _SIDES}, total_ns
-        )
-
-    def statistics_of(
-        self, table: pd.DataFrame, group: Int64Array, duration_ns: Mapping[str, Int64Array], total_ns: int
-    ) -> pd.DataFrame:
-        """Add the same columns to a table with one row per group.
-
-        Args:
-            table: What the groups are; the costliest come first, by GPU time, or CPU time if there is
-                none; of equal ones the first row.
-            group: The row of each item in the table.
-            duration_ns: ``cpu`` and ``gpu`` time of each item in ns.
-            total_ns: As in `statistics`.
-        """
-        calls = np.bincount(group)
-        table = table.assign(calls=calls)
-        for side, values in duration_ns.items():
-            statistics = _of_groups(group, values, calls)
-            table = table.assign(**{f"{side}_{name}_ns": values for name, values in statistics.items()})
-            total = max(int(statistics["total"].sum()), 1) if side == "cpu" else max(total_ns, 1)
-            table[f"{side}_ratio"] = table[f"{side}_total_ns"] / total
+        groups = frame.groupby(keys, observed=True, sort=False, dropna=False)
+        table: pd.DataFrame = groups.size().rename("calls").reset_index()
+        for side in ("cpu", "gpu"):
+            of_side = groups[side]
+            total = of_side.sum().to_numpy()
+            statistics = {
+                "total": total,
+                "avg": np.rint(total / table["calls"].to_numpy()),
+                "max": of_side.max(),
+                "min": of_side.min(),
+                "p50": np.rint(of_side.quantile(0.5)),
+                "p95": np.rint(of_side.quantile(0.95)),
+            }
+            for name, values in statistics.items():
+                table[f"{side}_{name}_ns"] = np.asarray(values).astype(np.int64)
+            table[f"{side}_ratio"] = total / max(int(total.sum()) if side == "cpu" else total_ns, 1)
         cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
         ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", ignore_index=True)
         return ranked
@@ -248,56 +236,3 @@ class Facts(Operations):
         for position, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
             numbered.insert(position, name, pd.Series(values, dtype="Int64").mask(instance < 0))
         return numbered
-
-
-def by_appearance(group: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
-    """Number groups from 0 in the order of their first rows, as pandas `groupby` without sorting; returns the new
-    numbers and the first row of each group. Every number up to the largest must occur.
-    """
-    first = _first_rows(group)
-    order = np.argsort(first)
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    return number[group], first[order]
-
-
-def _first_rows(group: npt.NDArray[np.integer[Any]]) -> Int64Array:
-    """The first row of each group."""
-    first = np.empty(int(group.max(initial=-1)) + 1, dtype=np.int64)
-    first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # reversed: the first row of a group is written last
-    return first
-
-
-def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict[str, Int64Array]:
-    """Total, mean, maximum, minimum and quantiles of the values of each group; no group is empty.
-
-    Args:
-        group: Group of each value, from 0.
-        values: The values, nonnegative.
-        calls: Number of values by group.
-    """
-    if not len(values):
-        return {name: values for name in ("total", "avg", "max", "min", *_QUANTILES)}
-    line = Line.over((values,), (values,))
-    # a single integer sort by group and value is faster than lexsort
-    in_one = line.fits(group)
-    ordered = line.moment(np.sort(line.at(group, values))) if in_one else values[np.lexsort((values, group))]
-    first = np.cumsum(calls) - calls
-    total = np.add.reduceat(ordered, first)
-    statistics = {
-        "total": total,
-        "avg": _whole(total / calls),
-        "max": ordered[first + calls - 1],
-        "min": ordered[first],
-    }
-    for name, fraction in _QUANTILES.items():
-        position = (calls - 1) * fraction
-        below = np.floor(position).astype(np.int64)
-        low, high = ordered[first + below], ordered[first + np.minimum(below + 1, calls - 1)]
-        statistics[name] = _whole(low + (high - low) * (position - below))
-    return statistics
-
-
-def _whole(values: npt.NDArray[np.float64]) -> Int64Array:
-    rounded: Int64Array = np.rint(values).astype(np.int64)
-    return rounded

@@ -12,9 +12,8 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, 
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
 from nvprof_kit._analysis.layers.layers import BY_STEP
 from nvprof_kit._analysis.layers.layers import COLUMNS as LAYER_COLUMNS
-from nvprof_kit._analysis.summary.facts import Facts, by_appearance
+from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._trace.frames import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import PHASE_CATEGORIES, Category
 
@@ -209,22 +208,19 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     rows = np.flatnonzero(~copies & facts.counted)
     rows, duration_ns = whole_calls(facts.trace.ops, rows, facts.duration)
     families = facts.classes.families
-    # group by name and family as one number: a name determines the family, except for whole graphs
-    both = name.codes.to_numpy().astype(np.int64)[rows] * max(len(families), 1) + facts.classes.family[rows]
-    keys = {"step": facts.step_of_op[rows]} if facts.by_step else {}
-    group, first = by_appearance((distinct_rows(keys["step"], both) if keys else distinct(both))[1])
-    of_name, of_family = np.divmod(both[first], max(len(families), 1))
-    del both  # as large as a column of the capture
-    family_of_row = [families[kernel] for kernel in of_family.tolist()]
-    columns = {
-        "name": [str(name.categories[kernel]) for kernel in of_name.tolist()],
+    of_kernels = {"family": facts.classes.family[rows], "name": name.codes.to_numpy()[rows], "gpu": duration_ns}
+    frame = _ops(facts, rows).assign(**of_kernels)
+    table = facts.statistics(frame, ["name", "family"], facts.gpu_ns)
+    family_of_row = [families[family] for family in table["family"].tolist()]
+    texts = {
+        "name": [str(name.categories[code]) for code in table["name"].tolist()],
         "kernel_class": [family.kernel_class for family in family_of_row],
         "family": [family.name for family in family_of_row],
     }
-    texts = {column: np.array(values, dtype=object) for column, values in columns.items()}
-    table = pd.DataFrame({key: values[first] for key, values in keys.items()} | texts)
-    spent_by_side = {"cpu": facts.launch_ns(rows), "gpu": duration_ns}
-    return facts.statistics_of(table.astype(dict.fromkeys(columns, str)), group, spent_by_side, facts.gpu_ns)
+    view: pd.DataFrame = table.assign(**{column: pd.Series(values, dtype=str) for column, values in texts.items()})
+    keys = [*facts.step_columns, *texts]
+    view = view[[*keys, *view.columns.drop(keys)]]
+    return view
 
 
 def memory_view(facts: Facts) -> pd.DataFrame:
