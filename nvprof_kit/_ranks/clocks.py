@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._ranks.groups import ListedGroups, groups_of, listed_groups, listed_parts
-from nvprof_kit._ranks.messages import leave_out, pair_messages
+from nvprof_kit._ranks.messages import numbered, pair_messages
 from nvprof_kit._ranks.stages import spans_of, stages_of
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
@@ -436,14 +436,15 @@ def _match_messages(tables: JobTables, ranks: list[int], marked_groups: ListedGr
     # within a stage, messages form a ring in which all ranks take part at the same time
     if len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any():
         return ()
+    spans = spans_of(layers)
     if len(ranks) > MOST_SEPARATED:
-        pairing = leave_out(messages, f"partners are found by time for at most {MOST_SEPARATED} ranks")
+        numbers, warnings = numbered(messages, f"partners are found by time for at most {MOST_SEPARATED} ranks")
+    elif spans or tables.world_size() == len(ranks):
+        numbers, warnings = pair_messages(messages, stages, spans, marked_groups.may_pass)
     else:
-        spans = spans_of(layers)
-        is_whole = bool(spans) or tables.world_size() == len(ranks)
-        pairing = pair_messages(messages, stages, spans, marked_groups.may_pass, is_whole=is_whole)
-    tables.renumber(pairing.numbers)
-    return pairing.warnings
+        numbers, warnings = numbered(messages, "partners are found by time if all ranks of the job are there")
+    tables.renumber(numbers)
+    return warnings
 
 
 def _clocks(ends: pd.DataFrame, uneven_steps: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:

@@ -1,23 +1,18 @@
 """Matches sends and receives without ids, in jobs of more than two ranks.
 
 The position in a stream identifies the partner only if the stream has a single partner, which the capture does not
-show. Two ranks of adjacent stages are partners if, with one clock offset, most of their messages end together: a send
-of one with a receive of the other, of the same size and in the same step. If another rank or another offset fits nearly
-as well, the match is ambiguous; these messages are matched stage by stage (`pair_chain`), or left unmatched and
-counted.
-
-Stage by stage: all messages of the first stage are with the second; what the second has left is with the third, and so
-on. Between two ranks, the sends of one are received by the other in order. So for one clock offset, the cheapest
-assignment that keeps the order is found for each step: a receive ends when its send does, or soon after its own start
-if the send was early. The same is done from the last stage, and the result that matches more is used.
+show. They are matched stage by stage: all messages of the first stage are with the second; what the second has left is
+with the third, and so on. Between two ranks, the sends of one are received by the other in order. So for one clock
+offset, the cheapest assignment that keeps the order is found for each step: a receive ends when its send does, or soon
+after its own start if the send was early. The same is done from the last stage, and the result that matches more is
+used.
 
 Two ranks are only paired if their messages fit clearly better with this offset than with any other, and than those of
-any other rank of that stage do.
+any other rank of that stage do. The rest is left unmatched and counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
@@ -33,49 +28,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-TOGETHER_NS = 50_000
-"""Maximum distance of ends that count as together."""
-
-MARGIN = 0.8
-"""The runner-up may have at most this share of the winner's votes."""
-
-LEAST, LEAST_SHARE = 3, 1 / 8
-"""Minimum number of votes for a pair, and minimum share of the messages of the rank with fewer messages."""
-
-LEAST_WAY = 1 / 8
-"""Minimum share of the votes in each direction if stages send to each other."""
-
-LEAST_MATCHED = 1 / 4
-"""If a smaller share of all messages has a partner, the partners that end together may do so by chance."""
-
 COLUMNS = ["rank", "index", "label", "k"]
-
-
-class Passing(NamedTuple):
-    """The messages of a job, numbered so that both sides of each have the same number.
-
-    Attributes:
-        numbers: rank, index, label (of the pair of ranks) and k of every message; unmatched messages are labeled alone.
-        warnings: How many messages are unmatched.
-    """
-
-    numbers: pd.DataFrame
-    warnings: tuple[str, ...]
-
-
-class _Pair(NamedTuple):
-    """Two ranks with one clock offset: the rows of their messages that end together, one to one.
-
-    `least_votes` is the number of votes from which on they are partners.
-    """
-
-    first: int
-    second: int
-    least_votes: float
-    votes: int
-    rival: int
-    rows: Ints
-    partners: Ints
 
 
 def pair_messages(
@@ -83,178 +36,59 @@ def pair_messages(
     stages: Mapping[int, int],
     spans: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     may_pass: Callable[[int, int], bool] = lambda _one, _other: True,
-    *,
-    is_whole: bool = False,
-) -> Passing:
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Match sends and receives.
 
     Args:
         rows: Sends and receives: rank, index, kind (Send, Recv, or SendRecv if unknown), step, bytes (-1: unknown),
             start_ns, end_ns on each rank's own clock.
-        stages: The pipeline stage of each rank.
+        stages: The pipeline stage of each rank; none may be missing between others.
         spans: First and last number of each rank's layers, if known.
         may_pass: Whether two ranks can be partners, as far as the groups are known.
-        is_whole: Whether no stage is missing between others, and ``rows`` has start_ns: messages that fit no rank or
-            several are then matched from the first or last stage on.
+
+    Returns:
+        As `numbered`.
     """
     rows = rows.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
-    both_ways = _pass_both_ways(rows, stages)
-    voted = [_vote(rows, *two) for two in _neighbours(rows, stages, spans) if may_pass(*two)]
-    pairs = _partners([pair for pair in voted if not both_ways or _answers(rows, pair)])
+
+    def may_pair(first: int, second: int) -> bool:
+        if not may_pass(first, second):
+            return False
+        if first not in spans or second not in spans:
+            return True
+        low, high = sorted((spans[first], spans[second]))
+        return high[0] <= low[1] + 1  # a gap means that a stage between them is missing
+
+    chain = pair_chain(rows, stages, may_pair)
     label, k = np.full(len(rows), "", dtype=object), np.arange(len(rows))
-    times = np.zeros(len(rows), dtype=np.int64)
-    for pair in pairs:
-        np.add.at(times, np.concatenate((pair.rows, pair.partners)), 1)
-    for pair in pairs:
-        sure = (times[pair.rows] == 1) & (times[pair.partners] == 1)
-        sends, other = pair.rows[sure], pair.partners[sure]
-        label[sends] = label[other] = f"ranks {pair.first} and {pair.second}"
-        k[other] = k[sends]
-    for pair in pairs:
-        _match_rest(rows, pair, label, k)
-    if np.count_nonzero(label != "") < LEAST_MATCHED * len(rows):
-        label[:], k = "", np.arange(len(rows))
-    if (label == "").any() and is_whole:
-        chain = pair_chain(rows, stages, lambda a, b: _follow(a, b, stages, spans) and may_pass(a, b))
-        if 2 * len(chain.rows) > np.count_nonzero(label != ""):
-            label[:], k = "", np.arange(len(rows))
-            for side in (chain.rows, chain.partners):
-                label[side] = [f"ranks {pair} and {other}" for pair, other in chain.pairs]
-            k[chain.partners] = chain.rows
-    return _passing(rows, label, k, "by time they fit no rank or several")
+    for side in (chain.rows, chain.partners):
+        label[side] = [f"ranks {first} and {second}" for first, second in chain.pairs]
+    k[chain.partners] = chain.rows
+    return numbered(rows.assign(label=label, k=k), "by time they fit no rank or several")
 
 
-def leave_out(rows: pd.DataFrame, reason: str) -> Passing:
-    """Match none of the sends and receives, and say why."""
-    return _passing(rows, np.full(len(rows), "", dtype=object), np.arange(len(rows)), reason)
+def numbered(rows: pd.DataFrame, reason: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Number messages so that both sides of each have the same number.
 
+    Args:
+        rows: The messages, with the label of their pair of ranks, '' if unmatched, and their number in it, ``k``; or
+            without these columns, if none is matched.
+        reason: Why messages are unmatched.
 
-def _passing(rows: pd.DataFrame, label: npt.NDArray[np.object_], k: Ints, reason: str) -> Passing:
-    import pandas as pd
-
-    lone = label == ""
-    label[lone] = "alone"
-    numbers = pd.DataFrame({"rank": rows["rank"], "index": rows["index"], "label": label, "k": k})[COLUMNS]
+    Returns:
+        rank, index, label and k of every message, unmatched ones labeled alone; and how many messages are unmatched.
+    """
+    if "label" not in rows:
+        rows = rows.assign(label="", k=np.arange(len(rows)))
+    lone = rows["label"] == ""
     warnings: tuple[str, ...] = ()
     if lone.any():
-        ranks = sorted(set(rows["rank"][lone].tolist()))
         warnings = (
             f"{plural(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out "
-            f"(sends and receives of ranks {listing(ranks)}): the captures do not name their communicators, and "
-            f"{reason}; waiting for them is not measured",
+            f"(sends and receives of ranks {listing(sorted(set(rows['rank'][lone])))}): the captures do not name "
+            f"their communicators, and {reason}; waiting for them is not measured",
         )
-    return Passing(numbers, warnings)
-
-
-def _neighbours(
-    rows: pd.DataFrame, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Pairs of ranks that may exchange messages: of adjacent stages, and of the first and last stage."""
-    ranks = sorted(set(rows["rank"].tolist()))
-    of = {rank: stages.get(rank, 0) for rank in ranks}
-    last = max(stages.values(), default=0)
-    stage_distances = {1, last} if last else {0}
-    return [
-        (a, b)
-        for a in ranks
-        for b in ranks
-        if a < b and abs(of[a] - of[b]) in stage_distances and _follow(a, b, stages, spans)
-    ]
-
-
-def _follow(first: int, second: int, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]) -> bool:
-    """Whether the layers of two ranks are adjacent; a gap means that a stage between them is missing."""
-    if first not in spans or second not in spans:
-        return True
-    last = max(stages.values())
-    closes_ring = last > 1 and {stages[first], stages[second]} == {0, last}
-    low, high = sorted((spans[first], spans[second]))
-    return closes_ring or high[0] <= low[1] + 1
-
-
-def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
-    """Find the clock offset with which the most messages of two ranks end together."""
-    first_messages, second_messages = (rows[rows["rank"] == rank] for rank in (first, second))
-    least_votes = max(LEAST, LEAST_SHARE * min(len(first_messages), len(second_messages)))
-    keys = ["row", "kind", "step", "bytes", "end_ns"]
-    both = first_messages.assign(row=first_messages.index)[keys].merge(
-        second_messages.assign(row=second_messages.index)[keys], on="step", suffixes=("", "_o")
-    )
-    fits = (both["kind"] != both["kind_o"]) | (both["kind"] == "SendRecv")
-    fits &= (both["bytes"] == both["bytes_o"]) | (both["bytes"] < 0) | (both["bytes_o"] < 0)
-    both = both[fits]
-    distances = (both["end_ns"] - both["end_ns_o"]).to_numpy()
-    order = np.argsort(distances, kind="stable")
-    distances, first_rows, second_rows = (
-        distances[order],
-        both["row"].to_numpy()[order],
-        both["row_o"].to_numpy()[order],
-    )
-    until = np.searchsorted(distances, distances + TOGETHER_NS, side="right")
-    count = until - np.arange(len(distances))
-    if not len(distances):
-        return _Pair(first, second, least_votes, 0, 0, first_rows, second_rows)
-    best = int(count.argmax())
-    elsewhere = (distances > distances[until[best] - 1]) | (distances < distances[best] - TOGETHER_NS)
-    rival = int(count[elsewhere].max()) if elsewhere.any() else 0
-    chosen = slice(best, int(until[best]))
-    ambiguous = np.isin(first_rows[chosen], _twice(first_rows[chosen])) | np.isin(
-        second_rows[chosen], _twice(second_rows[chosen])
-    )
-    first_rows, second_rows = first_rows[chosen][~ambiguous], second_rows[chosen][~ambiguous]
-    return _Pair(first, second, least_votes, len(first_rows), rival, first_rows, second_rows)
-
-
-def _pass_both_ways(rows: pd.DataFrame, stages: Mapping[int, int]) -> bool:
-    """Whether neighbours send to each other: both the first and the last stage send and receive."""
-    stage = rows["rank"].map(lambda rank: stages.get(rank, 0))
-    kinds = [set(rows["kind"][stage == end]) for end in (stage.min(), stage.max())]
-    return all({"Send", "Recv"} <= stage_kinds for stage_kinds in kinds)
-
-
-def _answers(rows: pd.DataFrame, pair: _Pair) -> bool:
-    """Whether the messages that end together go both ways: by chance, a lag can make those of one way do so."""
-    kinds = rows["kind"].to_numpy()[pair.rows].tolist()
-    return min(kinds.count("Send"), kinds.count("Recv")) >= LEAST_WAY * len(kinds) or "SendRecv" in kinds
-
-
-def _twice(values: Ints) -> Ints:
-    distinct, times = np.unique(values, return_counts=True)
-    duplicates: Ints = distinct[times > 1]
-    return duplicates
-
-
-def _partners(pairs: list[_Pair]) -> list[_Pair]:
-    """The pairs with an unambiguous offset and without a competing pair for the same messages."""
-    clear = [pair for pair in pairs if pair.votes >= pair.least_votes and pair.rival <= MARGIN * pair.votes]
-    claims: dict[int, list[int]] = {}
-    for number, pair in enumerate(pairs):
-        for row in (*pair.rows.tolist(), *pair.partners.tolist()):
-            claims.setdefault(row, []).append(number)
-    undisputed = []
-    for pair in clear:
-        disputed = Counter(number for row in (*pair.rows.tolist(), *pair.partners.tolist()) for number in claims[row])
-        if all(count <= MARGIN * pair.votes for number, count in disputed.items() if pairs[number] is not pair):
-            undisputed.append(pair)
-    return undisputed
-
-
-def _match_rest(rows: pd.DataFrame, pair: _Pair, label: npt.NDArray[np.object_], k: Ints) -> None:
-    """Match the rest by order, because a sender can end early; only in steps with as many left on both sides."""
-    end, kind, step, rank = (rows[name].to_numpy() for name in ("end_ns", "kind", "step", "rank"))
-    if not len(pair.rows):
-        return
-    offset = int(np.median(end[pair.rows] - end[pair.partners]))
-    free = label == ""
-    for sender, receiver, shift in ((pair.first, pair.second, offset), (pair.second, pair.first, -offset)):
-        sends = np.flatnonzero(free & (rank == sender) & (kind == "Send"))
-        gets = np.flatnonzero(free & (rank == receiver) & (kind == "Recv"))
-        for number in np.unique(step[sends]).tolist():
-            sent, received = sends[step[sends] == number], gets[step[gets] == number]
-            # a receive ends no earlier than its send
-            if len(sent) == len(received) and (end[received] + shift >= end[sent] - TOGETHER_NS).all():
-                label[sent] = label[received] = f"ranks {pair.first} and {pair.second}"
-                k[received] = k[sent]
+    return rows.assign(label=rows["label"].mask(lone, "alone"))[COLUMNS], warnings
 
 
 TRIED_STEPS, TRIED_OFFSETS, TRIED_PAIRS = 6, 8, 64

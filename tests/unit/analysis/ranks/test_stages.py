@@ -142,7 +142,7 @@ def gpipe(late: int, replicas: int = 1, jitter: int = 400 * US) -> tuple[pd.Data
 def numbered(frame: pd.DataFrame, sent: dict[int, tuple[int, int, int]], **how: object) -> tuple[int, int]:
     """How many messages are matched rightly and wrongly."""
     stages = {rank: rank // (frame["rank"].nunique() // 4) for rank in frame["rank"].unique()}
-    found = pair_messages(frame, stages, is_whole=True, **how).numbers  # type: ignore[arg-type]
+    found = pair_messages(frame, stages, **how)[0]  # type: ignore[arg-type]
     pairs = [set(map(sent.__getitem__, mine["index"])) for _, mine in found.groupby(["label", "k"]) if len(mine) > 1]
     return sum(len(one) == 1 for one in pairs), sum(len(one) > 1 for one in pairs)
 
