@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import Cover
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, union
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
@@ -220,7 +221,7 @@ def _of_device(trace: Trace, device: int) -> _Samples:
     usual = int(np.median(np.diff(start))) if len(start) > 1 else 0
     end = np.append(np.minimum(start[1:], start[:-1] + 2 * usual), start[-1:] + usual)
     ops = trace.ops[trace.ops["device"] == device]
-    busy = _overlap(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
+    busy = _covered(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
     busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
     names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
     values = {}
@@ -267,12 +268,12 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
     busy, count = 0, 0.0
     weight, total = ({name: 0.0 for name in METRICS} for _ in range(2))
     for ordinal in np.unique(device).tolist():
-        starts, ends = _union(start[device == ordinal], end[device == ordinal])
+        starts, ends = union(start[device == ordinal], end[device == ordinal])
         busy += int((ends - starts).sum())
         if ordinal not in by_device:
             continue
         samples = by_device[ordinal].met_by(starts, ends)
-        overlap = _overlap(starts, ends, samples.start, samples.end)
+        overlap = _covered(starts, ends, samples.start, samples.end)
         length = np.maximum(samples.end - samples.start, 1)
         count += float((overlap / length).sum())
         for name, values in samples.values.items():
@@ -283,27 +284,7 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
     return {"busy_ns": busy, "samples": count, **means}
 
 
-def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The union of intervals as disjoint, sorted intervals."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    latest_end = np.maximum.accumulate(end)
-    opens = np.append(True, start[1:] > latest_end[:-1])
-    closes = np.append(opens[1:], True)
-    return start[opens], latest_end[closes]
-
-
-def _overlap(start: Int64Array, end: Int64Array, since: Int64Array, until: Int64Array) -> Floats:
-    """How long at least one operation ran in each interval, in ns."""
-    if not len(start):
-        return np.zeros(len(since))
-    starts, ends = _union(start, end)
-    return _busy_until(starts, ends, until) - _busy_until(starts, ends, since)
-
-
-def _busy_until(starts: Int64Array, ends: Int64Array, time: Int64Array) -> Floats:
-    """Total length of the intervals before each moment, in ns."""
-    before = np.append(0, np.cumsum(ends - starts))
-    interval = np.searchsorted(starts, time, side="right") - 1
-    inside = np.clip(time - starts[np.maximum(interval, 0)], 0, (ends - starts)[np.maximum(interval, 0)])
-    return np.where(interval >= 0, before[np.maximum(interval, 0)] + inside, 0).astype(np.float64)
+def _covered(start: Int64Array, end: Int64Array, since: Int64Array, until: Int64Array) -> Int64Array:
+    """How long at least one of some intervals lasts in each of others, in ns."""
+    covered: Int64Array = Cover(np.zeros_like(start), start, end).inside(np.zeros_like(since), since, until)
+    return covered

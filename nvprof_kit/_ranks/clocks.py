@@ -192,22 +192,18 @@ def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
     before its receive also ends long before it. Of sends and receives, only those in which one side waited for the
     other end together. If there are too few of them, use all pairs.
     """
+    import pandas as pd
+
     own_duration, other = pairs["took_ns"].to_numpy(), pairs["base_took"].to_numpy()
     longer, shorter = np.maximum(own_duration, other), np.minimum(own_duration, other)
     waited = (longer >= WAITED_NS) & (longer >= WAITED_TIMES * shorter)
     itself = (pairs["end_ns"] == pairs["base_ns"]).to_numpy() & (own_duration == other)
     chosen = pairs["symmetric"].to_numpy() | waited | itself
-    enough = _chosen_of(pairs, chosen & ~itself) >= 3
-    together: npt.NDArray[np.bool_] = chosen | ~enough
-    return together
-
-
-def _chosen_of(pairs: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Number of chosen pairs of each pair's communicator and rank."""
-    counts: npt.NDArray[np.int64] = (
-        pairs.assign(chosen=chosen.astype(np.int64)).groupby(["c", "rank"])["chosen"].transform("sum").to_numpy()
+    enough = (
+        pd.Series(chosen & ~itself).groupby([pairs["c"].to_numpy(), pairs["rank"].to_numpy()]).transform("sum") >= 3
     )
-    return counts
+    together: npt.NDArray[np.bool_] = chosen | ~enough.to_numpy()
+    return together
 
 
 def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
@@ -219,26 +215,18 @@ def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
     if len(own_ends) < ENOUGH:
         return _Fit(Line(at, level, 0.0), spread, len(own_ends))
     elapsed = (own_ends - at).astype(np.float64)
-    slope = _slope(elapsed, offsets)
+    # through the medians of the first and the last third, refined on the residuals
+    third, slope = max(len(elapsed) // 3, 1), 0.0
+    run = float(np.median(elapsed[-third:]) - np.median(elapsed[:third]))
+    for _ in range(3 if run > 0 else 0):
+        residuals = offsets - slope * elapsed
+        slope += float(np.median(residuals[-third:]) - np.median(residuals[:third])) / run
     without_drift = offsets - slope * elapsed
     start = float(np.median(without_drift))
     sloped = _deviation(without_drift - start)
     if sloped < 0.7 * spread and abs(slope) <= FASTEST:
         return _Fit(Line(at, start, slope), sloped, len(own_ends))
     return _Fit(Line(at, level, 0.0), spread, len(own_ends))
-
-
-def _slope(elapsed: npt.NDArray[np.float64], offsets: npt.NDArray[np.float64]) -> float:
-    """Slope through the medians of the first and the last third, refined on the residuals."""
-    third = max(len(elapsed) // 3, 1)
-    run = float(np.median(elapsed[-third:]) - np.median(elapsed[:third]))
-    if run <= 0:
-        return 0.0
-    slope = 0.0
-    for _ in range(3):
-        residuals = offsets - slope * elapsed
-        slope += float(np.median(residuals[-third:]) - np.median(residuals[:third])) / run
-    return slope
 
 
 def _deviation(residuals: npt.NDArray[np.float64]) -> float:
@@ -310,24 +298,16 @@ def voted(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
                 continue
             both = rank_ends.merge(base[["s", "k", "end_ns"]], on="s", suffixes=("", "_base"))
             offsets = (both["end_ns_base"] - both["end_ns"]).to_numpy()
-            chosen = _densest(offsets)
+            # the largest set of differences within `TOGETHER_NS`
+            order = np.argsort(offsets, kind="stable")
+            until = np.searchsorted(offsets[order], offsets[order] + TOGETHER_NS, side="right")
+            best = int((until - np.arange(len(order))).argmax()) if len(order) else 0
+            chosen = order[best : until[best]] if len(order) else order
             enough = len(chosen) >= max(LEAST_VOTES, LEAST_SHARE * min(len(rank_ends), len(base)))
             agreed = both.iloc[chosen].drop_duplicates(["s", "k"]).drop_duplicates(["s", "k_base"])
             parts.append(agreed.assign(k=agreed["k_base"])[list(ends)] if enough else rank_ends)
     renumbered: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return renumbered
-
-
-def _densest(offsets: Ends) -> Ends:
-    """The indices of the largest set of differences within `TOGETHER_NS`."""
-    order = np.argsort(offsets, kind="stable")
-    sorted_ = offsets[order]
-    until = np.searchsorted(sorted_, sorted_ + TOGETHER_NS, side="right")
-    if not len(order):
-        return order
-    best = int((until - np.arange(len(order))).argmax())
-    chosen: Ends = order[best : until[best]]
-    return chosen
 
 
 SAMPLES = 100

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nvprof_kit.issues import plural
+from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _PLACES = ("data_loading", "garbage_collection", "warm_up", "allocation")
 _NOT_A_FAULT = ("start_up", "unresolved", "pipeline")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Which rank the others wait for, if any.
 
@@ -62,12 +62,12 @@ class Verdict:
         sentence: The verdict as a sentence.
     """
 
-    rank: int | None
-    layer: str | None
-    phase: str | None
-    cause: str
-    severity: str
-    cost_ns_per_step: int
+    rank: int | None = None
+    layer: str | None = None
+    phase: str | None = None
+    cause: str = "none"
+    severity: str = "none"
+    cost_ns_per_step: int = 0
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,11 +114,16 @@ class Evidence:
 def judge(evidence: Evidence) -> Verdict:
     """Find the verdict."""
     if evidence.ranks < 2:
-        return _none("no verdict: a single rank cannot be compared")
+        return Verdict(sentence="no verdict: a single rank cannot be compared")
     charges, steps = _counted_steps(evidence)
-    length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(evidence)
+    if len(steps):
+        length = float(np.median(steps["median_ns"]))
+    elif len(evidence.layers):
+        length = float(evidence.layers.groupby("rank")["median_ns"].sum().median())
+    else:
+        length = float(evidence.span_ns)
     if not len(charges) or not length:
-        return _start_up(evidence) or _none("no verdict: the ranks share no collective in a step")
+        return _start_up(evidence) or Verdict(sentence="no verdict: the ranks share no collective in a step")
     faults = charges[~charges["cause"].isin(_NOT_A_FAULT)]
     number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
@@ -128,22 +133,32 @@ def judge(evidence: Evidence) -> Verdict:
     link = _slow_link(evidence, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
-    notable = len(median) > 0 and median[worst] >= NOTABLE * length and _several(costs[worst], length)
+    cost = float(median[worst]) if len(median) else 0.0
+    # of two steps, the median is the mean: a rank is late in two of its steps or more, if it has as many
+    of_worst = costs[worst].dropna() if len(median) else costs
+    notable = cost >= NOTABLE * length and int((of_worst >= NOTABLE * length).sum()) >= min(2, len(of_worst))
     # if a different rank is late in each step, a single rank's share is small
-    alone = notable and median[worst] >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
-    if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
-        if held_up := _held_up(faults, worst, cost=float(median[worst]), length=length):
-            return held_up
-        rank_faults, has = faults[faults["rank"] == worst], costs.index[costs[worst].notna()].tolist()
-        return _of_rank(evidence, rank_faults, worst, cost=float(median[worst]), length=length, steps=has)
-    if link is not None:
-        return link
+    alone = notable and cost >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
+    if alone and (link is None or link.cost_ns_per_step < cost / 2):
+        rank_faults = faults[faults["rank"] == worst]
+        cost_of_cause = rank_faults.groupby("cause")["cost_ns"].sum()
+        if cost_of_cause.get("collective", 0.0) > cost_of_cause.sum() / 2:
+            sentence = (
+                f"no straggler is known: rank {worst} holds the others up for {_ms(cost)} of a step of {_ms(length)}, "
+                "because of collectives that match none of another rank; the rank that it waits for may be missing"
+            )
+            return Verdict(cause="collective", severity="warning", cost_ns_per_step=round(cost), sentence=sentence)
+        return _of_rank(evidence, rank_faults, worst, cost=cost, length=length, steps=of_worst.index.tolist())
     return (
-        _spread_out(faults, costs.fillna(0.0), length)
+        link
+        or _spread_out(faults, costs.fillna(0.0), length)
         or _uneven_stages(charges, number, length)
         or _start_up(evidence)
         or _of_work(evidence, costs, length)
-        or _quiet(costs, length, evidence.ranks)
+        or Verdict(
+            sentence=f"no straggler: none of {plural(evidence.ranks, 'rank')} makes the others wait more than "
+            f"{_ms(float(costs.median().max()) if costs.shape[1] else 0.0)} of a step of {_ms(length)}"
+        )
     )
 
 
@@ -156,15 +171,8 @@ def _has(evidence: Evidence, costs: pd.DataFrame) -> pd.DataFrame:
         return everywhere
     has_step = pd.crosstab(evidence.present["step"], evidence.present["rank"]) > 0
     has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
-    has_little = has_step.sum() < max(2, len(costs) / 4)
-    usable: pd.DataFrame = has_step | has_little
+    usable: pd.DataFrame = has_step | (has_step.sum() < max(2, len(costs) / 4))
     return usable
-
-
-def _several(costs: pd.Series[float], length: float) -> bool:
-    """Whether a rank is late in two of its steps or more, if it has as many: of two steps, the median is the mean."""
-    has = costs.dropna()
-    return int((has >= NOTABLE * length).sum()) >= min(2, len(has))
 
 
 def _takes_turns(costs: pd.DataFrame, worst: int, length: float) -> bool:
@@ -199,12 +207,6 @@ def _counted_steps(evidence: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
     return charges, steps
 
 
-def _without_steps(evidence: Evidence) -> float:
-    if len(evidence.layers):
-        return float(evidence.layers.groupby("rank")["median_ns"].sum().median())
-    return float(evidence.span_ns)
-
-
 def _of_rank(
     evidence: Evidence, faults: pd.DataFrame, rank: int, *, cost: float, length: float, steps: list[int]
 ) -> Verdict:
@@ -212,7 +214,11 @@ def _of_rank(
     kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
     by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
     layer, phase, top = _standing_out(evidence, faults.assign(kind=kind), rank, length, steps)
-    top = top or _one_place(by_kind, cost, length) or str(by_kind.idxmax())
+    # a cause with a specific place, if it is a large part of the cost; a late host affects all layers
+    placed = by_kind[by_kind.index.isin(_PLACES)]
+    if top is None and len(placed) and placed.max() >= max(NOTABLE * length, cost / 3):
+        top = str(placed.idxmax())
+    top = top or str(by_kind.idxmax())
     top_faults = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
     more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
     where = f" in {layer} {phase}" if layer else ""
@@ -222,9 +228,11 @@ def _of_rank(
         phase = None if phase == NO_PHASE else phase
     cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
     place_cost = float(_medians(top_faults.assign(kind=top), ["kind"], steps).sum())
-    severity = "critical" if cost >= CRITICAL * length else "warning"
     often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
-    why = _WHY.get(cause, cause).format(where=where, ratio=_ratio(evidence, rank))
+    rank_layers = evidence.layers[evidence.layers["rank"] == rank]
+    peer_ns = float(rank_layers["peers_ns"].sum())
+    ratio = f"{float(rank_layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
+    why = _WHY.get(cause, cause).format(where=where, ratio=ratio)
     details = f", {_ms(place_cost)} of it there" if layer and place_cost < 0.9 * cost else ""
     elsewhere = float(by_kind[top]) - place_cost
     if layer and elsewhere >= NOTABLE * length:
@@ -240,19 +248,8 @@ def _of_rank(
         + details
         + (f", in {often} of {plural(len(steps), 'step')}" if len(evidence.steps) else "")
     )
-    return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
-
-
-def _held_up(faults: pd.DataFrame, rank: int, *, cost: float, length: float) -> Verdict | None:
-    """A verdict if what makes a rank late are collectives with ranks that are missing or were not matched."""
-    cost_of_cause = faults[faults["rank"] == rank].groupby("cause")["cost_ns"].sum()
-    if cost_of_cause.get("collective", 0.0) <= cost_of_cause.sum() / 2:
-        return None
-    sentence = (
-        f"no straggler is known: rank {rank} holds the others up for {_ms(cost)} of a step of {_ms(length)}, because "
-        "of collectives that match none of another rank; the rank that it waits for may be missing"
-    )
-    return Verdict(None, None, None, "collective", "warning", round(cost), sentence)
+    named = {"rank": rank, "layer": layer, "phase": phase}
+    return Verdict(**named, cause=cause, **_priced(cost, length), sentence=sentence)  # type: ignore[arg-type]
 
 
 _NAMES = {"host": "slow_host", "transfer": "slow_link"}
@@ -322,12 +319,6 @@ def _phase_outside_layers(evidence: Evidence, rank_faults: pd.DataFrame, rank: i
     return str(phase) if named else None
 
 
-def _ratio(evidence: Evidence, rank: int) -> str:
-    rank_layers = evidence.layers[evidence.layers["rank"] == rank]
-    peer_ns = float(rank_layers["peers_ns"].sum())
-    return f"{float(rank_layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
-
-
 def _slow_link(evidence: Evidence, length: float) -> Verdict | None:
     """Find communicators whose transfers of the same sizes are slower than their equals'."""
     table = evidence.transfers
@@ -346,15 +337,13 @@ def _slow_link(evidence: Evidence, length: float) -> Verdict | None:
     slow_groups = [set(evidence.groups[comm]) for comm in by_group.index[by_group >= by_group.max() / 2]]
     shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
     rank = shared.pop() if len(shared) == 1 else None
-    worst = sorted(evidence.groups[int(by_group.idxmax())])
-    rank_text = ", ".join(map(str, worst[:8])) + (", …" if len(worst) > 8 else "")
+    worst = listing(sorted(evidence.groups[int(by_group.idxmax())]))
     times = float((slow["median_ns"] / slow["usual"]).max())
-    severity = "critical" if cost >= CRITICAL * length else "warning"
     sentence = (
-        f"slow link between ranks {rank_text}: transfers of one size take {times:.1f} times as long as between "
+        f"slow link between ranks {worst}: transfers of one size take {times:.1f} times as long as between "
         f"other ranks, {_ms(cost)} of a step of {_ms(length)}"
     )
-    return Verdict(rank, None, None, "slow_link", severity, round(cost), sentence)
+    return Verdict(rank=rank, cause="slow_link", **_priced(cost, length), sentence=sentence)
 
 
 def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verdict | None:
@@ -366,30 +355,21 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
     is_late = worst >= NOTABLE * length
     cost = float(worst.median())
     if is_late.mean() > 0.5 and len(costs) >= 3:
-        who = sorted({int(rank) for rank in by[is_late]})
-        rank_text = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
+        ranks = listing(sorted({int(rank) for rank in by[is_late]}))
         why = _mostly(faults).replace("its host launches", "their hosts launch")
         sentence = (
-            f"rotating stragglers: different ranks are late in different steps ({rank_text}), {_ms(cost)} of a step of "
+            f"rotating stragglers: different ranks are late in different steps ({ranks}), {_ms(cost)} of a step of "
             f"{_ms(length)}{why}; no single rank is at fault"
         )
-        severity = "critical" if cost >= CRITICAL * length else "warning"
-        return Verdict(None, None, None, "rotating", severity, round(cost), sentence)
+        return Verdict(cause="rotating", **_priced(cost, length), sentence=sentence)
     step = worst.idxmax()
     if worst[step] >= BAD_STEP * NOTABLE * length:
         sentence = (
             f"no straggler; one bad step: in step {step} the others wait {_ms(worst[step])} for rank {int(by[step])}"
             f"{_mostly(faults[(faults['step'] == step) & (faults['rank'] == by[step])])}"
         )
-        return Verdict(None, None, None, "one_bad_step", "none", round(cost), sentence)
+        return Verdict(cause="one_bad_step", cost_ns_per_step=round(cost), sentence=sentence)
     return None
-
-
-def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | None:
-    """A cause with a specific location, if it is a large part of the cost; a late host affects all layers."""
-    placed = by_kind[by_kind.index.isin(_PLACES)]
-    top = float(placed.max()) if len(placed) else 0.0
-    return str(placed.idxmax()) if top >= NOTABLE * length and top >= cost / 3 else None
 
 
 def _mostly(faults: pd.DataFrame) -> str:
@@ -418,7 +398,7 @@ def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ve
         f"no straggler: the pipeline's stages wait for one another, most for rank {int(median.idxmax())}, "
         f"{_ms(float(median.max()))} of a step of {_ms(length)}; no rank does more than its peers"
     )
-    return Verdict(None, None, None, "uneven_stages", "none", 0, sentence)
+    return Verdict(cause="uneven_stages", sentence=sentence)
 
 
 def _start_up(evidence: Evidence) -> Verdict | None:
@@ -428,7 +408,7 @@ def _start_up(evidence: Evidence) -> Verdict | None:
         return None
     wait = _ms(float(cold["cost_ns"].sum()))
     sentence = f"no straggler: {wait} of waiting is startup skew: the profilers did not start at the same moment"
-    return Verdict(None, None, None, "start_up", "none", 0, sentence)
+    return Verdict(cause="start_up", sentence=sentence)
 
 
 def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict | None:
@@ -452,21 +432,13 @@ def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict 
         f"the others {_ms(usual)}; most of the difference is {where}, {_ms(rank_work)} against {_ms(peer_work)}; only "
         f"{_ms(waits)} of waiting for it are measured: {evidence.unmatched_share:.0%} of the collectives have no match"
     )
-    named = None if layer == NO_LAYER else str(layer)
-    return Verdict(rank, named, str(phase), "slow_layer", "warning", round(waits), sentence)
+    place = {"layer": None if layer == NO_LAYER else str(layer), "phase": str(phase)}
+    cost = {"severity": "warning", "cost_ns_per_step": round(waits)}
+    return Verdict(rank=rank, **place, cause="slow_layer", **cost, sentence=sentence)  # type: ignore[arg-type]
 
 
-def _quiet(costs: pd.DataFrame, length: float, ranks: int) -> Verdict:
-    cost = float(costs.median().max()) if costs.shape[1] else 0.0
-    return Verdict(
-        None, None, None, "none", "none", 0,
-        f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(cost)} of a step of "
-        f"{_ms(length)}",
-    )  # fmt: skip
-
-
-def _none(sentence: str) -> Verdict:
-    return Verdict(None, None, None, "none", "none", 0, sentence)
+def _priced(cost: float, length: float) -> dict[str, Any]:
+    return {"severity": "critical" if cost >= CRITICAL * length else "warning", "cost_ns_per_step": round(cost)}
 
 
 def _ms(ns: float) -> str:

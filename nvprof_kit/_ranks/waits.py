@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._ranks.causes import Causes, Pair, unresolved
 from nvprof_kit._ranks.stages import with_equals
 from nvprof_kit._result.column import Column, Columns
@@ -110,8 +109,13 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         return Waits(_waits(instances, None), _summed(_costed(coarse_charges(tables)), total), total, floor_ns)
     instances["instance"] = np.arange(len(instances))
     members = tables.members_of(instances).merge(instances, on=["c", "s", "k"])
-    members["wait_ns"] = _exact(members)
-    instances["exposed_ns"] = _exposed(members, len(instances))
+    # limited to its own end for a rank that can end before the others arrive, and with two ranks
+    wait, own = members["arrival"] - members["a"], (members["e"] - members["a"]).clip(lower=0)
+    ends_alone = (members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)
+    members["wait_ns"] = wait.where(~ends_alone, np.minimum(wait, own))
+    # waiting time of each collective's ranks during which their devices do nothing else
+    bare = members[["wait_ns", "alone"]].min(axis=1)
+    instances["exposed_ns"] = np.bincount(members["instance"], weights=bare, minlength=len(instances)).astype(np.int64)
     if is_small:
         shares = _refined(_shares(tables, instances, members, floor_ns), instances, tables)
         charges = _charges(shares, instances)
@@ -123,28 +127,24 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
 
 
 def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
-    """The causes of every collective, one by one."""
+    """The causes of every collective, one by one, if its waiting exceeds the uncertainty of the clocks."""
     import pandas as pd
 
     pairs = _pairs(members)
     above_floor = instances["wait_ns"].to_numpy() > floor_ns * (instances["n"].to_numpy() - 1)
-    parts = [
-        _in_detail(tables, pairs.among(above_floor), instances),
-        unresolved(pairs.among(~above_floor)),
-    ]
-    shares: pd.DataFrame = pd.concat([table for table in parts if len(table)], ignore_index=True)
-    return shares
-
-
-def _in_detail(tables: JobTables, pairs: Pair, instances: pd.DataFrame) -> pd.DataFrame:
-    """The causes of collectives whose waiting exceeds the uncertainty of the clocks."""
-    if not len(pairs.instance):
-        return unresolved(pairs)
-    ranks = np.union1d(pairs.late_rank, pairs.peer).tolist()
+    detailed, unknown = pairs.among(above_floor), unresolved(pairs.among(~above_floor))
+    if not len(detailed.instance):
+        return unknown
+    ranks = np.union1d(detailed.late_rank, detailed.peer).tolist()
     points = tables.points(ranks).merge(instances[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
-    points = _numbered(points.sort_values(["rank", "index"], kind="stable", ignore_index=True), len(instances))
+    points = points.sort_values(["rank", "index"], kind="stable", ignore_index=True)
+    # matched collectives that are not analyzed can still be common points
+    code, _ = pd.factorize(pd.MultiIndex.from_frame(points[["c", "s", "k"]]))
+    points["instance"] = points["instance"].fillna(pd.Series(len(instances) + code)).astype(np.int64)
     causes = Causes(points, tables.segments(ranks), instances["arrival"].to_numpy(), instances["late_rank"].to_numpy())
-    return causes.shares(pairs)
+    parts = [table for table in (causes.shares(detailed), unknown) if len(table)]
+    shares: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return shares
 
 
 def _refined(shares: pd.DataFrame, instances: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
@@ -169,32 +169,6 @@ def _of_steps(charges: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
     filled = merged.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
     shares: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
     return shares
-
-
-def _numbered(points: pd.DataFrame, first: int) -> pd.DataFrame:
-    """Number the matched collectives, analyzed ones first; the others can still be common points."""
-    import pandas as pd
-
-    key = pd.MultiIndex.from_frame(points[["c", "s", "k"]])
-    code, _ = pd.factorize(key)
-    of = points["instance"]
-    points["instance"] = np.where(of.notna(), of.fillna(0), first + code).astype(np.int64)
-    return points
-
-
-def _exact(members: pd.DataFrame) -> Int64Array:
-    """Each rank's wait, limited to its own end for a rank that can end before the others arrive, and with two ranks."""
-    wait = (members["arrival"] - members["a"]).to_numpy()
-    ends = ((members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)).to_numpy()
-    exact: Int64Array = np.where(ends, np.minimum(wait, np.maximum((members["e"] - members["a"]).to_numpy(), 0)), wait)
-    return exact
-
-
-def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
-    """Waiting time of each collective's ranks during which their devices do nothing else."""
-    bare = np.minimum(members["wait_ns"].to_numpy(), members["alone"].to_numpy())
-    sums: Int64Array = np.bincount(members["instance"].to_numpy(), weights=bare, minlength=count).astype(np.int64)
-    return sums
 
 
 def _pairs(members: pd.DataFrame) -> Pair:

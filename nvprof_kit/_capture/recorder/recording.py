@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,9 +25,6 @@ NOTHING_COUNTED = (
 """What ``--count`` says if so."""
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
-SCARCE = 0.05
-"""A recording ends if the available share of the machine's memory falls below this."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Recording:
             windows.__exit__()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            with progress_while_writing(self.shown), _announced(recorder, self.shown):
+            with _announced(recorder, self.shown):
                 recorder.__exit__(None, None, None)
             if recorder.empty:
                 self._empty = True
@@ -139,11 +134,11 @@ class Recording:
         self._recorder.__enter__()
         self._began = True
         if self._limits.seconds:
-            deadline = threading.Timer(self._limits.seconds, self._on_main_thread, [self._seconds_are_over])
+            why = f"after {self._limits.seconds:g} s, as --limit says"
+            deadline = threading.Timer(self._limits.seconds, self._end_on_main_thread, [why])
             deadline.daemon = True
             deadline.start()
             self._undo.append(deadline.cancel)
-        self._watch_memory()
 
     def _at_first_call(self) -> None:
         """With stacks, every Python function call is an event: skip the imports and the model construction."""
@@ -187,7 +182,10 @@ class Recording:
             return
         if self._recorder is None or not self._limits.memory_mb:
             return
-        grown = _resident_bytes() - self._base
+        try:
+            grown = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES - self._base
+        except (OSError, ValueError, IndexError):  # it is not known
+            grown = -self._base
         if not self._base:
             self._base = grown
         elif grown > self._limits.memory_mb * 10**6:
@@ -204,34 +202,14 @@ class Recording:
         say(f"the recording ended {why}; the program continues")
         self.end()
 
-    def _seconds_are_over(self) -> None:
-        self._end_early(f"after {self._limits.seconds:g} s, as --limit says")
-
-    def _memory_is_scarce(self) -> None:
-        self._end_early(f"as less than {SCARCE:.0%} of the machine's memory is left")
-
-    def _watch_memory(self) -> None:
-        """End the recording before the machine runs out of memory."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(1):
-                left = _left_of_memory()
-                if left is not None and left < SCARCE:
-                    self._on_main_thread(self._memory_is_scarce)
-                    return
-
-        threading.Thread(target=watch, name="nvprof-kit memory", daemon=True).start()
-        self._undo.append(over.set)
-
-    def _on_main_thread(self, call: Callable[[], None]) -> None:
-        """Run a call between two bytecodes of the thread that started the recording; PyTorch requires that thread to
-        stop it.
+    def _end_on_main_thread(self, why: str) -> None:
+        """End the recording between two bytecodes of the thread that started it; PyTorch requires that thread to stop
+        it.
         """
 
         def pending(_: object) -> int:
             if threading.get_ident() == self._thread and os.getpid() == self._pid:
-                call()
+                self._end_early(why)
             return 0
 
         self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pending)
@@ -299,7 +277,7 @@ class _Traces(Traces):
         recorder = self._recorder
         path_text = min(str(recorder.path), os.path.relpath(recorder.path), key=len) if recorder is not None else ""
         steps = f", steps {window.first_step} to {window.last_step}"
-        with progress_while_writing(path_text), _announced(recorder, path_text, steps):
+        with _announced(recorder, path_text, steps):
             super().stop(window)
 
 
@@ -311,54 +289,3 @@ def _announced(recorder: record | None, shown: str, what: str = "") -> Iterator[
     finally:
         if recorder is not None and recorder.written and not recorder.empty:
             say(f"wrote {shown}{what}; next: nvprof-kit layers {shown}")
-
-
-_TELLER = """
-import sys, threading, time
-shown, begin, wait = sys.argv[1], time.monotonic(), 5
-over = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-while not over.wait(wait):
-    print(f"nvprof-kit record: {shown} is being written, for {time.monotonic() - begin:.0f} s until now; "
-          "signals wait until it is whole", file=sys.stderr, flush=True)
-    wait *= 2
-"""
-
-
-@contextmanager
-def progress_while_writing(shown: str) -> Iterator[None]:
-    """Print progress after 5, 15, 35 … s during a write, from a separate process because PyTorch holds the GIL."""
-    teller = None
-    with suppress(OSError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        teller = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _TELLER, shown],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    try:
-        yield
-    finally:
-        if teller is not None and teller.stdin is not None:
-            teller.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                teller.wait(5)
-
-
-def _resident_bytes() -> int:
-    """Resident memory of this process; 0 if unknown."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _left_of_memory() -> float | None:
-    """Available share of the machine's memory; None if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines[:5]}
-        return sizes["MemAvailable"] / sizes["MemTotal"]
-    except (OSError, ValueError, IndexError, KeyError):
-        return None
