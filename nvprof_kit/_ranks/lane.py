@@ -1,11 +1,7 @@
-"""Device activity over time as pieces, each with its state and its operation or gap.
-
-The time is processed in parts of some ten thousand operations, whose arrays stay in the CPU cache.
-"""
+"""Device activity over time as pieces, each with its state and its operation or gap."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +10,9 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE
 
-_BLOCK = 1 << 15
-"""Operations in a part, at least; a part ends at a cut."""
-
-THREADS = 2
-"""Threads that share the parts: NumPy's sorts and searches, which take most of the time, do not hold the GIL."""
-
 
 class Lane(NamedTuple):
-    """A device's time, or a part of it, without gaps or overlaps, shape ``(p,)`` each.
+    """A device's time without gaps or overlaps, shape ``(p,)`` each.
 
     Attributes:
         start, end: In ns.
@@ -38,20 +28,8 @@ class Lane(NamedTuple):
     segment: Int64Array
 
 
-class _Part(NamedTuple):
-    """A part of the time: its operations by start, the cuts from its first to its last moment, the number of cuts
-    before, and these moments.
-    """
-
-    rows: Int64Array
-    cuts: Int64Array
-    before: int
-    first: int
-    last: int
-
-
-def lanes_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts: Int64Array) -> list[Lane]:
-    """Cut a device's time into pieces, in parts by time.
+def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts: Int64Array) -> Lane:
+    """Cut a device's time into pieces.
 
     Args:
         start: Starts of its operations in ns, shape ``(n,)``; not empty.
@@ -59,47 +37,20 @@ def lanes_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cut
         sort: `COMPUTE`, `COMM` or `COPY` of each.
         cuts: Additional times at which to cut, ascending, within the time of the operations.
     """
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        return list(pool.map(lambda part: _lane(start, end, sort, part), _parts(start, end, cuts)))
-
-
-def _parts(start: Int64Array, end: Int64Array, cuts: Int64Array) -> list[_Part]:
-    """Divide the time at some of the cuts. An operation that runs in several parts belongs to each."""
     order = np.argsort(start, kind="stable")
-    first, last = int(start[order[0]]), int(end.max())
-    at = np.searchsorted(cuts, start[order[_BLOCK::_BLOCK]], side="right") - 1
-    inner = np.unique(cuts[at[at >= 0]])
-    bounds = np.concatenate(([first], inner[(inner > first) & (inner < last)], [last]))
-    lows = np.searchsorted(start, bounds[:-1], sorter=order)
-    part_of_op = np.repeat(np.arange(len(lows)), np.diff(lows, append=len(order)))
-    crossing = np.flatnonzero(end[order] > bounds[1:][part_of_op])
-    beyond = np.searchsorted(bounds, end[order[crossing]]) - 1
-    parts = []
-    for number, (low, high) in enumerate(zip(lows.tolist(), [*lows[1:].tolist(), len(order)], strict=True)):
-        earlier = order[crossing[(part_of_op[crossing] < number) & (beyond >= number)]]
-        part_start, finish = int(bounds[number]), int(bounds[number + 1])
-        before, behind = np.searchsorted(cuts, (part_start, finish + 1)).tolist()
-        rows = np.concatenate((earlier, order[low:high]))
-        parts.append(_Part(rows, cuts[before:behind], before, part_start, finish))
-    return parts
-
-
-def _lane(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], interval: _Part) -> Lane:
-    """The pieces of a part."""
-    start, end, sort = start[interval.rows], end[interval.rows], sort[interval.rows]
     # a stable sort merges what is nearly sorted already; np.unique is slower
-    bounds = np.sort(np.clip(np.concatenate((start, end, interval.cuts)), interval.first, interval.last), kind="stable")
+    bounds = np.sort(np.concatenate((start[order], end[order], cuts)), kind="stable")
     bounds = bounds[np.append(True, bounds[1:] > bounds[:-1])]
     starts = bounds[:-1]
     state = np.full(len(starts), IDLE, dtype=np.int8)
     op = np.full(len(starts), NONE, dtype=np.int64)
     for kind in (COPY, COMM, COMPUTE):  # later ones take precedence
-        kind_rows = np.flatnonzero(sort == kind)
-        if len(kind_rows):
-            running = _running(start, end, kind_rows, starts)
+        rows = order[sort[order] == kind]
+        if len(rows):
+            running = _running(start, end, rows, starts)
             here = np.flatnonzero(running != NONE)
-            state[here], op[here] = kind, interval.rows[running[here]]
-    return Lane(starts, bounds[1:], state, op, latest(interval.cuts, starts) + 1 + interval.before)
+            state[here], op[here] = kind, running[here]
+    return Lane(starts, bounds[1:], state, op, latest(cuts, starts) + 1)
 
 
 class IdleGaps(NamedTuple):
@@ -107,15 +58,6 @@ class IdleGaps(NamedTuple):
 
     start: Int64Array
     end: Int64Array
-
-    def of_pieces(self, lane: Lane) -> Int64Array:
-        """The gap of each idle piece of a part of the device's time."""
-        starts: Int64Array = lane.start[lane.state == IDLE]
-        if not len(starts):
-            return starts
-        low, high = np.searchsorted(self.start, (starts[0], starts[-1]), side="right").tolist()
-        gaps: Int64Array = latest(self.start[low - 1 : high], starts) + (low - 1)
-        return gaps
 
 
 def idle_gaps(start: Int64Array, end: Int64Array, bounds: Int64Array) -> IdleGaps:
@@ -162,7 +104,7 @@ def _running(start: Int64Array, end: Int64Array, rows: Int64Array, times: Int64A
     Args:
         start: Starts of the operations, ascending.
         end: Their ends.
-        rows: Those to look at, ascending.
+        rows: Those to look at, by start.
         times: The moments, ascending.
     """
     rows = rows[end[rows] > start[rows]]

@@ -6,8 +6,7 @@ Host delays beyond those in idle gaps are mapped too: data loading, garbage coll
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +22,8 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, G
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import idle as idle_causes
 from nvprof_kit._analysis.kernels.classes import classify
-from nvprof_kit._ranks.communication import PASSING, Communications, communications
-from nvprof_kit._ranks.lane import THREADS, IdleGaps, Lane, idle_gaps, lanes_of, latest
+from nvprof_kit._ranks.communication import PASSING, communications
+from nvprof_kit._ranks.lane import IdleGaps, Lane, idle_gaps, lane_of, latest
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
 OPTIONAL = ("name", "stream", "calls", BUSY_CALLS, "collectives", "marks", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
-
-_BLOCK = 1 << 16
-"""Operations summed at a time."""
 
 DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}
 
@@ -128,29 +124,26 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     if not len(trace.ops):
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
     host = HostCalls(trace)
-    with ThreadPoolExecutor(max_workers=1) as beside:  # what needs no attribution
-        launching, classes = beside.submit(lambda: host.of_op), beside.submit(classify, trace.ops)
-        attribution = attribute(trace)
-        launching.result()
+    attribution = attribute(trace)
     windows = step_windows(trace, attribution)
     numbers = _numbers(attribution.ranges.steps)
     windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
-    parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classes.result()), host=host, pid=pid)
+    parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classify(trace.ops)), host=host, pid=pid)
     start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
     idle = _idle(parts, start, end)
     device_windows = np.flatnonzero(windows.device == parts.device)
     window = device_windows[np.searchsorted(windows.start[device_windows], idle.start, side="right") - 1]
-    with ThreadPoolExecutor(max_workers=1) as beside:  # what needs no causes, which take as long
-        working = beside.submit(_work, parts, start, end, host, rank)
-        choosing = beside.submit(choose_steps, trace, attribution)
-        gaps = idle_causes(trace, attribution, windows, Gaps(window, idle.start, idle.end), host).gaps
-        comm, ready, gates, cuts, lanes = working.result()
-        is_shown = choosing.result().shown[parts.instances]
+    gaps = idle_causes(trace, attribution, windows, Gaps(window, idle.start, idle.end), host).gaps
+    comm = communications(trace, host, parts.rows, parts.sort == COMM, launch=parts.launch, step=parts.step, rank=rank)
+    ready, gates = _ready(parts, comm.ops, start, end, host), _gates(parts, comm.ops, start, end)
+    cuts = np.unique(np.concatenate((ready, end[comm.ops][gates], windows.start, windows.end)))
+    cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
+    is_shown = choose_steps(trace, attribution).shown[parts.instances]
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
     naming = _naming(parts, gaps, comm.ops, start)
-    segments = _segments(naming, lanes, idle)
+    segments = _segments(naming, lane_of(start, end, parts.sort, cuts), idle)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~is_shown
     collectives = comm.table.assign(
@@ -228,34 +221,6 @@ def _gates(parts: _Parts, collectives: Int64Array, start: Int64Array, end: Int64
     return quiet
 
 
-class _Work(NamedTuple):
-    """What a device did.
-
-    Attributes:
-        comm: The communication.
-        ready, gates: Of each collective, as in the schema.
-        cuts: The times at which a segment ends and the next begins, ascending.
-        lanes: The device's time in pieces.
-    """
-
-    comm: Communications
-    ready: Int64Array
-    gates: npt.NDArray[np.bool_]
-    cuts: Int64Array
-    lanes: list[Lane]
-
-
-def _work(parts: _Parts, start: Int64Array, end: Int64Array, host: HostCalls, rank: int) -> _Work:
-    comm = communications(
-        parts.trace, host, parts.rows, parts.sort == COMM, launch=parts.launch, step=parts.step, rank=rank
-    )
-    ready = _ready(parts, comm.ops, start, end, host)
-    gates = _gates(parts, comm.ops, start, end)
-    cuts = np.unique(np.concatenate((ready, end[comm.ops][gates], parts.windows.start, parts.windows.end)))
-    cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-    return _Work(comm, ready, gates, cuts, lanes_of(start, end, parts.sort, cuts))
-
-
 def _idle(parts: _Parts, start: Int64Array, end: Int64Array) -> IdleGaps:
     """The idle gaps of the device, each in one of its windows."""
     of_device = parts.windows.device == parts.device
@@ -291,23 +256,12 @@ def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
     return _Names(distinct, np.append(code_of_name[of_op.codes], np.int32(NONE)), code_of_name[of_gaps])
 
 
-def _segments(naming: _Naming, lanes: Sequence[Lane], idle: IdleGaps) -> pd.DataFrame:
-    """The table ``segments``: sums over the pieces of each part of the time. No segment lies in two parts."""
+def _segments(naming: _Naming, lane: Lane, idle: IdleGaps) -> pd.DataFrame:
+    """The table ``segments``: sums over the pieces by segment, step, names and collective."""
     import pandas as pd
 
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        sums = list(pool.map(lambda lane: _segments_in(naming, lane, idle.of_pieces(lane)), lanes))
-    columns: dict[str, Any] = {name: np.concatenate([part_sums[name] for part_sums in sums]) for name in sums[0]}
-    for name in ("doing", "layer", "phase"):
-        names: _Names = getattr(naming, name)
-        columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(names.names))
-    table: pd.DataFrame = pd.DataFrame(columns, copy=False)
-    return table
-
-
-def _segments_in(naming: _Naming, lane: Lane, gap: Int64Array) -> dict[str, npt.NDArray[Any]]:
-    """The sums of some pieces by segment, step, names and collective."""
     rows = np.flatnonzero(lane.state == IDLE)
+    gap = latest(idle.start, lane.start[rows])
     keys: dict[str, npt.NDArray[Any]] = {
         "segment": lane.segment,
         "step": _step_at(lane.start, *naming.windows),
@@ -318,7 +272,12 @@ def _segments_in(naming: _Naming, lane: Lane, gap: Int64Array) -> dict[str, npt.
     }
     is_start = (lane.start == naming.start[lane.op]) & (lane.op != NONE)
     distinct, sums = sums_by(list(keys.values()), [lane.end - lane.start, is_start.astype(np.int64)])
-    return dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))
+    columns: dict[str, Any] = dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))
+    for name in ("doing", "layer", "phase"):
+        names: _Names = getattr(naming, name)
+        columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(names.names))
+    table: pd.DataFrame = pd.DataFrame(columns, copy=False)
+    return table
 
 
 def _step_at(times: Int64Array, start: Int64Array, end: Int64Array, step: Int64Array) -> Int64Array:
@@ -354,21 +313,10 @@ def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64
 
 
 def _by_owner(parts: _Parts, durations: Int64Array) -> dict[str, npt.NDArray[Any]]:
-    """Time and number of the operations by step, layer, phase and sort, summed in blocks, which stay in the CPU cache:
-    a combination occurs once for each block that has it.
-    """
-    names = ("step", "layer", "phase", "sort")
+    """Time and number of the operations by step, layer, phase and sort."""
     keys: list[npt.NDArray[Any]] = [parts.step, parts.layer.codes, parts.phase.codes, parts.sort]
-    ones = np.ones(_BLOCK, dtype=np.int64)
-
-    def summed(low: int) -> tuple[npt.NDArray[Any], ...]:
-        block = slice(low, low + _BLOCK)
-        distinct, sums = sums_by([key[block] for key in keys], [durations[block], ones[: len(durations[block])]])
-        return (*distinct, *sums)
-
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        columns = zip(*pool.map(summed, range(0, len(durations), _BLOCK)), strict=True)
-        return dict(zip((*names, "ns", "ops"), map(np.concatenate, columns), strict=True))
+    distinct, sums = sums_by(keys, [durations, np.ones(len(durations), dtype=np.int64)])
+    return dict(zip(("step", "layer", "phase", "sort", "ns", "ops"), (*distinct, *sums), strict=True))
 
 
 def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64Array]) -> pd.DataFrame:
