@@ -62,18 +62,6 @@ class _Parts:
         return instances
 
 
-class _Named(NamedTuple):
-    """A column of names as codes into the sorted distinct names."""
-
-    code: npt.NDArray[np.integer[Any]]
-    names: npt.NDArray[Any]
-
-    @classmethod
-    def of(cls, names: Any, code: npt.NDArray[np.integer[Any]]) -> _Named:
-        """Codes into the categories of a column."""
-        return cls(code, np.asarray(names.categories))
-
-
 class _Names(NamedTuple):
     """The sorted distinct names of operations (or states) and gaps, and the codes of both."""
 
@@ -295,41 +283,28 @@ def _alone(segments: pd.DataFrame, count: int) -> Int64Array:
 
 
 def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
+    import pandas as pd
+
     keys = ["step", "layer", "phase"]
-    by_owner = _by_owner(parts, end - start)
-    sorts = {"compute_ns": COMPUTE, "comm_ns": COMM, "copy_ns": COPY}
-    sums_of_kind = {name: np.where(by_owner["sort"] == sort, by_owner["ns"], 0) for name, sort in sorts.items()}
-    sums_of_kind["ops"] = np.where(by_owner["sort"] == COMPUTE, by_owner["ops"], 0)
-    owners = {"layer": _Named.of(parts.layer, by_owner["layer"]), "phase": _Named.of(parts.phase, by_owner["phase"])}
-    table = _summed({"step": by_owner["step"], **owners}, sums_of_kind).set_index(keys)
-    busy = segments["doing"].isin(list(DOING.values())).to_numpy()
-    idle = segments[~busy]
-    names = {name: _Named.of(idle[name].array, idle[name].cat.codes.to_numpy()) for name in ("layer", "phase")}
-    ns, loads = idle["ns"].to_numpy(), (idle["doing"] == "dataloader").to_numpy()
-    sums = {"idle_ns": ns, "loading_ns": np.where(loads, ns, 0)}
-    idling = _summed({"step": idle["step"].to_numpy(), **names}, sums).set_index(keys)
-    table = table.join(idling, how="outer").fillna(0).astype("int64").reset_index()
+    codes: list[npt.NDArray[Any]] = [parts.step, parts.layer.codes, parts.phase.codes, parts.sort]
+    (step, layer, phase, sort), (ns, ops) = sums_by(codes, [end - start, np.ones(len(start), dtype=np.int64)])
+    owners = pd.DataFrame({
+        "step": step,
+        "layer": pd.Categorical.from_codes(layer, parts.layer.categories),
+        "phase": pd.Categorical.from_codes(phase, parts.phase.categories),
+        **{f"{name}_ns": np.where(sort == kind, ns, 0) for name, kind in _KINDS.items()},
+        "ops": np.where(sort == COMPUTE, ops, 0),
+    })  # fmt: skip
+    idle = segments[~segments["doing"].isin(list(DOING.values())).to_numpy()]
+    idle = idle[[*keys, "ns"]].assign(loading_ns=idle["ns"].where(idle["doing"] == "dataloader", 0))
+    work, idling = (
+        table.groupby(keys, observed=True).sum() for table in (owners, idle.rename(columns={"ns": "idle_ns"}))
+    )
+    table = work.join(idling, how="outer").fillna(0).astype("int64").reset_index()
     return _ordered("layers", table.assign(rank=rank))
 
 
-def _by_owner(parts: _Parts, durations: Int64Array) -> dict[str, npt.NDArray[Any]]:
-    """Time and number of the operations by step, layer, phase and sort."""
-    keys: list[npt.NDArray[Any]] = [parts.step, parts.layer.codes, parts.phase.codes, parts.sort]
-    distinct, sums = sums_by(keys, [durations, np.ones(len(durations), dtype=np.int64)])
-    return dict(zip(("step", "layer", "phase", "sort", "ns", "ops"), (*distinct, *sums), strict=True))
-
-
-def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64Array]) -> pd.DataFrame:
-    """Sums by several keys, sorted by key."""
-    import pandas as pd
-
-    codes: list[Any] = [key_codes.code if isinstance(key_codes, _Named) else key_codes for key_codes in keys.values()]
-    distinct, sums = sums_by(codes, values.values())
-    columns: dict[str, Any] = {}
-    for (name, key), code in zip(keys.items(), distinct, strict=True):
-        columns[name] = pd.Categorical.from_codes(code, pd.Index(key.names)) if isinstance(key, _Named) else code
-    table: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
-    return table
+_KINDS = {"compute": COMPUTE, "comm": COMM, "copy": COPY}
 
 
 def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
@@ -337,15 +312,10 @@ def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
 
     windows = parts.windows
     device_steps = (windows.device == parts.device) & windows.in_step
-    table = pd.DataFrame(
-        {
-            "step": windows.step[device_steps],
-            "start_ns": windows.start[device_steps],
-            "end_ns": windows.end[device_steps],
-        }
-    )
-    table_of_rank: pd.DataFrame = table.assign(rank=rank)
-    return table_of_rank
+    columns = {"step": windows.step, "start_ns": windows.start, "end_ns": windows.end}
+    table: pd.DataFrame = pd.DataFrame({name: values[device_steps] for name, values in columns.items()})
+    of_rank: pd.DataFrame = table.assign(rank=rank)
+    return of_rank
 
 
 def _identification(collectives: pd.DataFrame) -> dict[str, bool]:
