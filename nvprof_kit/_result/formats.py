@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._result.column import Column, Columns, column_of
@@ -57,7 +57,22 @@ def encode(table: pd.DataFrame, data_format: str) -> bytes:
 
     CSV has integers as integers, floats with all digits, and missing values as empty cells.
     """
-    return _ENCODERS[data_format](table)
+    if data_format == "parquet":
+        buffer = io.BytesIO()
+        table.to_parquet(buffer, index=False)
+        return buffer.getvalue()
+    if data_format == "csv":
+        texts = [name for name in table if table[name].dtype.kind not in "iufbmM"]
+        cells = {
+            str(name): table[name].astype(object).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
+            for name in texts
+        }
+        written: str = table.assign(**cells).to_csv(index=False, lineterminator="\n")
+        return written.encode()
+    numbers = set(table.select_dtypes("number"))
+    rules = ["---:" if name in numbers else "---" for name in table.columns]
+    rows = [map(_cell, row) for row in table.astype(object).where(table.notna(), None).itertuples(index=False)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in ([*map(str, table.columns)], rules, *rows)).encode()
 
 
 def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
@@ -72,18 +87,6 @@ def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
 def quoted(warnings: Iterable[str]) -> bytes:
     """Warnings as a block quote below a Markdown table."""
     return "".join(f"\n> {_cell(warning)}\n" for warning in warnings).encode()
-
-
-def _csv(table: pd.DataFrame) -> bytes:
-    return _mapped(table, csv_cell).to_csv(index=False, lineterminator="\n").encode()
-
-
-def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
-    """Apply a function to all texts in a table; numbers and missing values are unchanged."""
-    texts = [str(name) for name in table if table[name].dtype.kind not in "iufbmM"]
-    written = {name: table[name].astype(object).map(lambda one: write(one) if isinstance(one, str) else one)
-               for name in texts}  # fmt: skip
-    return table.assign(**written) if written else table
 
 
 VERSION = 1
@@ -129,13 +132,12 @@ def reasons(table: pd.DataFrame, columns: Columns) -> dict[str, str]:
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as dictionaries with plain numbers; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
-    rows: list[dict[str, Any]] = plain.to_dict("records")
-    return [{str(name): _plain_number(value) for name, value in row.items()} for row in rows]
-
-
-def _plain_number(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and value in _INFINITE else value
+    rows: list[dict[str, Any]] = plain.rename(columns=str).to_dict("records")
+    for row in rows:
+        for name, value in row.items():
+            number = value.item() if hasattr(value, "item") else value
+            row[name] = None if isinstance(number, float) and number in _INFINITE else number
+    return rows
 
 
 def as_json(value: object, indent: int | None = None) -> str:
@@ -152,26 +154,9 @@ _MARKED = re.compile(r"[\\|<\[`]")
 """Characters that Markdown would read as a cell's end, HTML (``kernel<float>`` would vanish), a link or code."""
 
 
-def _markdown(table: pd.DataFrame) -> bytes:
-    numbers = set(table.select_dtypes("number"))
-    rules = ["---:" if name in numbers else "---" for name in table.columns]
-    plain = table.astype(object).where(table.notna(), None)
-    rows = [[_cell(value) for value in row] for row in plain.itertuples(index=False)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in ([*map(str, table.columns)], rules, *rows)).encode()
-
-
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if value is None:
         return ""
     return _MARKED.sub(r"\\\g<0>", plain(str(value))).replace("\n", " ")
-
-
-def _parquet(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    return buffer.getvalue()
-
-
-_ENCODERS: Mapping[str, Callable[[pd.DataFrame], bytes]] = {"csv": _csv, "md": _markdown, "parquet": _parquet}

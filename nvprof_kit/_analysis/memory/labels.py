@@ -94,13 +94,9 @@ def _function(name: str) -> str:
 
 def size_class(sizes: pd.Series[int]) -> list[str]:
     """The smallest power of two that is not below each size: ``<= 2 MiB``."""
-    powers = np.ceil(np.log2(np.maximum(sizes.to_numpy(), 1))).astype(np.int64)
-    return [_power(int(power)) for power in powers]
-
-
-def _power(power: int) -> str:
-    unit, exponent = divmod(power, 10)
-    return f"<= {2**exponent} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[unit]}"
+    powers = np.ceil(np.log2(np.maximum(sizes.to_numpy(), 1))).astype(np.int64).tolist()
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    return [f"<= {2 ** (power % 10)} {units[power // 10]}" for power in powers]
 
 
 def holder_table(allocations: pd.DataFrame, keys: Mapping[str, object], before: int) -> pd.DataFrame:

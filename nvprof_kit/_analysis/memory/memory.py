@@ -190,8 +190,10 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     rows = np.flatnonzero((snapshot.events["device"] == device).to_numpy())
     events = snapshot.events.iloc[rows]
     segments = segment_table(snapshot.segments, snapshot.blocks, device)
-    freed = _freeing(events)
-    level = _level(events, {"alloc": 1, freed: -1}, _requested(snapshot, device))
+    freed = "free_requested" if "free_requested" in events["action"].cat.categories else "free_completed"
+    blocks, on_device = snapshot.blocks, (snapshot.segments["device"] == device).to_numpy()
+    is_held = on_device[blocks["segment"].to_numpy()] & (blocks["state"] == "active_allocated")
+    level = _level(events, {"alloc": 1, freed: -1}, int(blocks["requested_bytes"][is_held].sum()))
     allocations = _lifetimes(events, freed)
     labels = read_labels(events["label"].cat.categories)
     allocations = allocations.join(labels, on="label")
@@ -250,19 +252,6 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if device not in devices:
         raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, devices))}")
     return device
-
-
-def _requested(snapshot: Snapshot, device: int) -> int:
-    """Bytes requested for the tensors of a device at the time of the snapshot, before rounding."""
-    is_on_device = (snapshot.segments["device"] == device).to_numpy()[snapshot.blocks["segment"].to_numpy()]
-    return int(
-        snapshot.blocks["requested_bytes"][is_on_device & (snapshot.blocks["state"] == "active_allocated")].sum()
-    )
-
-
-def _freeing(events: pd.DataFrame) -> str:
-    """The action by which a tensor frees its memory."""
-    return "free_requested" if "free_requested" in set(events["action"].cat.categories) else "free_completed"
 
 
 def _level(events: pd.DataFrame, signs: dict[str, int], at_end: int) -> Int64Array:

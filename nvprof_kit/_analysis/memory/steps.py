@@ -97,24 +97,17 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
         )
         .reindex(numbers, fill_value=0)
     )
-    end = level[last]
+    end, edges = level[last], np.stack([first, last + 1], axis=1)
     table: pd.DataFrame = pd.DataFrame(
         {
             "step": numbers,
-            "peak_bytes": _most(level, first, last),
+            "peak_bytes": np.maximum.reduceat(np.append(level, level[-1]), edges.ravel())[::2],
             "end_bytes": end,
             "growth_bytes": np.diff(end, prepend=end[0]),
             **{name: sums[name].to_numpy() for name in sums},
         }
     )
     return table
-
-
-def _most(level: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
-    """For each step the largest level between its first and last event."""
-    padded = np.append(level, level[-1])
-    maxima: Int64Array = np.maximum.reduceat(padded, np.stack([first, last + 1], axis=1).ravel())[::2]
-    return maxima
 
 
 TRAFFIC: Columns = MappingProxyType(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import os
 import re
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from nvprof_kit._trace.files.packed import UNREADABLE
+from nvprof_kit._trace.files.packed import UNREADABLE, beginning_of
 from nvprof_kit.errors import CaptureError
 
 _READERS = "`nvprof-kit layers` and similar commands read it"
@@ -121,28 +118,10 @@ def recognised(path: Path) -> Kind | None:
     """Kind of a file; None if unknown or if the file cannot be read."""
     if has_tables(path):
         return TABLES
-    if not path.is_file():
-        return None
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEAD)
-        return kind_of(_unpacked_head(path, header))
+        return kind_of(beginning_of(path, _HEAD)) if path.is_file() else None
     except UNREADABLE:
         return None
-
-
-def _unpacked_head(path: Path, header: bytes) -> bytes:
-    if header.startswith(_XZ):
-        with lzma.open(path) as file:
-            return _unpacked_gzip(file.read(_HEAD))
-    if header.startswith(_GZIP):
-        with gzip.open(path) as file:
-            return file.read(_HEAD)
-    return header
-
-
-def _unpacked_gzip(header: bytes) -> bytes:
-    return zlib.decompressobj(31).decompress(header, _HEAD) if header.startswith(_GZIP) else header
 
 
 def expect(path: str | Path, kinds: tuple[Kind, ...], need: str) -> None:

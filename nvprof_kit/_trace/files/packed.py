@@ -107,6 +107,21 @@ class Bounded(io.RawIOBase):
         return len(data)
 
 
+def beginning_of(path: Path, count: int) -> bytes:
+    """The first bytes of a file, decompressed, also where it is compressed twice.
+
+    Raises:
+        CaptureError: The path is not a regular file.
+        OSError, EOFError, lzma.LZMAError, zlib.error: It cannot be read or decompressed.
+    """
+    check_file(path)
+    with path.open("rb") as file:
+        start = file.read(len(_XZ))
+    with lzma.open(path) if start.startswith(_XZ) else path.open("rb") as file:
+        header = file.read(count)
+    return zlib.decompressobj(31).decompress(header, count) if header.startswith(b"\x1f\x8b") else header
+
+
 def unpack(path: Path, target: Path) -> None:
     """Decompress an xz file into another file.
 

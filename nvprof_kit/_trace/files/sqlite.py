@@ -141,7 +141,10 @@ class SqliteFile(Database):
         Raises:
             CaptureError: The file is damaged, or a column has values of the wrong type.
         """
-        sources = {name: self._existing(table, item) for name, item in columns.items()}
+        sources = {
+            name: [column for column in ((item,) if isinstance(item, str) else item) if self.has(table, column)]
+            for name, item in columns.items()
+        }
         items = {name: _item(present, name in texts) for name, present in sources.items() if present}
         read_columns = {column for present in sources.values() for column in present}
         unread = [
@@ -168,7 +171,12 @@ class SqliteFile(Database):
         if diagnose is not None and any(read[name].nulls for name in read if name in required):
             diagnose()
         for name, column in read.items():
-            if wrong := _wrong(column, required=name in required and diagnose is None):
+            wrong = ""
+            if name in required and diagnose is None and column.nulls:
+                wrong = f"{column.nulls} rows without a value"
+            elif not column.fits and column.nulls < column.count:
+                wrong = f"values that are not {'text' if column.text else 'whole numbers'}"
+            if wrong:
                 if diagnose is not None:
                     diagnose()
                 raise self.broken(f"{wrong} for {name}")
@@ -179,10 +187,6 @@ class SqliteFile(Database):
             else np.full(count, "" if name in texts else missing, dtype=object if name in texts else np.int64)
             for name in columns
         }
-
-    def _existing(self, table: str, item: str | tuple[str, ...]) -> list[str]:
-        names = (item,) if isinstance(item, str) else item
-        return [name for name in names if self.has(table, name)]
 
     def count(self, table: str, where: Sequence[Where] = ()) -> int:
         """Number of rows that meet all conditions; 0 without the table."""
@@ -368,15 +372,6 @@ def _nulls(chunk: Any) -> npt.NDArray[np.bool_]:
     bits = np.unpackbits(np.frombuffer(chunk.buffers()[0], dtype=np.uint8), bitorder="little")
     is_null: npt.NDArray[np.bool_] = bits[chunk.offset : chunk.offset + len(chunk)] == 0
     return is_null
-
-
-def _wrong(column: _Column, *, required: bool) -> str:
-    """What is wrong with a column; '' if nothing."""
-    if required and column.nulls:
-        return f"{column.nulls} rows without a value"
-    if column.fits or column.nulls == column.count:
-        return ""
-    return f"values that are not {'text' if column.text else 'whole numbers'}"
 
 
 def _text(raw: bytes) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
-from nvprof_kit._trace.files.packed import UNREADABLE, check_file
+from nvprof_kit._trace.files.packed import UNREADABLE, beginning_of
 from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.open import nsys_export
 from nvprof_kit._trace.schema import TABLES, Trace
@@ -203,7 +201,10 @@ def rank_of_capture(path: Path) -> RankName:
     """The rank that a capture records apart from marks: in Kineto's ``distributedInfo`` or nsys's environment."""
     if path.is_dir():
         return _rank_of_nsys(path)
-    beginning = head_of(path)
+    try:
+        beginning = beginning_of(path, _HEAD)
+    except UNREADABLE:
+        return RankName()  # the reader reports the damage
     if beginning.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace contains "NVIDIA" too
         return _rank_of_nsys(path) if beginning else RankName()
     text = beginning.decode("utf-8", "replace")
@@ -216,23 +217,6 @@ def rank_of_capture(path: Path) -> RankName:
         if "rank" in numbers
         else RankName()
     )
-
-
-def head_of(path: Path) -> bytes:
-    """The first bytes of a capture, decompressed."""
-    check_file(path)
-    with path.open("rb") as file:
-        start = file.read(6)
-    opened = lzma.open if start.startswith(b"\xfd7zXZ") else gzip.open if start.startswith(b"\x1f\x8b") else open
-    try:
-        with opened(path, "rb") as file:
-            beginning: bytes = file.read(_HEAD)
-            if beginning.startswith(b"\x1f\x8b"):
-                file.seek(0)
-                beginning = gzip.GzipFile(fileobj=file).read(_HEAD)
-            return beginning
-    except UNREADABLE:
-        return b""  # the reader reports the damage
 
 
 def _rank_of_nsys(path: Path) -> RankName:

@@ -108,14 +108,12 @@ def _columns(plain: Any, stretches_name: str) -> dict[str, Any]:
         "segments": _segments(_rows(plain["segments"], "segments", dict)),
         "stretches": _stretches(plain.get(stretches_name) or []),
         "annotations": _annotations(plain.get("external_annotations") or []),
-        "settings": {key: value for key, value in settings.items() if isinstance(key, str) and _scalar(value)}
-        if isinstance(settings, dict)
-        else {},
+        "settings": {
+            key: value
+            for key, value in (settings.items() if isinstance(settings, dict) else ())
+            if isinstance(key, str) and (value is None or isinstance(value, (str, int, float)))
+        },
     }
-
-
-def _scalar(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
 
 
 def _rows(value: Any, name: str, kind: type) -> list[Any]:
@@ -154,15 +152,10 @@ def _integers(rows: list[dict[str, Any]], name: str, noun: str, missing: int | N
         except (TypeError, OverflowError):
             raise _Refused(_not(f"{noun}.{name}", "a whole number of 64 bits")) from None
     except (TypeError, OverflowError):
-        return _wide(rows, name, noun)
-
-
-def _wide(rows: list[dict[str, Any]], name: str, noun: str) -> bytes:
-    """The same for addresses, which can have the highest bit set."""
-    try:
-        return array("Q", map(itemgetter(name), rows)).tobytes()
-    except (TypeError, OverflowError):
-        raise _Refused(_not(f"{noun}.{name}", "a whole number of 64 bits")) from None
+        try:
+            return array("Q", map(itemgetter(name), rows)).tobytes()  # addresses can have the highest bit set
+        except (TypeError, OverflowError):
+            raise _Refused(_not(f"{noun}.{name}", "a whole number of 64 bits")) from None
 
 
 class _Codes(dict[str, int]):

@@ -17,7 +17,6 @@ from nvprof_kit._api.capture import read_rules
 from nvprof_kit._result.formats import csv_cell, plain
 from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
-from nvprof_kit._trace.jobs.finding import head_of
 from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
 from nvprof_kit._trace.timer_log import read_timer_logs
 from nvprof_kit.errors import CaptureError
@@ -149,7 +148,7 @@ def test_timer_lines_that_stand_twice_count_once_and_clocks_that_disagree_are_na
     ]
 
 
-@pytest.mark.parametrize("read", [open_capture, open_ncu, open_snapshot, read_flops, head_of,
+@pytest.mark.parametrize("read", [open_capture, open_ncu, open_snapshot, read_flops,
                                   lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
     os.mkfifo(pipe := tmp_path / "run.sqlite")
