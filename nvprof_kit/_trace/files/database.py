@@ -60,6 +60,12 @@ class Database(ABC):
         self.path, self.named = path, named or path
         self.warnings: list[Issue] = []
 
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def has(self, table: str, *columns: str) -> bool:
         """Whether there is the table with all of these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)

@@ -124,21 +124,15 @@ def _is_its_export(target: Path, report: str, named: Path) -> bool:
     if target.is_dir() and not has_tables(target) and any(target.iterdir()):
         raise CaptureError(f"{named}: {target.name} beside it is a folder of something else; move it away")
     try:
-        db = _opened(target)
+        with _opened(target) as db:
+            tables = (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value"))
+            meta = next(tables, None)
+            entries = db.rows(meta, ("name", "value")) if meta else []
+            is_whole = all(db.tables[table] is not None for table in db.tables)  # opens each file of a folder
     except CaptureError:
         return False
-    try:
-        meta = next(
-            (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value")), None
-        )
-        entries = db.rows(meta, ("name", "value")) if meta else []
-        is_whole = all(db.tables[table] is not None for table in db.tables)  # opens each file of a folder
-        if target.is_dir() and not (entries and is_whole):
-            return False
-    except CaptureError:
+    if target.is_dir() and not (entries and is_whole):
         return False
-    finally:
-        db.close()
     origins = [str(value) for name, value in entries if name == "EXPORT_PARAM_INPUT_FILE"]
     if origins and origins[0] not in ("", report, "(scrubbed)"):
         raise CaptureError(
@@ -225,20 +219,12 @@ def _dotted(version: tuple[int, ...]) -> str:
 def is_empty(path: Path) -> bool:
     """Whether an export of nsys has none of what nsys can trace; False for one that cannot be read."""
     try:
-        db = _opened(path)
+        with _opened(path) as db:
+            traced = {table for table in db.tables if table.startswith(_TRACED)} | (_SAMPLED & {*db.tables})
+            traced = {table for table in traced if not table.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")}
+            events = [Where("eventType", (34, 59, 60, 70, 71))]
+            has_ranges = db.has("NVTX_EVENTS", "eventType") and db.rows("NVTX_EVENTS", ("eventType",), events, limit=1)
+            has_events = any(db.rows(table, sorted(db.tables[table])[:1], limit=1) for table in traced)
+            return "StringIds" in db.tables and not has_ranges and not has_events
     except CaptureError:
         return False
-    try:
-        traced = {table for table in db.tables if table.startswith(_TRACED)} | (_SAMPLED & {*db.tables})
-        traced = {table for table in traced if not table.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")}
-        events = [Where("eventType", (34, 59, 60, 70, 71))]
-        has_ranges = db.has("NVTX_EVENTS", "eventType") and db.rows("NVTX_EVENTS", ("eventType",), events, limit=1)
-        return (
-            "StringIds" in db.tables
-            and not has_ranges
-            and not any(db.rows(table, sorted(db.tables[table])[:1], limit=1) for table in traced)
-        )
-    except CaptureError:
-        return False
-    finally:
-        db.close()

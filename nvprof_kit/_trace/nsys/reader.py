@@ -5,8 +5,7 @@ exported first. All of them have the same tables.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -41,8 +40,8 @@ class NsysReader(ABC):
         """Whether a path is of this format."""
 
     @abstractmethod
-    def opened(self, source: Source) -> AbstractContextManager[Database]:
-        """The tables of a capture."""
+    def opened(self, source: Source) -> Database:
+        """The tables of a capture; close them."""
 
     def read(self, source: Source, request: Request) -> Trace:
         """Read a capture.
@@ -74,16 +73,11 @@ class SqliteReader(NsysReader):
         """Whether a path is of this format."""
         return header.startswith(b"SQLite format 3\x00")
 
-    @contextmanager
-    def opened(self, source: Source) -> Iterator[Database]:
+    def opened(self, source: Source) -> Database:
         """The tables of the file."""
         from nvprof_kit._trace.files.sqlite import SqliteFile
 
-        db = SqliteFile(source.path, source.named)
-        try:
-            yield db
-        finally:
-            db.close()
+        return SqliteFile(source.path, source.named)
 
 
 class FolderReader(NsysReader):
@@ -93,21 +87,17 @@ class FolderReader(NsysReader):
         """Whether a path is of this format."""
         return has_tables(path)
 
-    @contextmanager
-    def opened(self, source: Source) -> Iterator[Database]:
-        """The tables of the folder."""
+    def opened(self, source: Source) -> Database:
+        """The tables of the folder; no file is open yet."""
         from nvprof_kit._trace.files.parquet import TableFolder
 
         db = TableFolder(source.path, source.named)
-        try:
-            if "StringIds" in db.tables and not {"META_DATA_EXPORT", "EXPORT_META_DATA"} & {*db.tables}:
-                raise CaptureError(
-                    f"{source.named}: only part of an export (no META_DATA_EXPORT in it); copy the whole folder, or "
-                    "export the .nsys-rep again"
-                )
-            yield db
-        finally:
-            db.close()
+        if "StringIds" in db.tables and not {"META_DATA_EXPORT", "EXPORT_META_DATA"} & {*db.tables}:
+            raise CaptureError(
+                f"{source.named}: only part of an export (no META_DATA_EXPORT in it); copy the whole folder, or export "
+                "the .nsys-rep again"
+            )
+        return db
 
 
 class ReportReader(NsysReader):
@@ -117,16 +107,13 @@ class ReportReader(NsysReader):
         """Whether a path is of this format."""
         return b"NVIDIA" in header and b"Report" in header
 
-    @contextmanager
-    def opened(self, source: Source) -> Iterator[Database]:
+    def opened(self, source: Source) -> Database:
         """The tables of the report's export."""
         from nvprof_kit._trace.nsys.export import exported
 
         # the export is next to the user's report, even if that is compressed
         export = Source(exported(source.path, beside=source.named), source.named)
-        reader = FolderReader() if export.path.is_dir() else SqliteReader()
-        with reader.opened(export) as db:
-            yield db
+        return (FolderReader() if export.path.is_dir() else SqliteReader()).opened(export)
 
 
 NSYS_READERS: tuple[NsysReader, ...] = (SqliteReader(), FolderReader(), ReportReader())
