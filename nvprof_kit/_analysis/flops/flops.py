@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, op_owners
 from nvprof_kit._analysis.attribution.intervals import union_lengths
@@ -189,25 +189,22 @@ class Flops(ByLayer):
 
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The values of equal layers in a phase together: sums, and rates as means weighted by busy time."""
-        notes = (note for text in rows["note"] for note in text.split(NOTES_APART) if note)
+        percentages: dict[str, list[int]] = {}  # of notes that differ only in it
+        for note in (note for text in rows["note"] for note in text.split(NOTES_APART) if note):
+            number, _, rest = note.partition("%")
+            is_percentage = number.isdecimal() and rest
+            percentages.setdefault(f"%{rest}" if is_percentage else note, []).extend(
+                [int(number)] * bool(is_percentage)
+            )
+        notes = ["-".join(map(str, sorted({*numbers[:1], *numbers[-1:]}))) + text
+                 for text, numbers in ((text, sorted(numbers)) for text, numbers in percentages.items())]  # fmt: skip
         return {
             **super().join(path, phase, rows),
             "bound": rows["bound"].mode().iat[0],
             "dtype": "+".join(dict.fromkeys(dtype for text in rows["dtype"] for dtype in text.split("+") if dtype)),
             "unknown": "; ".join(sorted({name for text in rows["unknown"] for name in text.split("; ") if name})),
-            "note": NOTES_APART.join(_alike_notes(notes)),
+            "note": NOTES_APART.join(notes),
         }
-
-
-def _alike_notes(notes: Iterable[str]) -> list[str]:
-    """Each note once; notes that differ only in their percentage become one, with the lowest and the highest."""
-    numbers: dict[str, list[int]] = {}
-    for note in notes:
-        number, sign, note_text = note.partition("%")
-        has_number = bool(sign) and number.isdecimal()
-        numbers.setdefault(f"%{note_text}" if has_number else note, []).extend([int(number)] if has_number else [])
-    ranges = {text: "-".join(map(str, sorted({min(of), max(of)}))) if of else "" for text, of in numbers.items()}
-    return [f"{ranges[text]}{text}" for text in numbers]
 
 
 def flops(
@@ -245,13 +242,13 @@ def flops(
     ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
     times = ran["times"].dropna().to_dict()
     whole, lost = _whole(operations, program, times, of_gpu, choice)
-    shares = _uncounted_shares(operations, program, ran.index, choice)
-    notes = {key: f"{share:.0%} of its own time is in matrix kernels that were not counted"
-             for key, share in _matrix_shares(operations, program, ran.index).items()}  # fmt: skip
+    notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
     has_attention = bool(rows["attention_flops"].sum() > 0)
     reasons = _why_above(whole.busy_hfu, has_attention, {*counts.operators["dtype"]}, of_gpu)
     above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {reasons}")]
+    gpus = ", ".join(sorted(set(info.gpus))) or "the GPU"
+    no_peak = f"no peak is known of {gpus}: no HFU and MFU; give it with --peak bf16=989e12"
     return Flops(
         rows=table,
         whole=whole,
@@ -262,10 +259,9 @@ def flops(
             *info.warnings,
             *join_warnings(trace, attribution.ranges, attribution.unjoined),
             *(above if whole.above_the_peak else ()),
-            *_uncounted_issues(shares),
             *left_out_warnings(choice),
-            *_warnings(program, times, lost),
-            *_warnings_of_gpu(info, of_gpu, counts.gpu),
+            *_warnings(program, times, lost, shares, info),
+            *([] if of_gpu or not info.on_gpu else [Issue("no-peak", "note", 1.0, no_peak)]),
         ),
         uncounted=shares,
         blocks=computing_blocks(operations, choice.of_ops(attribution)).with_amounts(table, "flops", "operations"),
@@ -358,58 +354,44 @@ def _whole(
     return whole, float(flops[runs == 0].sum() / max(flops.sum(), 1))
 
 
-def _matrix_times(operations: Operations, classes: Collection[str], inside: npt.NDArray[np.bool_]) -> pd.DataFrame:
-    """Time of the operations in each layer and phase, ``ns``, and of those of these classes, ``matrix``."""
+def _uncounted(
+    operations: Operations, program: Program, ran: Collection[Key], choice: StepChoice
+) -> tuple[dict[Key, str], dict[str, float]]:
+    """Notes on the rows that run matrix or attention kernels although no operation was counted or is unknown there,
+    because these kernels were not launched by PyTorch operators; and the share of the steps' GPU time in layers that
+    run such kernels or experts of which no operation was counted, by the layer's name without its place in the model,
+    the largest first, empty below `UNCOUNTED_SHARE` altogether.
+    """
     import pandas as pd
 
-    ops = operations.trace.ops
+    trace, counts, classes = operations.trace, program.counts, operations.classes
+    if "name" not in trace.ops or not trace.info.on_gpu:
+        return {}, {}
     layer, phase = op_owners(operations.attribution)
-    is_matrix = np.any([operations.classes.is_a(name) for name in classes], axis=0)
-    ns = (ops["end_ns"] - ops["start_ns"]).to_numpy()
-    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})[inside]
-    times: pd.DataFrame = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
-    times = times[times["matrix"] > _NOTABLE * times["ns"].clip(lower=1)]
-    return times
-
-
-def _matrix_shares(operations: Operations, program: Program, ran: Collection[Key]) -> dict[Key, float]:
-    """Rows that run matrix or attention kernels although no operation was counted or is unknown there, because these
-    kernels were not launched by PyTorch operators. Each with the share of such kernels in its own time.
-    """
-    trace, counts = operations.trace, program.counts
-    if "name" not in trace.ops or not trace.info.on_gpu:
-        return {}
-    numbers = {*counts.operators["range"][counts.operators["flops"] > 0], *counts.unknown["range"]}
-    innermost = program.innermost(ran)
-    known = {innermost[number] or program.keys[number] for number in numbers}
-    times = _matrix_times(operations, ("gemm", "attention"), np.ones(len(trace.ops), dtype=bool))
-    return {(str(layer), str(phase)): matrix / ns for (layer, phase), ns, matrix in times.itertuples()
-            if (layer, phase) not in known}  # fmt: skip
-
-
-def _uncounted_shares(
-    operations: Operations, program: Program, ran: Collection[Key], choice: StepChoice
-) -> dict[str, float]:
-    """Share of the GPU time in layers that run products, attention or experts of which no operation was counted, by the
-    layer's name without its place in the model, the largest first; empty below `UNCOUNTED_SHARE` altogether.
-    """
-    trace, operators = operations.trace, program.counts.operators
-    if "name" not in trace.ops or not trace.info.on_gpu:
-        return {}
-    innermost = program.innermost(ran)
-    known = {innermost[number] or program.keys[number] for number in {*operators["range"][operators["flops"] > 0]}}
+    ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     inside = choice.of_ops(operations.attribution)
-    total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside].sum())
-    times = _matrix_times(operations, ("gemm", "attention", "experts"), inside & ~operations.classes.is_a("comm"))
-    shares: dict[str, float] = {}
-    for (layer, phase), ns, _ in times.itertuples():
-        if (layer, phase) not in known:
-            parts = [segment for segment in str(layer).split(".") if not segment.isdecimal()]
-            name = parts[-1].rstrip("0123456789").rstrip("_") if parts else str(layer)
-            shares[name] = shares.get(name, 0.0) + ns / max(total, 1)
-    if sum(shares.values()) <= UNCOUNTED_SHARE:
-        return {}
-    return dict(sorted(shares.items(), key=lambda share: -share[1]))
+    is_matrix = classes.is_a("gemm") | classes.is_a("attention")
+    is_work = inside & ~classes.is_a("comm")
+    amounts = {"ns": ns, "matrix": ns * is_matrix, "work": ns * is_work}
+    amounts["products"] = amounts["work"] * (is_matrix | classes.is_a("experts"))
+    times = pd.DataFrame({"layer": layer, "phase": phase, **amounts}).groupby(["layer", "phase"], observed=True).sum()
+    innermost = program.innermost(ran)
+    numbers = {*counts.operators["range"][counts.operators["flops"] > 0]}
+    has_flops, is_known = (
+        {innermost[number] or program.keys[number] for number in known}
+        for known in (numbers, numbers | {*counts.unknown["range"]})
+    )
+    notes: dict[Key, str] = {}
+    shares: Counter[str] = Counter()
+    total = max(int(ns[inside].sum()), 1)
+    for key, row in times.to_dict("index").items():
+        if row["matrix"] > _NOTABLE * max(row["ns"], 1) and key not in is_known:
+            share = f"{row['matrix'] / row['ns']:.0%}"
+            notes[key] = f"{share} of its own time is in matrix kernels that were not counted"
+        if row["products"] > _NOTABLE * max(row["work"], 1) and key not in has_flops:
+            parts = [segment for segment in str(key[0]).split(".") if not segment.isdecimal()] or [str(key[0])]
+            shares[re.sub(r"_?\d*$", "", parts[-1])] += row["work"] / total
+    return notes, dict(shares.most_common()) if sum(shares.values()) > UNCOUNTED_SHARE else {}
 
 
 def _why_above(hfu: float, attention: bool, dtypes: Collection[str], peaks: Peaks | None) -> str:
@@ -432,19 +414,30 @@ def _why_above(hfu: float, attention: bool, dtypes: Collection[str], peaks: Peak
     return "above the peak: " + ", or ".join(reason for reason, possible in reasons.items() if possible)
 
 
-def _warnings(program: Program, times: Mapping[Key, float], lost: float) -> list[Issue]:
+def _warnings(
+    program: Program, times: Mapping[Key, float], lost: float, shares: Mapping[str, float], info: CaptureInfo
+) -> list[Issue]:
     """What the counts lack, and what they have that the capture lacks.
 
     Args:
         program: What was counted.
         times: How often what was counted of each row ran.
         lost: Share of the counted operations that no row has.
+        shares: Of the GPU time in what was not counted.
+        info: The capture.
     """
     counts = program.counts
     if not counts.operators["flops"].any():
         text = f"{counts.path}: no operation was counted; count a step that runs its operators, not a graph's replay"
         return [Issue("nothing-counted", "error", 1.0, text)]
     issues = []
+    if shares:
+        largest = ", ".join(f"{name} {share:.0%}" for name, share in list(shares.items())[:4])
+        text = (
+            f"{sum(shares.values()):.0%} of the GPU time is in work that was not counted ({largest}): the step's "
+            "figures are at least so high"
+        )
+        issues.append(Issue("uncounted", "warning", sum(shares.values()), text))
     if lost:
         text = (
             f"{100 * lost:.1f} % of the operations counted are of layers and phases that the capture does not have, "
@@ -461,27 +454,7 @@ def _warnings(program: Program, times: Mapping[Key, float], lost: float) -> list
     if unknown := sorted({*counts.unknown["name"]}):
         text = f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high"
         issues.append(Issue("unknown-work", "warning", 1.0, text))
-    return issues
-
-
-def _uncounted_issues(shares: Mapping[str, float]) -> list[Issue]:
-    """What is not counted of the GPU time."""
-    if not shares:
-        return []
-    largest = ", ".join(f"{name} {share:.0%}" for name, share in list(shares.items())[:4])
-    text = (
-        f"{sum(shares.values()):.0%} of the GPU time is in work that was not counted ({largest}): the step's figures "
-        "are at least so high"
-    )
-    return [Issue("uncounted", "warning", sum(shares.values()), text)]
-
-
-def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counted_on: str) -> list[Issue]:
-    issues = []
-    names = ", ".join(sorted(set(info.gpus)))
-    if peaks is None and info.on_gpu:
-        text = f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12"
-        issues.append(Issue("no-peak", "note", 1.0, text))
-    if counted_on and names and counted_on not in info.gpus:
-        issues.append(Issue("other-gpu", "note", 1.0, f"counted on {counted_on}, captured on {names}"))
+    if counts.gpu and info.gpus and counts.gpu not in info.gpus:
+        text = f"counted on {counts.gpu}, captured on {', '.join(sorted(set(info.gpus)))}"
+        issues.append(Issue("other-gpu", "note", 1.0, text))
     return issues
