@@ -25,7 +25,6 @@ from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.flops.counter import FlopCounter
-    from nvprof_kit._instrument.flops.regions import Region
 
 FORMAT = "nvprof_kit flops"
 VERSION = 3
@@ -90,8 +89,16 @@ class count_flops(ContextDecorator):
             _running._finish(write=False)  # the program counts itself
         if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: already counting into {_running.path}; end that count first")
-        _check_path(self.path)
-        _require_counter()
+        if self.path.suffix != ".json":
+            raise UsageError(f"{self.path}: counts are json; name the file NAME.flops.json for the capture NAME.sqlite")
+        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
+            raise UsageError(f"{self.path}: cannot be written; name a file in a folder that can")
+        try:
+            from nvprof_kit._instrument.flops import counter as flop_counter  # noqa: F401
+        except ImportError as error:
+            raise ToolError(
+                f"counting needs PyTorch 2.4 or newer and its counter ({error}); pip install torch"
+            ) from None
         self.written = None
         self._handled = sys.exc_info()[1]
         self._process = os.getpid()
@@ -114,9 +121,14 @@ class count_flops(ContextDecorator):
 
     def entered(self, range_: Range) -> None:
         """Listener of a `Watch`: a range has opened."""
-        if range_.category is Category.STEP and self._counter is None and self._is_the_step(range_):
-            self._step = range_
-            self._begin()
+        if range_.category is Category.STEP and self._counter is None:
+            is_the_step = self._at_step is not None and range_.payload == self._at_step
+            if self._steps_before is not None:
+                self._steps_before -= 1
+                is_the_step = self._steps_before < 0
+            if is_the_step:
+                self._step = range_
+                self._begin()
         if self._counter is not None:
             self._counter.entered(range_)
 
@@ -126,12 +138,6 @@ class count_flops(ContextDecorator):
             self._counter.left(range_)
         if self._step is range_ and self._counter is not None:
             self._finish(write=sys.exc_info()[1] is self._handled)
-
-    def _is_the_step(self, range_: Range) -> bool:
-        if self._steps_before is None:
-            return self._at_step is not None and range_.payload == self._at_step
-        self._steps_before -= 1
-        return self._steps_before < 0
 
     def _begin(self) -> None:
         from nvprof_kit._instrument.flops.counter import FlopCounter, counting
@@ -173,20 +179,6 @@ def watch_again() -> None:
         _running._watch.attached = False
         _running._watch = Watch(_running)
         _running._watch.attach()
-
-
-def _require_counter() -> None:
-    try:
-        from nvprof_kit._instrument.flops import counter as flop_counter  # noqa: F401
-    except ImportError as error:
-        raise ToolError(f"counting needs PyTorch 2.4 or newer and its counter ({error}); pip install torch") from None
-
-
-def _check_path(path: Path) -> None:
-    if path.suffix != ".json":
-        raise UsageError(f"{path}: counts are json; name the file NAME.flops.json for the capture NAME.sqlite")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path}: cannot be written; name a file in a folder that can")
 
 
 def _write(counter: FlopCounter, path: Path) -> Path:
@@ -240,24 +232,15 @@ def document(counter: FlopCounter) -> dict[str, Any]:
             }
             for region in regions
         ],
-        "operators": [{"range": index, **row} for region, index in number.items() for row in _operator_rows(region)],
+        "operators": [  # runs of the same work and traffic together; the amounts are those of all of them
+            {"range": index, "name": name, "dtype": dtype, "runs": runs}
+            | {amount: runs * each for amount, each in zip(AMOUNTS, amounts, strict=True)}
+            for region, index in number.items()
+            for (name, dtype, *amounts), runs in Counter(map(astuple, region.work)).items()
+        ],
         "unknown": [
             {"range": index, "name": name, "runs": runs}
             for region, index in number.items()
             for name, runs in region.unknown.items()
         ],
     }
-
-
-def _operator_rows(region: Region) -> list[dict[str, Any]]:
-    """Runs of the same work and traffic together; the amounts are those of all of them."""
-    runs = Counter(map(astuple, region.work))
-    return [
-        {
-            "name": name,
-            "dtype": dtype,
-            "runs": count,
-            **{amount: count * each for amount, each in zip(AMOUNTS, amounts, strict=True)},
-        }
-        for (name, dtype, *amounts), count in runs.items()
-    ]

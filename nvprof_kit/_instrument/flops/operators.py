@@ -141,8 +141,9 @@ def _grouped_mm_flop(a: Any, b: Any, *_args: Any, out_val: Any = None, **_kwargs
     return int(2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1])
 
 
-def _own_formulas() -> dict[Any, Any]:
-    cpu_formulas = {
+_OWN = {
+    getattr(torch.ops.aten, name): formula
+    for name, formula in {
         "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
         "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
         "_addmm_activation": addmm_flop,
@@ -151,15 +152,9 @@ def _own_formulas() -> dict[Any, Any]:
         "baddbmm_": baddbmm_flop,
         "_grouped_mm": _grouped_mm_flop,
         "_scaled_grouped_mm": _grouped_mm_flop,
-    }
-    return {
-        getattr(torch.ops.aten, name): formula
-        for name, formula in cpu_formulas.items()
-        if hasattr(torch.ops.aten, name)
-    }
-
-
-_OWN = _own_formulas()
+    }.items()
+    if hasattr(torch.ops.aten, name)
+}
 """Formulas missing from PyTorch's counter."""
 
 
@@ -191,10 +186,8 @@ def _rounds_to_tf32(tensor: torch.Tensor, operator: Any) -> bool:
     if "conv" in _name(operator):
         backend = getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)
     precision = getattr(backend, "fp32_precision", None)  # PyTorch 2.9 or later
-    return precision == "tf32" if precision not in (None, "none") else bool(_old_flag(backend))
-
-
-def _old_flag(backend: Any) -> bool:
+    if precision not in (None, "none"):
+        return bool(precision == "tf32")
     try:
         return bool(getattr(backend, "allow_tf32", torch.backends.cudnn.allow_tf32))
     except RuntimeError:  # the program mixes the old and new APIs for TF32

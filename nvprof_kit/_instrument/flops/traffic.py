@@ -250,8 +250,10 @@ def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) 
             [(tensor, min(size, read_bytes) if tensor is table else size) for tensor, size in sizes]
             for sizes in (reads, writes)
         )
-    if name in ("_grouped_mm", "_scaled_grouped_mm"):
-        reads = _without_idle_experts(reads, arguments)
+    offsets, weights = arguments.get("offs"), arguments.get("mat2", arguments.get("mat_b"))
+    if "grouped_mm" in name and isinstance(offsets, torch.Tensor) and weights is not None and weights.dim() == 3:
+        busy = int((torch.diff(offsets, prepend=offsets.new_zeros(1)) > 0).sum())  # experts with a token
+        reads = [(tensor, size * busy // weights.shape[0] if tensor is weights else size) for tensor, size in reads]
     return reads, writes
 
 
@@ -298,12 +300,3 @@ def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[Storage, View
         if size:
             storages.setdefault(_storage(tensor), {})[tensor.data_ptr(), size] = size
     return storages
-
-
-def _without_idle_experts(reads: Sizes, arguments: dict[str, Any]) -> Sizes:
-    """The weights of experts without a token are not read."""
-    offsets, weights = arguments.get("offs"), arguments.get("mat2", arguments.get("mat_b"))
-    if not isinstance(offsets, torch.Tensor) or not isinstance(weights, torch.Tensor) or weights.dim() != 3:
-        return reads
-    busy = int((torch.diff(offsets, prepend=offsets.new_zeros(1)) > 0).sum())
-    return [(tensor, size * busy // weights.shape[0] if tensor is weights else size) for tensor, size in reads]
