@@ -121,8 +121,9 @@ class GlobalTimer:
             session.backend.close(call)
         with self._lock:
             self._waiting.append(call)
-            if self.enabled:  # and has not been closed meanwhile
-                self._write_done()
+            waiting = self._waiting if self.enabled else ()  # else it has been closed meanwhile
+            while waiting and (waiting[0].end is None or (not _capturing() and waiting[0].end.query())):
+                self._write(self._waiting.popleft())
 
     def stage(self, name: str) -> Stage:
         """Time a block or each call of a function: ``with global_timer.stage("forward"):`` or as a decorator."""
@@ -150,21 +151,19 @@ class GlobalTimer:
         workers = sys.modules.get("torch.utils.data")
         return workers is not None and self._owner == 0 and workers.get_worker_info() is not None
 
-    def _write_done(self) -> None:
-        waiting = self._waiting
-        while waiting and (waiting[0].end is None or (not _capturing() and waiting[0].end.query())):
-            self._write(waiting.popleft())
-
     def _write(self, call: _Call) -> None:
-        cpu_ns = call.ended_ns - call.began_ns
+        cpu_ns, gpu_ms = call.ended_ns - call.began_ns, float("nan")
+        if call.end is not None:
+            with suppress(RuntimeError, ValueError):  # its events are on two devices
+                gpu_ms = call.begin.elapsed_time(call.end)
+                self._events += (call.begin, call.end)
         end_s = call.start_s + cpu_ns / 1e9
-        line = (
-            f"[RANK {self._log_rank()}] {call.range.text}, start={call.start_s:.6f}, end={end_s:.6f}, "
-            f"cpu_dur={cpu_ns / 1e9:.6f}s, cuda_dur={self._gpu_ms(call):.3f}ms\n"
-        )
         file = self._log()
         try:
-            file.write(line)
+            file.write(
+                f"[RANK {self._rank}] {call.range.text}, start={call.start_s:.6f}, end={end_s:.6f}, "
+                f"cpu_dur={cpu_ns / 1e9:.6f}s, cuda_dur={gpu_ms:.3f}ms\n"
+            )
             file.flush()
         except OSError as error:
             self._give_up(error)
@@ -177,19 +176,6 @@ class GlobalTimer:
         event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def _gpu_ms(self, call: _Call) -> float:
-        """Milliseconds between the events of a call; NaN without events or if they are on two devices."""
-        elapsed = float("nan")
-        if call.end is not None:
-            with suppress(RuntimeError, ValueError):
-                elapsed = call.begin.elapsed_time(call.end)
-                self._events += (call.begin, call.end)
-        return elapsed
-
-    def _log_rank(self) -> int:
-        self._log()
-        return self._rank
 
     def _give_up(self, error: OSError) -> None:
         """Warn and stop timing: a log that cannot be written must not end the training."""

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from types import ModuleType
 from typing import Any
 
 from nvprof_kit._instrument import session
@@ -77,7 +76,15 @@ class Utilisation:
         self._psutil: Any = None
         self._nvml: Any = None
         if session.mode != "off":
-            self._psutil, self._nvml = _libraries()
+            try:
+                import psutil
+                import pynvml
+            except ImportError as error:
+                raise ToolError(
+                    f"utilisation needs psutil and nvidia-ml-py ({error.name} is missing); "
+                    'pip install "nvprof-kit[utilisation]"'
+                ) from None
+            self._psutil, self._nvml = psutil, pynvml
         self._interval = max(interval_s, 0.001)
         self._folder, self._mesh = folder, mesh
         self.samples: list[Sample] = []
@@ -159,23 +166,17 @@ class Utilisation:
                     self.samples.append(Sample(seconds, device, values))
 
 
-def _libraries() -> tuple[Any, ModuleType]:
-    try:
-        import psutil
-        import pynvml
-    except ImportError as error:
-        raise ToolError(
-            f"utilisation needs psutil and nvidia-ml-py ({error.name} is missing); "
-            'pip install "nvprof-kit[utilisation]"'
-        ) from None
-    return psutil, pynvml
-
-
 def _gpus(nvml: Any) -> dict[int, Any]:
     """Handles by ordinal: the current device, or all visible ones without CUDA context; none without a driver."""
     try:
         nvml.nvmlInit()
-        names = _visible(nvml)
+        requested = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = [name for name in (requested or "").replace(" ", "").split(",") if name]
+        if requested is None:
+            visible = [str(device) for device in range(nvml.nvmlDeviceGetCount())]
+        names: dict[int, int | str] = {
+            device: int(name) if name.isdecimal() else name for device, name in enumerate(visible)
+        }
     except Exception:  # no driver, or the driver does not respond
         return {}
     torch = sys.modules.get("torch")
@@ -191,15 +192,6 @@ def _gpus(nvml: Any) -> dict[int, Any]:
             by_uuid = nvml.nvmlDeviceGetHandleByUUID
             handles[device] = nvml.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int) else by_uuid(name)
     return handles
-
-
-def _visible(nvml: Any) -> dict[int, int | str]:
-    """The NVML index or UUID of each visible GPU by device ordinal."""
-    requested = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if requested is None:
-        return {device: device for device in range(nvml.nvmlDeviceGetCount())}
-    names = [name.strip() for name in requested.split(",") if name.strip()]
-    return {device: int(name) if name.isdecimal() else name for device, name in enumerate(names)}
 
 
 def _gpu_values(nvml: Any, handle: Any) -> dict[str, float]:
