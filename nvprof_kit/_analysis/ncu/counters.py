@@ -89,7 +89,7 @@ def counters(report: NcuReport) -> pd.DataFrame:
     amounts = {"duration_ns": duration}
     amounts |= {name: _first(metrics, candidates) for name, candidates in PERCENTAGES.items()}
     for name, ways in AMOUNTS.items():
-        sums = (_sum(metrics, way, duration) for way in ways)
+        sums = (np.sum([factor * amount(metrics, base, duration) for base, factor in way], axis=0) for way in ways)
         amounts[name] = next((amount for amount in sums if not np.isnan(amount).all()), np.full(len(metrics), np.nan))
     amounts["flop"] = _sum_of_any(metrics, _FLOPS.items(), duration)
     amounts["tensor_flop"] = _sum_of_any(metrics, ((base, 1.0) for base in tensor_bases(metrics)), duration)
@@ -155,11 +155,6 @@ def clock(metrics: pd.DataFrame, base: str) -> Floats:
     """Cycles per second of the unit that counts a metric: ``smsp`` for ``smsp__inst``."""
     unit = base.split("__", maxsplit=1)[0]
     return _first(metrics, (f"{unit}__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second"))
-
-
-def _sum(metrics: pd.DataFrame, parts: Iterable[tuple[str, float]], duration: Floats) -> Floats:
-    """The sum of these amounts; NaN if one of them is missing."""
-    return np.sum([factor * amount(metrics, base, duration) for base, factor in parts], axis=0)  # type: ignore[no-any-return]
 
 
 def _sum_of_any(metrics: pd.DataFrame, parts: Iterable[tuple[str, float]], duration: Floats) -> Floats:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,10 +53,17 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
         kernels: The kernels of a report, columns pid, tid and stack.
     """
     stacks = [tuple(parse_range(text) for text in stack) for stack in kernels["stack"]]
-    autograd = _autograd_threads(kernels, stacks)
+    threads = [*zip(kernels["pid"].tolist(), kernels["tid"].tolist(), strict=True)]
+    has_suffix = any(named.category in _SUFFIXED for stack in stacks for named in stack)
+    with_phase = {
+        thread
+        for thread, stack in zip(threads, stacks, strict=True)
+        if any(named.category in PHASE_CATEGORIES for named in stack)
+    }
+    autograd = {thread for thread in threads if thread[1] >= 0 and with_phase and not has_suffix} - with_phase
     owners = []
     guessed = 0
-    for thread, stack in zip(_threads(kernels), stacks, strict=True):
+    for thread, stack in zip(threads, stacks, strict=True):
         layer, phase = _owner(stack)
         if thread in autograd and phase == Category.FORWARD.value and layer != NO_LAYER:
             phase = Category.BACKWARD.value
@@ -99,23 +106,6 @@ def _owner(stack: tuple[RangeName, ...]) -> Owner:
     return NO_LAYER, phase
 
 
-def _threads(kernels: pd.DataFrame) -> list[tuple[Any, Any]]:
-    return list(zip(kernels["pid"].tolist(), kernels["tid"].tolist(), strict=True))
-
-
-def _autograd_threads(kernels: pd.DataFrame, stacks: list[tuple[RangeName, ...]]) -> set[tuple[Any, Any]]:
-    """Threads on which no phase's range is ever open, where no range has a suffix and another thread has phases."""
-    if any(named.category in _SUFFIXED for stack in stacks for named in stack):
-        return set()
-    threads = _threads(kernels)
-    with_phase = {
-        thread
-        for thread, stack in zip(threads, stacks, strict=True)
-        if any(named.category in PHASE_CATEGORIES for named in stack)
-    }
-    return {thread for thread in threads if thread[1] >= 0} - with_phase if with_phase else set()
-
-
 _REGISTERS = "launch__registers_per_thread"
 _SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 _SPACES = re.compile(r"\s+")
@@ -137,7 +127,9 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
     by_launch: dict[tuple[str, str, str], list[int]] = {}
     for result, launch in enumerate(zip(*(report.kernels[name] for name in ("kernel", "grid", "block")), strict=True)):
         by_launch.setdefault((_plain(launch[0]), launch[1], launch[2]), []).append(result)
-    taken = _taken(report.metrics)
+    used = report.metrics.reindex(columns=[_REGISTERS, *_SHARED])
+    shared_bytes = used[[*_SHARED]].sum(axis="columns", skipna=False)
+    taken = [*zip(used[_REGISTERS].fillna(-1), shared_bytes.fillna(-1), strict=True)]
     roles = [role_of(owner) for owner in own_layers(report.kernels).owners] if any(report.kernels["stack"]) else None
     results_of: list[list[int]] = []
     divided: dict[Signature, tuple[list[int], list[int]]] = {}
@@ -152,28 +144,17 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
             [result for result in places if not (signature.roles and roles) or roles[result] in signature.roles]
         )
     for places, kinds in divided.values():
-        for kind, its in _by_number(report, kernels, places, kinds).items():
-            results_of[kind] = its
+        # the results are in launch order; ncu measured all launches of a step, or those whose numbers are in the report
+        early = kernels.early & np.isin(kernels.signature, kinds)
+        kind_of = dict(zip(kernels.invocation[early].tolist(), kernels.signature[early].tolist(), strict=True))
+        planned = [number for number in sorted(report.invocations) if number in kind_of]
+        numbers = next((known for known in (planned, sorted(kind_of)) if known and len(known) == len(places)), None)
+        if numbers:
+            for kind in kinds:
+                results_of[kind] = [
+                    result for result, number in zip(places, numbers, strict=True) if kind_of[number] == kind
+                ]
     return results_of
-
-
-def _by_number(report: NcuReport, kernels: Kernels, places: list[int], kinds: list[int]) -> dict[int, list[int]]:
-    """The results of one launch by the kinds of work it does; empty if the numbers of the launches are unknown.
-
-    The results are in launch order. ncu measured all launches of a step, or those whose numbers are in the report.
-    """
-    is_candidate = kernels.early & np.isin(kernels.signature, kinds)
-    kind_of = dict(
-        zip(kernels.invocation[is_candidate].tolist(), kernels.signature[is_candidate].tolist(), strict=True)
-    )
-    planned = [number for number in sorted(report.invocations) if number in kind_of]
-    numbers = next(
-        (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(places)), []
-    )
-    if not numbers:
-        return {}
-    measured = list(zip(places, numbers, strict=True))
-    return {kind: [result for result, number in measured if kind_of[number] == kind] for kind in kinds}
 
 
 def _plain(name: str) -> str:
@@ -183,14 +164,3 @@ def _plain(name: str) -> str:
     """
     plain = _SPACES.sub(" ", name).replace("(anonymous namespace)", "<unnamed>").strip()
     return _NAMESPACES.sub("", _CASTS.sub("", plain))
-
-
-def _taken(metrics: pd.DataFrame) -> list[tuple[int, int]]:
-    """Registers of a thread and shared memory of a block of each result, -1 if unknown."""
-    registers = metrics[_REGISTERS].fillna(-1).tolist() if _REGISTERS in metrics else [-1] * len(metrics)
-    shared = (
-        (metrics[_SHARED[0]] + metrics[_SHARED[1]]).fillna(-1).tolist()
-        if all(name in metrics for name in _SHARED)
-        else [-1] * len(metrics)
-    )
-    return [(int(register_count), int(other)) for register_count, other in zip(registers, shared, strict=True)]

@@ -81,20 +81,17 @@ def _peaks(metrics: pd.DataFrame) -> dict[str, float]:
     peaks = {"FP32": 2 * _peak(metrics, _FFMA)}
     if any(_counted(metrics, f"smsp__sass_thread_inst_executed_op_{op}_pred_on") for op in ("dadd", "dmul", "dfma")):
         peaks["FP64"] = 2 * _peak(metrics, _DFMA)
+    counters = {str(name).split(".")[0] for name in metrics}
     for base in used or bases:
         name = f"tensor {_number(base).replace('_dst_', ' to ')}"
-        dense, sparse = (_split_by_sparsity(metrics, base, state) for state in ("off", "on"))
+        part = rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_"  # of any pipe
+        dense, sparse = (
+            sorted({counter for counter in counters if re.fullmatch(part + state, counter)}) for state in ("off", "on")
+        )
         peaks[name] = max((_peak(metrics, split) for split in dense), default=0.0) or _peak(metrics, base)
         if any(_counted(metrics, split) for split in sparse):
             peaks[f"{name}, sparse"] = max(_peak(metrics, split) for split in sparse) or _peak(metrics, base)
     return {name: peak for name, peak in peaks.items() if peak > 0}
-
-
-def _split_by_sparsity(metrics: pd.DataFrame, base: str, state: str) -> list[str]:
-    """The parts of a tensor counter with sparsity ``on`` or ``off``, for every pipe and result type."""
-    counters = {str(name).split(".")[0] for name in metrics}
-    split = re.compile(rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_{state}")
-    return sorted(counter for counter in counters if split.fullmatch(counter))
 
 
 def _number(base: str) -> str:
