@@ -6,6 +6,8 @@ the 67 of the plan in 42.3 s.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,3 +74,12 @@ def test_the_plan_of_today(trace: Trace) -> None:
     seconds = replace(made, memory_gb=1.18).predicted_seconds()
     assert seconds is not None
     assert seconds[0] == pytest.approx(42.3, rel=0.15)
+
+
+def test_the_table_of_docs_is_what_ncu_measured_beside_what_was_counted() -> None:
+    """Traffic at least as counted, and operations of products exactly or up to 4 % more: exit 0."""
+    root = Path(__file__).parents[4]
+    command = [sys.executable, str(root / "tests" / "bench" / "limits_beside_ncu.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout in (root / "docs" / "flops.md").read_text()
