@@ -4,8 +4,8 @@
 
 The folder has of one program (`tests/gpu/programs/limits.py`), whose tensors are larger than the L2: ``run.sqlite.xz``
 (nsys), ``run.flops.json`` (count_flops), and as raw pages of ncu ``dram.csv.xz`` (bytes of DRAM) and ``tensor.csv.xz``
-(operations of the tensor cores), each in one pass with the caches as in the program. Copies within the GPU, which are no
-kernels, add twice their bytes from the capture. With --docs the table is written into docs/flops.md. Exit 1 if a
+(operations of the tensor cores), each in one pass with the caches as in the program. Copies within the GPU are no
+kernels and add twice their bytes from the capture. With --docs the table is written into docs/flops.md. Exit 1 if a
 layer's traffic is less than counted by more than the L2 can hold, or the operations of a product are less than counted
 or 4 % more.
 """
