@@ -99,15 +99,18 @@ class Watch(Guarded):
     """
 
     def __init__(self) -> None:
+        from nvprof_kit.integrations._host import HostLoop
+
         self.found: list[tuple[str, Any]] = []
         self.failed: list[tuple[str, str]] = []
-        self._loop: Any = None
+        self._loop = HostLoop(own_steps=True)
+        self._loop.trains = False
+        self._began = False
         self._patches: list[Any] = []
         self._paused: list[Any] = []
         self._untraced: Any = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._quiet = 0
         self._called = False
         self._pid = os.getpid()
@@ -172,10 +175,8 @@ class Watch(Guarded):
     def _noting_optimizer(self, init: Any) -> Any:
         def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
-            self._made.add(optimizer)
-            if self._loop is not None:
-                self._loop.trains = self._loop.trains or None
-                self._loop.know_optimizer(optimizer)
+            self._loop.trains = self._loop.trains or None
+            self._loop.know_optimizer(optimizer)
 
         return noted
 
@@ -189,65 +190,44 @@ class Watch(Guarded):
                 self.undo()
             return
         self._seen.add(module)
-        if os.getpid() != self._pid or not _is_model(module):
-            return
-        from nvprof_kit._instrument.modules.blocks import class_name, unwrapped
+        from nvprof_kit._instrument.modules.blocks import Submodule, class_name, find_blocks, unwrapped
         from nvprof_kit.integrations._host import free_name
 
+        is_large = sum(parameter.numel() for parameter in module.parameters()) >= SMALL
+        if os.getpid() != self._pid or not (is_large or len(find_blocks(Submodule("", module))) > 1):
+            return
         model = unwrapped(module)
         self._seen.add(model)
         name = free_name(class_name(model), [name for name, _handle in self.found])
         try:
-            handle = self._annotated(model, name)
+            self._annotate(model, name)
         except Exception as error:
             self.failed.append((name, str(error)))
             say(f"could not annotate {name}: {error}")
-            return
-        if handle is not None:
-            self.found.append((name, handle))
-            self._quiet = 0
-            say(_described(name, handle))
 
-    def _annotated(self, model: Any, name: str) -> Any:
-        from nvprof_kit._instrument import session
+    def _annotate(self, model: Any, name: str) -> None:
         from nvprof_kit._instrument.modules.annotate import range_model
         from nvprof_kit.integrations._host import annotate_under, is_ranged
 
-        handle = None
-        self._release_parts_of(model)
+        inside = set(map(id, model.modules())) - {id(model)}
+        for part in [part for part in self.found if id(part[1]._owner()) in inside]:
+            part[1].remove()  # it turns out to be a part of this one, which is annotated as a whole
+            self.found.remove(part)
         if model in self._parts:
             pass  # a part of a model that was annotated before, called by itself
-        elif model in session.annotated or is_ranged(model):
+        elif is_ranged(model):
             say(f"{name} is already annotated by the program; nothing to do")
-        elif self.found:
-            handle = annotate_under(name, model)
         else:
-            handle = range_model(model)
-        if handle is not None:
+            handle = annotate_under(name, model) if self.found else range_model(model)
+            self.found.append((name, handle))
             self._parts.update(model.modules())
-        self._range_loop_of(model)
-        return handle
-
-    def _release_parts_of(self, model: Any) -> None:
-        """Take back the annotation of models that turn out to be parts of this one, which is annotated as a whole."""
-        inside = set(map(id, model.modules()))
-        for name, handle in list(self.found):
-            model_inside = handle._owner()
-            if model_inside is not None and model_inside is not model and id(model_inside) in inside:
-                handle.remove()
-                self.found.remove((name, handle))
-
-    def _range_loop_of(self, model: Any) -> None:
-        from nvprof_kit.integrations._host import HostLoop
-
-        if self._loop is not None:
+            self._quiet = 0
+            say(_described(name, handle))
+        if self._began:
             self._loop.add(model)
-            return
-        self._loop = HostLoop(own_steps=True)
-        for optimizer in self._made:
-            self._loop.know_optimizer(optimizer)
-        self._loop.trains = None if self._made else False
-        self._loop.begin(model)
+        else:
+            self._began = True
+            self._loop.begin(model)
 
     def report(self) -> None:
         """Report at exit which modules had no ranges."""
@@ -255,7 +235,7 @@ class Watch(Guarded):
             return
         from nvprof_kit._instrument import session
 
-        nothing = not (self.found or self.failed or self._loop is not None or session.was_annotated)
+        nothing = not (self.found or self.failed or self._began or session.was_annotated)
         is_first = os.environ.get(FIRST) == str(self._pid) and "torch.distributed.run" not in sys.modules
         if nothing and (self._called or is_first):
             reason = f"no module of {SMALL} parameters or with repeated blocks was called in this process"
@@ -266,14 +246,6 @@ class Watch(Guarded):
                 say(f"{name}: {len(inside)} modules have no range of their own inside what torch.compile compiled")
             elif never and len(never) < len(handle.paths):
                 say(f"{name}: {len(never)} of {len(handle.paths)} modules were never called, first {never[0]}")
-
-
-def _is_model(module: Any) -> bool:
-    from nvprof_kit._instrument.modules.blocks import Submodule, find_blocks
-
-    if sum(parameter.numel() for parameter in module.parameters()) >= SMALL:
-        return True
-    return len(find_blocks(Submodule("", module))) > 1
 
 
 def _described(name: str, handle: Any) -> str:
