@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
+from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches
 from nvprof_kit._instrument.ranges.ranges import Frame, Layer, Range
 from nvprof_kit.names import strip_wrappers
 
@@ -94,22 +94,8 @@ def range_kernels(user: object) -> Hold:
     return _kernels.hold(user)
 
 
-def _patch_inductor() -> None:
+def _patches() -> list[Any]:
     import torch
-
-    _inductor.install()
-    if not torch.compiler.config.cache_key_tag.endswith(CACHE_TAG):
-        torch.compiler.config.cache_key_tag += CACHE_TAG
-
-
-def _restore_inductor() -> None:
-    import torch
-
-    _inductor.undo()
-    torch.compiler.config.cache_key_tag = torch.compiler.config.cache_key_tag.removesuffix(CACHE_TAG)
-
-
-def _patches() -> list[Patch]:
     from torch._inductor import scheduler
     from torch._inductor.codegen import cpp, wrapper
     from torch._inductor.virtualized import V
@@ -150,11 +136,16 @@ def _patches() -> list[Patch]:
     )
     for owner, name, _ in places:
         getattr(owner, name)  # if one is missing, none is patched
-    return [Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places]
+    settings = torch.compiler.config
+    settings.cache_key_tag += CACHE_TAG
+
+    def restore() -> None:
+        settings.cache_key_tag = settings.cache_key_tag.removesuffix(CACHE_TAG)
+
+    return [Handle(restore), *(Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places)]
 
 
-_inductor = Patches(_patches)
-_kernels = Shared(_patch_inductor, _restore_inductor)
+_kernels = Patches(_patches)
 
 
 def _on_cpu(node: Any) -> bool:

@@ -311,8 +311,8 @@ class Shared:
                 self._undo()
 
 
-class Patches:
-    """Several patches that are installed together, for a `Shared`.
+class Patches(Shared):
+    """Several patches, or handles of other changes, that are made together.
 
     Args:
         make: Makes the patches. If it raises, it must leave none installed.
@@ -321,14 +321,13 @@ class Patches:
     def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
         self._patches: list[Any] = []
+        super().__init__(self._make_once, self._remove)
 
-    def install(self) -> None:
-        """Install the patches, if not installed."""
+    def _make_once(self) -> None:
         if not self._patches:
             self._patches = self._make()
 
-    def undo(self) -> None:
-        """Remove the patches."""
+    def _remove(self) -> None:
         patches, self._patches = self._patches, []
         for patch in reversed(patches):
             patch.remove()

@@ -229,15 +229,15 @@ class WindowRecorder(Sink):
             self._tool.cancel()
 
     @contextmanager
-    def _timed(self, part: str = "") -> Iterator[None]:
-        """Add the time of a block to a part of the cost, if any; it is no time of the program's throughput."""
+    def _timed(self, cost_name: str = "") -> Iterator[None]:
+        """Add the time of a block to one of the costs, if any; it is no time of the program's throughput."""
         start = time.perf_counter_ns()
         try:
             yield
         finally:
             elapsed = time.perf_counter_ns() - start
-            if part:
-                self._spent[part] += elapsed
+            if cost_name:
+                self._spent[cost_name] += elapsed
             if self._throughput is not None:
                 self._throughput.leave_out(elapsed)
 

@@ -210,9 +210,9 @@ class Watch(Guarded):
         from nvprof_kit.integrations._host import annotate_under, is_ranged
 
         inside = set(map(id, model.modules())) - {id(model)}
-        for part in [part for part in self.found if id(part[1]._owner()) in inside]:
-            part[1].remove()  # it turns out to be a part of this one, which is annotated as a whole
-            self.found.remove(part)
+        for entry in [entry for entry in self.found if id(entry[1]._owner()) in inside]:
+            entry[1].remove()  # it turns out to be a part of this one, which is annotated as a whole
+            self.found.remove(entry)
         if model in self._parts:
             pass  # a part of a model that was annotated before, called by itself
         elif is_ranged(model):

@@ -120,8 +120,8 @@ class _Points(LoopHooks):
             elif name.startswith("vae") or hasattr(model, "decode"):
                 methods = [method for method in _VAE_METHODS if hasattr(model, method)]
                 for method in methods:
-                    begin = functools.partial(owner.phase, f"{name} {method}")
-                    hooks.append(Patch(model, method, around(begin, functools.partial(owner.phase, None))))
+                    begin_phase = functools.partial(owner.phase, f"{name} {method}")
+                    hooks.append(Patch(model, method, around(begin_phase, functools.partial(owner.phase, None))))
             else:
                 before = functools.partial(_set_phase, owner, name)
                 hooks += self._hooked(model, before, functools.partial(_set_phase, owner, None))

@@ -77,11 +77,11 @@ class Points(LoopHooks):
 
     def _install(self, owner: Any) -> Iterator[Removable]:
         for model in [model for reference in self._models if (model := reference()) is not None]:
-            begin, end = _call_hooks(owner, weakref.ref(model))
+            call_begins, call_ends = _call_hooks(owner, weakref.ref(model))
             for hookable in Compiled(model).places(model):
-                yield hookable.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+                yield hookable.register_forward_pre_hook(call_begins, prepend=True, with_kwargs=True)
                 if self.ends:
-                    yield hookable.register_forward_hook(end, always_call=True)
+                    yield hookable.register_forward_hook(call_ends, always_call=True)
         yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
         yield Patch(torch.autograd, "backward", around(owner.backward_begins, owner.backward_ends))
         yield register_optimizer_step_pre_hook(lambda optimizer, *_call: owner.optimizer_begins(optimizer))

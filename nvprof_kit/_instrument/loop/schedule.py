@@ -309,8 +309,8 @@ class Windows:
         if before is Action.RECORD_AND_SAVE:
             self._stop(self.step_number - 1)
         if now is Action.WARMUP and before is not Action.WARMUP:
-            begin = self.step_number
-            first = next(step for step in range(begin, begin + self.schedule.warmup + 1) if self.schedule(step).records)
+            steps = range(self.step_number, self.step_number + self.schedule.warmup + 1)
+            first = next(step for step in steps if self.schedule(step).records)
             self._sink.warm_up(Window(self._next, first))
         if now.records and self._window is None:
             self._window = Window(self._next, self.step_number)

@@ -127,16 +127,16 @@ def _mb(count: int) -> str:
 
 def _layout(root: str, rows: Sequence[Held]) -> list[str]:
     """One line per module, parents first: its own bytes, and the bytes including its submodules."""
-    own: Counter[tuple[str, ...]] = Counter()
-    total: Counter[tuple[str, ...]] = Counter({(): 0})
+    module_bytes: Counter[tuple[str, ...]] = Counter()
+    nested_bytes: Counter[tuple[str, ...]] = Counter({(): 0})
     for row in rows:
         path = tuple((row.path or NONE).split("."))
-        own[path] += row.bytes
+        module_bytes[path] += row.bytes
         for length in range(len(path) + 1):
-            total[path[:length]] += row.bytes
-    number = {path: index for index, path in enumerate(total)}  # modules in the order of their first rows
-    ordered = sorted(total, key=lambda path: [number[path[: length + 1]] for length in range(len(path))])
+            nested_bytes[path[:length]] += row.bytes
+    number = {path: index for index, path in enumerate(nested_bytes)}  # modules in the order of their first rows
+    ordered = sorted(nested_bytes, key=lambda path: [number[path[: length + 1]] for length in range(len(path))])
     return [
-        f"layer: {'.'.join((root, *path))}, layer_mem: {_mb(own[path])}, total_mem: {_mb(total[path])}"
+        f"layer: {'.'.join((root, *path))}, layer_mem: {_mb(module_bytes[path])}, total_mem: {_mb(nested_bytes[path])}"
         for path in ordered
     ]

@@ -239,8 +239,8 @@ class MemoryProfiler:
         number = _ordinal(self._device)
         workspace = workspace_bytes(torch.cuda.get_device_capability(number))
         casts = cast_weights(model, self._device)
-        blocks, known = cuda_blocks(number), ledger.addresses
-        return unknown_rows(self._device, blocks, known, workspace=workspace, casts=casts, unexplained=count)
+        blocks, addresses = cuda_blocks(number), ledger.addresses
+        return unknown_rows(self._device, blocks, addresses, workspace=workspace, casts=casts, unexplained=count)
 
     def _rows(self, ledger: Ledger) -> Iterator[Held]:
         model = self._model()

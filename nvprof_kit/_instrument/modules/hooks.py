@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Patch, Patches, Shared, nothing, uncompiled, uncompiled_itself
+from nvprof_kit._instrument.patches import Handle, Patch, Patches, nothing, uncompiled, uncompiled_itself
 from nvprof_kit._instrument.ranges.backward import Recomputes
 from nvprof_kit._instrument.ranges.layer_range import BARE, LayerScope, wrap
 from nvprof_kit._instrument.ranges.ranges import Layer, RangesCalls, layer_of
@@ -240,8 +240,7 @@ def _note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:
         _wrappers.add(wrapper)
 
 
-_registration = Patches(_follow_wrappers)
-wrappers = Shared(_registration.install, _registration.undo)
+wrappers = Patches(_follow_wrappers)
 """Tracks the wrappers that `torch.compile` creates, for `Compiled`, while a user needs them."""
 
 

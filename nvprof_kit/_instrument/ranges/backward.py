@@ -24,7 +24,6 @@ from nvprof_kit._instrument.patches import (
     Hold,
     Patch,
     Patches,
-    Shared,
     skip_compiling,
     uncompiled,
     uncompiled_itself,
@@ -168,8 +167,7 @@ def _patches() -> list[Patch]:
     return [*frames, Patch(function, "forward", lambda forward: staticmethod(_kept(forward)))]
 
 
-_checkpoints = Patches(_patches)
-recomputes = Shared(_checkpoints.install, _checkpoints.undo)
+recomputes = Patches(_patches)
 """Ranges the recomputes of PyTorch's checkpoints while a user needs it and ranges are emitted."""
 
 
