@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint as checkpoints
-from nvprof_kit._instrument.torch_compat import AfterImport
 from support.torch_release import needs_torch
 from torch import nn
 
 from nvprof_kit import annotate_model
+from nvprof_kit._instrument.patches import AfterImport
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
