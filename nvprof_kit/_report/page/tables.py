@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,27 +35,9 @@ _TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class PageTable:
-    """A table.
-
-    Attributes:
-        name: Name in links.
-        title: The heading.
-        about: A description.
-        heads: Name of each column, and whether it is numeric.
-        rows: Lists of cells, each with text and sort value.
-        note: What is omitted; '' for nothing.
-        command: The command that shows the whole table.
-    """
-
-    name: str
-    title: str
-    about: str
-    heads: list[tuple[str, bool]]
-    rows: list[list[tuple[str, Any]]]
-    note: str = ""
-    command: str = ""
+PageTable = dict[str, Any]
+"""A table: ``name`` in links, ``title``, ``about``, ``heads`` (name, and whether it is numeric), ``rows`` of cells
+(text and sort value), ``note`` about omitted rows, and the ``command`` that shows all."""
 
 
 def page_table(
@@ -78,18 +59,18 @@ def page_table(
     zeros = [name for name in printed.columns if str(name).endswith("_ns") and not printed[name].fillna(0).any()]
     printed = printed.drop(columns=zeros)
     more = len(frame) - len(printed)
-    return PageTable(
-        name=name,
-        title=title,
-        about=about,
-        heads=[
+    return {
+        "name": name,
+        "title": title,
+        "about": about,
+        "heads": [
             (
                 heading(str(column), _HEADINGS),
                 printed[column].dtype.kind in "iufb" or "Int" in str(printed[column].dtype),
             )
             for column in printed.columns
         ],
-        rows=[
+        "rows": [
             [
                 (
                     short_text(cell(str(name), value, _WRITERS)),
@@ -99,14 +80,25 @@ def page_table(
             ]
             for row in printed.to_dict("records")
         ],
-        note=f"{more:,} more rows are not on the page" if more else "",
-        command=command,
-    )
+        "note": f"{more:,} more rows are not on the page" if more else "",
+        "command": command,
+    }
 
 
 def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
     """The tables of a breakdown that are not empty."""
-    tables = [_steps(breakdown, path, limit)]
+    times = [name for name in breakdown.steps.columns if str(name).endswith("_ns") and name != "start_ns"]
+    several = [name for name in ("process", "device") if breakdown.steps[name].nunique() > 1]
+    tables = [
+        page_table(
+            breakdown.steps[["step", *several, *times]],
+            "breakdown",
+            "Breakdown: where each step's time goes",
+            about="milliseconds; compute, exposed communication, exposed copies and idle add up to the wall time",
+            command=f"nvprof-kit breakdown {path} --format csv",
+            limit=limit,
+        )
+    ]
     step = breakdown.steps["step"].iloc[breakdown.critical_window] if len(breakdown.steps) else None
     for view, (title, about) in _TITLES.items():
         rows = breakdown.table(view)
@@ -123,20 +115,6 @@ def breakdown_tables(breakdown: Breakdown, path: str, limit: int = MAX_TABLE_ROW
                 )
             )
     return tables
-
-
-def _steps(breakdown: Breakdown, path: str, limit: int) -> PageTable:
-    times = [name for name in breakdown.steps.columns if str(name).endswith("_ns") and name != "start_ns"]
-    several = [name for name in ("process", "device") if breakdown.steps[name].nunique() > 1]
-    rows = breakdown.steps[["step", *several, *times]]
-    return page_table(
-        rows,
-        "breakdown",
-        "Breakdown: where each step's time goes",
-        about="milliseconds; compute, exposed communication, exposed copies and idle add up to the wall time",
-        command=f"nvprof-kit breakdown {path} --format csv",
-        limit=limit,
-    )
 
 
 def short_text(text: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -70,27 +69,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
     return environment
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of a page.
-
-    Attributes:
-        title: The heading.
-        svg: A figure from `nvprof_kit._report.page.template.svg_of`.
-        table: Header and rows of a table, as text.
-    """
-
-    title: str
-    svg: Markup | str = ""
-    table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
-
-
-def page(title: str, lines: Iterable[str], sections: Iterable[Section], warnings: Iterable[str] = ()) -> bytes:
-    """A page as UTF-8: title, lines, sections, and warnings about the figures."""
-    parts = {"lines": list(lines), "sections": list(sections), "warnings": list(warnings)}
-    return render("plain.html", (), ("plain.css",), title=title, **parts)
 
 
 def result_page(title: str, element: str) -> bytes:

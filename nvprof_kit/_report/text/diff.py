@@ -14,8 +14,9 @@ from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import capture_line, table, warning_lines
-from nvprof_kit._report.text.texts import Cells
+from nvprof_kit._report.text.texts import MS
 from nvprof_kit._result.formats import title
+from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.diff.diff import Diff
     from nvprof_kit._trace.schema import CaptureInfo
 
-_MS = Cells(1, 3)
+_CAUSES = {"": "", "work": ", by work", "efficiency": ", by efficiency", "both": ", by work and efficiency"}
 _MARKUP = re.compile(r"[\\|*`\[\]]")
 _UNIT = "Milliseconds per {0}: geometric means, not the median {0}"
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
@@ -34,6 +35,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
     result, top, fold = _selected(result)
     changed = _changed(result, fold)
     rows = _shown(changed, top)
+    times = "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
     kinds = {0: "path", 5: "words"}
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
     grid = table([(name, kinds.get(column, "right")) for column, name in enumerate(_HEAD)], ranks)
@@ -58,7 +60,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
     return [
         *parts,
         "",
-        Text(f"{_UNIT.format(result.unit)}; {_times(result)}, and wall time for the {result.unit}.", "dim"),
+        Text(f"{_UNIT.format(result.unit)}; {times}, and wall time for the {result.unit}.", "dim"),
         *(Text(note, "dim") for note in _fold_notes(changed)),
         *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
@@ -99,10 +101,6 @@ def diff_markdown(result: Diff) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _times(result: Diff) -> str:
-    return "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
-
-
 def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -> list[Text]:
     """A line for one run; for several, a line each and the total number of steps or blocks."""
     blocks = f" · {count} {unit}s" if unit != "step" else ""
@@ -117,7 +115,7 @@ def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -
 def _headline(result: Diff) -> str:
     """One sentence about the change of the step time."""
     step = result.rows.iloc[0]
-    times = f"{_MS(int(step['base_ns']))} → {_MS(int(step['new_ns']))} ms"
+    times = f"{MS(int(step['base_ns']))} → {MS(int(step['new_ns']))} ms"
     change = f"{100 * step['change']:+.1f} %"
     noise = result.noise
     if step["verdict"] in ("slower", "faster"):
@@ -173,33 +171,21 @@ def _unshown(result: Diff, more: int) -> str:
     same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
     parts = [f"{more} more changed"] if more else []
     if len(same):
-        parts.append(f"{_rows(len(same))} the same, each within ±{100 * same['within'].max():.1f} % or less")
+        parts.append(f"{plural(len(same), 'row')} the same, each within ±{100 * same['within'].max():.1f} % or less")
     if len(undecided):
         costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
-        parts.append(f"{_rows(len(undecided))} undecided, the costliest {named(costliest)}")
+        parts.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
     return "; ".join(parts)
 
 
-def _rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
-
-
 def _cells(row: Any, unit: str) -> tuple[str, ...]:
-    has_change = row["change"] == row["change"]
+    change = f"{100 * row['change']:+.1f} %" if row["change"] == row["change"] else ""
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
-    change = f"{100 * row['change']:+.1f} %" if has_change else ""
-    share_of_change = row.get("unlike")
-    verdict = (
-        f"{_verdict(row)}; {share_of_change} of its equals' change"
-        if isinstance(share_of_change, str) and share_of_change
-        else _verdict(row)
-    )
-    if row.get("cause"):
-        verdict += {"work": ", by work", "efficiency": ", by efficiency", "both": ", by work and efficiency"}[
-            row["cause"]
-        ]
+    unlike = row.get("unlike")
+    verdict = _verdict(row) + (f"; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else "")
+    verdict += _CAUSES[row.get("cause") or ""]
     name = unit if row["level"] == "step" else named(row)
-    return (name, _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, verdict)
+    return (name, MS(int(row["base_ns"])), MS(int(row["new_ns"])), change, interval, verdict)
 
 
 def _kernel_head(result: Diff) -> str:
@@ -212,7 +198,7 @@ def _kernel_lines(result: Diff, top: int) -> tuple[list[str], int]:
     lines = []
     for row in result.kernels.head(top).to_dict("records"):
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
-        times = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
+        times = " → ".join(MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
         lines.append(
             f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per {result.unit}, {times} ms)"

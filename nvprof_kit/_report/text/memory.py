@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
 from nvprof_kit._analysis.memory.memory import ALIKE, COLUMNS, COSTS
-from nvprof_kit._report.page.template import Section, page, svg_of
+from nvprof_kit._report.page.template import render, svg_of
 from nvprof_kit._report.text.table import Bar, frame_table, ranked_notes, warning_lines
 from nvprof_kit._report.text.texts import cell, memory_size, mib_cell, percent
 from nvprof_kit._result.formats import title
@@ -60,12 +60,20 @@ def memory_report(result: Memory) -> list[RenderableType]:
 def memory_page(result: Memory) -> bytes:
     """A self-contained page with both plots and all tables."""
     timeline, segments = (svg_of(replace(result, by=by).figure()) for by in (None, "segment"))
-    tables = [Section(heading, table=_plain(result.table(view))) for view, heading in VIEWS.items()]
-    by_view = dict(zip(VIEWS, tables, strict=True))
-    last = [Section("Segments", svg=segments), by_view.pop("segment")]
-    sections = [Section("Allocated memory over time", svg=timeline), *by_view.values(), *last]
-    visible = [section for section in sections if section.svg or section.table is None or section.table[1]]
-    return page(f"GPU memory: {title(result.path)}", header(result), visible, result.warnings)
+    tables: dict[str, dict[str, Any]] = {
+        view: {"title": heading, "svg": "", "table": _plain(result.table(view))} for view, heading in VIEWS.items()
+    }
+    last = [{"title": "Segments", "svg": segments, "table": None}, tables.pop("segment")]
+    sections = [{"title": "Allocated memory over time", "svg": timeline, "table": None}, *tables.values(), *last]
+    return render(
+        "plain.html",
+        (),
+        ("plain.css",),
+        title=f"GPU memory: {title(result.path)}",
+        lines=header(result),
+        sections=[section for section in sections if section["svg"] or section["table"][1]],
+        warnings=result.warnings,
+    )
 
 
 def header(result: Memory) -> list[str]:

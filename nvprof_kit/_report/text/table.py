@@ -494,7 +494,7 @@ def html_of(parts: Iterable[RenderableType]) -> str:
     return plain(console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>'))
 
 
-_FOLDED = r" x\d+$"
+_FOLDED = "xN: equal blocks {}; median, min and max are {}. --no-fold prints one line per block."
 EACH = ("median", "min", "max")
 _EACH_COLUMNS = (*EACH, "unlike")
 RANKS = dict.fromkeys(EACH, 2) | {"unlike": 1}
@@ -520,16 +520,9 @@ def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
 
 def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[Text]:
     """A note about folded rows of `nvprof_kit._analysis.layers.fold.fold_ranked`, if there are any."""
-    if not any("unlike" in frame and "layer" in frame and frame["layer"].astype(str).str.contains(_FOLDED).any()
-               for frame in tables):  # fmt: skip
-        return []
-    return [
-        Text(
-            "xN: equal blocks in one line with their sums; median, min and max are of one of them. --no-fold prints "
-            "one line per block.",
-            "dim",
-        )
-    ]
+    is_folded = any("unlike" in rows and "layer" in rows and rows["layer"].astype(str).str.contains(r" x\d+$").any()
+                    for rows in tables)  # fmt: skip
+    return [Text(_FOLDED.format("in one line with their sums", "of one of them"), "dim")] if is_folded else []
 
 
 def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
@@ -540,12 +533,5 @@ def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
         figures: The meaning of the figures of a folded line.
         each: The meaning of median, min and max.
     """
-    if "median" not in columns:
-        return []
-    return [
-        Text(
-            f"xN: equal blocks in one line; figures are {figures}; median, min and max are {each}. --no-fold prints "
-            "one line per block.",
-            "dim",
-        )
-    ]
+    is_folded = "median" in columns
+    return [Text(_FOLDED.format(f"in one line; figures are {figures}", each), "dim")] if is_folded else []
