@@ -839,7 +839,7 @@ class Capture:
             advice,
             self._kernel_rules,
             steps=steps,
-            known=operations,
+            attributed=operations,
             broken_down=times,
             left_out=[] if with_findings or findings is False else _not_looked_for(self.path),
         )

@@ -134,9 +134,9 @@ def _fastest(run: Callable[[], Any], device: str, seconds: float) -> float:
     synchronize()
     fastest, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end or fastest == float("inf"):
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(_RUNS):
             run()
         synchronize()
-        fastest = min(fastest, (time.perf_counter() - began) / _RUNS)
+        fastest = min(fastest, (time.perf_counter() - start) / _RUNS)
     return fastest

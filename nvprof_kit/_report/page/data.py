@@ -109,7 +109,7 @@ def sheet_of(
     own_rules: tuple[Rule, ...] = (),
     *,
     steps: StepOptions = ALL_STEPS,
-    known: Operations | None = None,
+    attributed: Operations | None = None,
     broken_down: Breakdown | None = None,
     left_out: Sequence[str] = (),
 ) -> Sheet:
@@ -122,14 +122,14 @@ def sheet_of(
         advice: The findings; None if not computed.
         own_rules: Rules for kernel classes, which take precedence over the package's rules.
         steps: The steps that the figures per step cover; all but warm-up by default.
-        known: The same operations with layers and classes, if already computed.
+        attributed: The same operations with layers and classes, if already computed.
         broken_down: The breakdown of each step; None if not computed.
         left_out: One sentence for each omitted analysis.
 
     Raises:
         UsageError: The capture has no such step.
     """
-    operations = Operations(trace, own_rules, known)
+    operations = Operations(trace, own_rules, attributed)
     attribution = operations.attribution
     times = step_times(trace, attribution)
     result = layers(operations, steps=steps, by_step=True)
@@ -228,11 +228,11 @@ def _findings(advice: Advice, result: Layers, view: Moments) -> list[dict[str, A
     for finding in advice.findings:
         layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
         seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in view.steps)
-        place = {
+        links = {
             "layer": layer if layer in rows else "",
             "window": (finding.start_ns, finding.end_ns) if seen else None,
         }
-        findings.append({"finding": finding, "saving": saving(finding, advice), **place})
+        findings.append({"finding": finding, "saving": saving(finding, advice), **links})
     return findings
 
 

@@ -225,12 +225,12 @@ class _Heat:
             return None
         rows = frame["row"].unique()
         cell = [frame["row"], frame["rank"].map(self.column_of_rank)]
-        shown = {
+        measured = {
             title: frame[name].groupby(cell).max().unstack().reindex(index=rows, columns=range(len(self.columns)))
             for name, title in measures.items()
             if (frame[name] > 0).any()
         }
-        drawn = [self.measure(title, values.to_numpy(dtype=np.float64)) for title, values in shown.items()]
+        drawn = [self.measure(title, values.to_numpy(dtype=np.float64)) for title, values in measured.items()]
         return self.parts([short_text(row) for row in rows], drawn, note)
 
     def parts(self, rows: list[str], measures: list[dict[str, Any]], note: str) -> dict[str, Any]:

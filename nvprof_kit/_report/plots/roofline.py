@@ -85,13 +85,15 @@ def _dots(axes: Axes, roofline: Roofline) -> None:
             linewidths=0,
         )
     names = kernel_names(points["kernel"].astype(str))
-    places: list[tuple[float, float]] = []
-    for kernel, *place in zip(points["kernel"], points["intensity"], points["rate"], strict=True):
-        is_free = all(np.abs(np.log10(place) - np.log10(other)).max() > _APART for other in places)
-        if is_free and len(places) < _LABELLED:
-            places.append((place[0], place[1]))
+    labelled_points: list[tuple[float, float]] = []
+    for kernel, *point in zip(points["kernel"], points["intensity"], points["rate"], strict=True):
+        is_free = all(np.abs(np.log10(point) - np.log10(other)).max() > _APART for other in labelled_points)
+        if is_free and len(labelled_points) < _LABELLED:
+            labelled_points.append((point[0], point[1]))
             label = fit([names[str(kernel)]], _LONGEST)[0]
-            axes.annotate(label, places[-1], xytext=(6, 4), textcoords="offset points", fontsize=8, color="#333333")
+            axes.annotate(
+                label, labelled_points[-1], xytext=(6, 4), textcoords="offset points", fontsize=8, color="#333333"
+            )
     entries = [("o", colour, layer) for layer, colour in colours.items()]
     entries += [(marker, "#777777", phase) for phase, marker in _MARKERS.items() if (phases == phase).any()]
     entries += [] if phases.isin(list(_MARKERS)).all() else [("D", "#777777", "other phases")]

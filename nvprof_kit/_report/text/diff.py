@@ -181,8 +181,10 @@ def _unshown(result: Diff, more: int) -> str:
 def _cells(row: Any, unit: str) -> tuple[str, ...]:
     change = f"{100 * row['change']:+.1f} %" if row["change"] == row["change"] else ""
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
-    unlike = row.get("unlike")
-    verdict = _verdict(row) + (f"; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else "")
+    difference = row.get("unlike")
+    verdict = _verdict(row) + (
+        f"; {difference} of its equals' change" if isinstance(difference, str) and difference else ""
+    )
     verdict += _CAUSES[row.get("cause") or ""]
     name = unit if row["level"] == "step" else named(row)
     return (name, MS(int(row["base_ns"])), MS(int(row["new_ns"])), change, interval, verdict)

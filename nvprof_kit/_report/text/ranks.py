@@ -68,8 +68,8 @@ def _section(title: str, rows: pd.DataFrame, more: int = 0, *notes: RenderableTy
 def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
     rows = sums.head(top).rename("time_ns").reset_index().astype(object)
-    if len(others := sums.iloc[top:]):
-        rows.loc[len(rows)] = ["", f"{len(others)} more", *[""] * (len(rows.columns) - 3), int(others.sum())]
+    if len(remaining := sums.iloc[top:]):
+        rows.loc[len(rows)] = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
     shares = [percent(ns / all_ns) if all_ns else "" for ns in rows["time_ns"]]
     with_shares: pd.DataFrame = rows.assign(share=shares)
     return with_shares
@@ -105,10 +105,15 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> Section:
     amounts = {name: ("wait_ns", how) for name, how in _WAITED.items()}
     sums = matrix.groupby("late_rank", as_index=False).agg(**amounts).astype({"late_rank": object})
     sums = sums.sort_values("waiting_ns", ascending=False, ignore_index=True)
-    rows, others = sums.head(top), sums.iloc[top:]
-    if len(others):
+    rows, remaining = sums.head(top), sums.iloc[top:]
+    if len(remaining):
         rows = rows.copy()
-        rows.loc[len(rows)] = [f"{len(others)} more", others["waiting_ns"].sum(), None, others["longest_ns"].max()]
+        rows.loc[len(rows)] = [
+            f"{len(remaining)} more",
+            remaining["waiting_ns"].sum(),
+            None,
+            remaining["longest_ns"].max(),
+        ]
     return _section("Whom the others waited for", rows, kinds=dict.fromkeys(rows.columns, "right"))
 
 
@@ -130,13 +135,13 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
         rows = wide.loc[gap[gap > 0].head(top).index].rename(columns=lambda rank: f"rank {rank}_ns")
         rows = rows.assign(slowest=wide.idxmax(axis=1).astype(int), by_ns=gap).reset_index()
         return _section("Layers whose ranks differ most: computing, median over steps", rows)
-    unlike = layers[layers["unlike"]].sort_values("excess_ns", ascending=False)
-    if not len(unlike):
+    slow_rows = layers[layers["unlike"]].sort_values("excess_ns", ascending=False)
+    if not len(slow_rows):
         return [Text(f"No rank computes unlike its equals in any layer ({len(ranks)} ranks).", "bold"), ""]
-    title = f"Ranks unlike their equals: {unlike['rank'].nunique()} of {len(ranks)}"
-    rows = unlike[["layer", "phase", "rank", "median_ns", "peers_ns", "excess_ns"]].head(top)
+    title = f"Ranks unlike their equals: {slow_rows['rank'].nunique()} of {len(ranks)}"
+    rows = slow_rows[["layer", "phase", "rank", "median_ns", "peers_ns", "excess_ns"]].head(top)
     way = "… and {} more; csv and json have them all"
-    return _section(title, rows, len(unlike) - top, headings={"peers_ns": "its equals"}, way=way)
+    return _section(title, rows, len(slow_rows) - top, headings={"peers_ns": "its equals"}, way=way)
 
 
 def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:

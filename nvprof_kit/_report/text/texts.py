@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os.path
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -268,7 +269,9 @@ def fit(texts: Sequence[str], width: int, paths: bool = False) -> list[str]:
             users.setdefault(cut, []).append(text)
         for group in users.values():
             if len(group) > 1:
-                length = _common_length(group)
+                length = len(os.path.commonprefix(group))  # noqa: RUF071 - of letters
+                while length and any(text[length : length + 1].isdigit() for text in group):
+                    length -= 1  # the difference begins with a letter
                 for text in group:
                     differences[text].add(length)
                     short[text] = _with_differences(text, sorted(differences[text]), width)
@@ -286,17 +289,6 @@ def _with_differences(text: str, places: Sequence[int], width: int) -> str:
     room = (width - len(stem)) // len(places) - 1
     ends = [*places[1:], len(text)]
     return stem + "".join(f"…{_fitting(text[start:end], room)}" for start, end in zip(places, ends, strict=True))
-
-
-def _common_length(texts: Sequence[str]) -> int:
-    """Number of letters that texts have in common at their beginning."""
-    first, last = min(texts), max(texts)
-    length = next(
-        (index for index, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first)
-    )
-    while length and any(text[length : length + 1].isdigit() for text in texts):  # the difference begins with a letter
-        length -= 1
-    return length
 
 
 def _middle(text: str, width: int) -> str:

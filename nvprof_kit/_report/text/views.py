@@ -124,8 +124,8 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     grid.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
-        middle = np.argsort(steady["wall_ns"].to_numpy(), kind="stable")[(len(steady) - 1) // 2]
-        median_step = steady.select_dtypes("number").iloc[[middle]].sum()
+        median_row = np.argsort(steady["wall_ns"].to_numpy(), kind="stable")[(len(steady) - 1) // 2]
+        median_step = steady.select_dtypes("number").iloc[[median_row]].sum()
         grid.add_row(f"median of {result.choice.count}", *gpu, *_parts(median_step, states))
     warm_up = inside.drop(index=steady.index)
     steady_count, warm_up_count = (len(set(result.instances[rows.index].tolist())) for rows in (steady, warm_up))
@@ -185,6 +185,10 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     return queues
 
 
+_DETAILS = ("cpu_p50_ns", "cpu_p95_ns")
+_DETAILS_OF_KERNELS = ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
+"""Columns that only csv has: of all views, and of views with a median."""
+
 _SUMMARY_RANKS = {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3}
 
 
@@ -206,11 +210,18 @@ def summary_report(result: Summary) -> list[RenderableType]:
 
 def _table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
     printed = _readable(rows.head(top)) if on_gpu else rows.head(top)
-    printed = printed[[name for name in printed.columns if not _left_out(str(name), printed)]]
+    no_figures = {
+        name
+        for name, column in printed.items()
+        if (str(name).startswith(("cpu_", "gpu_")) and not column.any())
+        or (name in ("process", "device", "kernel") and not (column.notna() & (column != "")).any())
+    }
+    details = (*_DETAILS, *(_DETAILS_OF_KERNELS if "gpu_p50_ns" in printed else ()))
+    printed = printed.drop(columns=[name for name in printed.columns if name in no_figures or name in details])
     headings = {"kernel_class": "class"}
     if not on_gpu:
-        own = {str(name): heading(str(name).removeprefix("gpu_")) for name in printed.columns}
-        headings |= own | {"gpu_ops": "operators"}
+        plain_headings = {str(name): heading(str(name).removeprefix("gpu_")) for name in printed.columns}
+        headings |= plain_headings | {"gpu_ops": "operators"}
     megabytes = {"bytes": lambda count: text if (text := mb_cell(count)).endswith("B") else f"{text} MB"}
     return frame_table(printed, len(rows) - top, headings=headings, writers=megabytes, ranks=_SUMMARY_RANKS)
 
@@ -225,12 +236,3 @@ def _readable(rows: pd.DataFrame) -> pd.DataFrame:
         kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].astype(str)))
         readable = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
     return readable
-
-
-def _left_out(name: str, rows: pd.DataFrame) -> bool:
-    """Whether to omit a column: empty or a detail; CSV has all columns."""
-    single = "gpu_p50_ns" in rows
-    detail = single and name in ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
-    detail |= name in ("cpu_p50_ns", "cpu_p95_ns")
-    detail |= name in ("process", "device", "kernel") and not (rows[name].notna() & (rows[name] != "")).any()
-    return detail or (name.startswith(("cpu_", "gpu_")) and not rows[name].any())
