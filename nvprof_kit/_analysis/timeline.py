@@ -118,10 +118,12 @@ def idle_by_step(trace: Trace, attribution: Attribution, drawn: Timeline) -> Ste
     """The idle time of every step, from a timeline of the whole capture with gaps from the first to the last step."""
     cut = step_windows(trace, attribution)
     count = len(attribution.ranges.steps)
-    devices = tuple(sorted({one.device for one in cut.devices}))
-    place = np.array([devices.index(one.device) for one in cut.devices], dtype=np.int64)[cut.device]
+    devices = tuple(sorted({cut_device.device for cut_device in cut.devices}))
+    device_index = np.array([devices.index(cut_device.device) for cut_device in cut.devices], dtype=np.int64)[
+        cut.device
+    ]
     inside = np.flatnonzero(cut.in_step)
-    key = (place[inside], cut.instance[inside])
+    key = (device_index[inside], cut.instance[inside])
     start = np.full((len(devices), count), np.iinfo(np.int64).max)
     end = np.zeros_like(start)
     np.minimum.at(start, key, cut.start[inside])
@@ -284,11 +286,11 @@ def _of_all_steps(
 ) -> Mapping[int, Int64Array]:
     """Extend each device's window to the start of the first step and the end of the last."""
     cut, edges_of_device = step_windows(trace, attribution), dict(windows)
-    ordinal = np.array([one.device for one in cut.devices], dtype=np.int64)[cut.device]
-    for one in np.unique(ordinal[cut.in_step]).tolist():
-        rows = np.flatnonzero(cut.in_step & (ordinal == one))
-        edges = edges_of_device[one]
-        edges_of_device[one] = np.array(
+    ordinal = np.array([device.device for device in cut.devices], dtype=np.int64)[cut.device]
+    for device in np.unique(ordinal[cut.in_step]).tolist():
+        rows = np.flatnonzero(cut.in_step & (ordinal == device))
+        edges = edges_of_device[device]
+        edges_of_device[device] = np.array(
             [[min(edges.min(), cut.start[rows].min()), max(edges.max(), cut.end[rows].max())]]
         )
     return edges_of_device
@@ -300,10 +302,13 @@ def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array
     start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     streams, codes = distinct_rows(*(trace.ops[name].to_numpy()[rows] for name in names))
     stream = codes.astype(np.int64)
-    part = _parts(start, end, stream)
-    (of_stream, parts), lane = distinct_rows(stream, part)
+    lane_number = _parts(start, end, stream)
+    (of_stream, parts), lane = distinct_rows(stream, lane_number)
     keys = np.stack(streams, axis=1).tolist()
-    lanes = [Lane._make((*keys[number], part)) for number, part in zip(of_stream.tolist(), parts.tolist(), strict=True)]
+    lanes = [
+        Lane._make((*keys[number], lane_number))
+        for number, lane_number in zip(of_stream.tolist(), parts.tolist(), strict=True)
+    ]
     # sort a device's streams by their first operation, so that the main stream comes first
     when = {tuple(key): int(start[stream == code].min()) for code, key in enumerate(keys)}
     order = sorted(range(len(lanes)), key=lambda one: (lanes[one][:2], when[lanes[one][:3]], lanes[one].part))
@@ -324,15 +329,15 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
     is_free[:1] = True
     if is_free.all():  # most captures
         return np.zeros(len(order), dtype=np.int64)
-    place = np.arange(len(order)) - np.maximum.accumulate(np.where(is_free, np.arange(len(order)), 0))
-    for turns in range(1, int(place.max(initial=0)) + 2):
-        part = place % turns
+    turn_index = np.arange(len(order)) - np.maximum.accumulate(np.where(is_free, np.arange(len(order)), 0))
+    for turns in range(1, int(turn_index.max(initial=0)) + 2):
+        part = turn_index % turns
         by_part = np.lexsort((starts, part, lanes))
         same = (np.diff(lanes[by_part]) == 0) & (np.diff(part[by_part]) == 0)
         if not (same & (starts[by_part][1:] < finishes[by_part][:-1])).any():
             break
     result = np.empty(len(order), dtype=np.int64)
-    result[order] = part if len(order) else place
+    result[order] = part if len(order) else turn_index
     return result
 
 

@@ -618,12 +618,12 @@ class Capture:
         """
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
-    def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz", steps: Steps = None) -> Document:
+    def perfetto(self, *, step: int | None = None, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
         """Make a trace for the Perfetto UI and chrome://tracing, with layers, phases, streams and idle gaps as tracks.
 
         Args:
             step: Include only this step. [default: the whole capture]
-            form: Plain or gzipped JSON; both viewers open both.
+            data_format: Plain or gzipped JSON; both viewers open both.
             steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
 
         Raises:
@@ -633,8 +633,10 @@ class Capture:
         from nvprof_kit._result.writer import Document
 
         timeline, info = self._timeline(step, _steps(steps))
-        _among(form, get_args(TraceForm), "form of a trace")
-        return Document(lambda: trace_events(timeline, info, form), suffixes_of(form), self.sources, info.warnings)
+        _among(data_format, get_args(TraceForm), "form of a trace")
+        return Document(
+            lambda: trace_events(timeline, info, data_format), suffixes_of(data_format), self.sources, info.warnings
+        )
 
     def _timeline(self, step: int | None, steps: StepOptions) -> tuple[Timeline, CaptureInfo]:
         """What ran in a step, in some steps, or in the whole capture."""
@@ -669,8 +671,8 @@ class Capture:
         """
         from nvprof_kit._report.export import form_of
 
-        form: Any = form_of(Path(path))
-        return self.perfetto(step=step, form=form, steps=steps).save(path)
+        data_format: Any = form_of(Path(path))
+        return self.perfetto(step=step, data_format=data_format, steps=steps).save(path)
 
     def ncu_plan(
         self,
@@ -819,15 +821,15 @@ class Capture:
         with_findings = not is_large if findings is None else findings
         if with_findings:
             operations = self._operations((*OPTIONAL, *MEMORY_TABLES))
-        counted, unfit = None, []
+        flops, unfit = None, []
         try:
-            counted = self.flops(steps=steps) if find_flops(self.path) else None
+            flops = self.flops(steps=steps) if find_flops(self.path) else None
         except CaptureError as error:  # the page is complete without MFU, which is optional
             unfit = [f"{error}; the page has no MFU"]
         trace = operations.trace
         times = breakdown(trace, self._kernel_rules, steps, operations) if with_findings and len(trace.ops) else None
         advice = (
-            advise(trace, self._kernel_rules, steps, operations, times=times, limits=counted)
+            advise(trace, self._kernel_rules, steps, operations, times=times, limits=flops)
             if with_findings and trace.info.on_gpu
             else None
         )
@@ -843,7 +845,7 @@ class Capture:
             broken_down=times,
             left_out=[] if with_findings or findings is False else _not_looked_for(self.path),
         )
-        return replace(sheet, flops=counted), unfit
+        return replace(sheet, flops=flops), unfit
 
 
 def _not_looked_for(path: Path) -> list[str]:

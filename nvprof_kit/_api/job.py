@@ -287,7 +287,7 @@ class Job:
         *,
         ranks: Sequence[int] = (),
         step: int | None = None,
-        form: TraceForm = "json.gz",
+        data_format: TraceForm = "json.gz",
         steps: Steps = None,
     ) -> Document:
         """Make a trace that shows the ranks side by side on one clock, for the Perfetto UI and chrome://tracing.
@@ -295,7 +295,7 @@ class Job:
         Args:
             ranks: Include only these ranks; all by default.
             step: Include only this step; None for the whole captures.
-            form: Plain or gzipped JSON; both viewers open both.
+            data_format: Plain or gzipped JSON; both viewers open both.
             steps: Include only these steps; None for the whole captures.
 
         Raises:
@@ -344,7 +344,10 @@ class Job:
             if clock.offset_ns is None
         ]
         return Document(
-            lambda: job_trace(readers, origin, form), suffixes_of(form), tuple(sources), as_issues("clocks", warnings)
+            lambda: job_trace(readers, origin, data_format),
+            suffixes_of(data_format),
+            tuple(sources),
+            as_issues("clocks", warnings),
         )
 
     def export(
@@ -362,8 +365,8 @@ class Job:
         """
         from nvprof_kit._report.export import form_of
 
-        form: Any = form_of(Path(path))
-        return self.perfetto(ranks=ranks, step=step, form=form, steps=steps).save(path)
+        data_format: Any = form_of(Path(path))
+        return self.perfetto(ranks=ranks, step=step, data_format=data_format, steps=steps).save(path)
 
     def _check_there(self, ranks: Sequence[int]) -> None:
         absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))

@@ -40,7 +40,7 @@ class Rank(NamedTuple):
             r"[^A-Za-z0-9._-]", "_", os.uname().nodename
         )  # HOSTNAME may be another's, which Slurm brings along
         parts = [beginning, self.run_id, host, f"rank{self.rank}", time.strftime("%Y%m%d-%H%M%S")]
-        return "-".join(part for part in parts if part)
+        return "-".join(piece for piece in parts if piece)
 
 
 def choose_rank(ranks: str = "0", *, local: bool = False) -> Rank:
@@ -76,10 +76,10 @@ def _in_list(number: int, ranks: str) -> bool:
     if ranks == "all":
         return True
     chosen = False
-    for part in ranks.removesuffix(",").split(","):
-        match = _PART.fullmatch(part)
+    for item in ranks.removesuffix(",").split(","):
+        match = _PART.fullmatch(item)
         if match is None:
-            raise UsageError(f"--ranks {ranks}: '{part}' is no rank, no range 0-7 and no stride 0-31:8")
+            raise UsageError(f"--ranks {ranks}: '{item}' is no rank, no range 0-7 and no stride 0-31:8")
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if first > last:
             raise UsageError(f"--ranks {ranks}: no rank lies from {first} to {last}")

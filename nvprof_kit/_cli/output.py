@@ -36,19 +36,19 @@ class Output:
     """The destination of an answer.
 
     Attributes:
-        form: ``table`` or a format of `nvprof_kit._result.formats`.
+        data_format: ``table`` or a format of `nvprof_kit._result.formats`.
         path: The file to write; None for stdout.
     """
 
-    form: Any
+    data_format: Any
     path: Path | None = None
 
     @classmethod
-    def of(cls, form: str | None, path: Path | None, by_suffix: Mapping[str, str] = TABLES) -> Output:
+    def of(cls, data_format: str | None, path: Path | None, by_suffix: Mapping[str, str] = TABLES) -> Output:
         """The output for ``--format`` and ``-o``; without a format, the file's suffix decides.
 
         Args:
-            form: The requested format.
+            data_format: The requested format.
             path: The requested file.
             by_suffix: The formats of the verb by suffix, longer suffixes and the default first.
 
@@ -56,8 +56,11 @@ class Output:
             UsageError: The suffix is none of these, or a terminal would get what is not for reading.
         """
         suffixes = " ".join(by_suffix)
-        named = next((form for suffix, form in by_suffix.items() if path and path.name.lower().endswith(suffix)), None)
-        chosen = form or (named if path else next(iter(by_suffix.values())))
+        named = next(
+            (name for suffix, name in by_suffix.items() if path and path.name.lower().endswith(suffix)),
+            None,
+        )
+        chosen = data_format or (named if path else next(iter(by_suffix.values())))
         if chosen is None:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}, or --format")
         if path is None and sys.stdout.isatty() and (chosen == "parquet" or TABLE not in by_suffix.values()):
@@ -76,13 +79,13 @@ class Output:
             UsageError: The file cannot be written or is an input, or the row selection is invalid.
         """
         sources = [source for result in results for source in result.sources]
-        if self.form == TABLE:
+        if self.data_format == TABLE:
             self._print([list(result.parts()) for result in results], sources)
         else:
             from nvprof_kit._result.result import Several
 
             answer = results[0] if len(results) == 1 else Several(tuple(results))
-            self._write((answer.encode(self.form),), answer.warnings_beside(self.form), sources)
+            self._write((answer.encode(self.data_format),), answer.warnings_beside(self.data_format), sources)
 
     def write_document(self, document: Document) -> None:
         """Write a file for another program.
@@ -150,16 +153,16 @@ def output_options(by_suffix: Mapping[str, str]) -> list[click.Parameter]:
     """``-o`` and, if there are several formats, ``--format``, which make the `Output` of a verb together."""
 
     def output(context: click.Context, _: click.Parameter, path: str | None) -> Output:
-        return Output.of(context.params.pop("form", None), Path(path) if path else None, by_suffix)
+        return Output.of(context.params.pop("data_format", None), Path(path) if path else None, by_suffix)
 
-    forms = [form for form in dict.fromkeys(by_suffix.values()) if form not in (*formats.PICTURES, "html")]
+    forms = [name for name in dict.fromkeys(by_suffix.values()) if name not in (*formats.PICTURES, "html")]
     text = f"Write to FILE, whose suffix selects the format: {', '.join(by_suffix)}."
     options: list[click.Parameter] = [
         click.Option(["output", "-o", "--output"], metavar="FILE", callback=output, help=text)
     ]
     if len(forms) > 1:
         text = f"Format. [default: {forms[0]}, or by the suffix of FILE]"
-        options.insert(0, click.Option(["form", "--format"], type=click.Choice(forms), is_eager=True, help=text))
+        options.insert(0, click.Option(["data_format", "--format"], type=click.Choice(forms), is_eager=True, help=text))
     return options
 
 

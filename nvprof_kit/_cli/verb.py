@@ -200,7 +200,7 @@ class Section:
 
         def decorate(ask: Callable[..., Result]) -> Callable[..., Result]:
             def answer(output: Output, captures: tuple[str, ...], **options: Any) -> None:
-                if output.form in formats.PICTURES and len(captures) > 1:
+                if output.data_format in formats.PICTURES and len(captures) > 1:
                     raise UsageError(f"a plot shows one capture, not {len(captures)}; plot them one by one")
                 context = click.get_current_context()
                 context.obj = output

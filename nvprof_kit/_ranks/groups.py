@@ -353,13 +353,19 @@ def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.Da
         size = comm_ends.groupby("rank")["size"].max().reindex(ranks).to_numpy()
         fits = []
         for groups in _partitions(marked_groups, ranks_of_comm[str(comm)]):
-            first = {name: min(group.ranks) for name, group in {one.name: one for one in groups.values()}.items()}
+            first = {
+                name: min(group.ranks)
+                for name, group in {candidate.name: candidate for candidate in groups.values()}.items()
+            }
             part_of = {rank: first[group.name] for rank, group in groups.items()}
             parts = np.array([part_of[rank] for rank in ranks])
             upper = np.triu(np.isfinite(moved), 1)
             inside = parts[:, None] == parts[None, :]
             within, across = moved[upper & inside], moved[upper & ~inside]
-            fitting = all(one <= 0 or one == len(groups[rank].ranks) for rank, one in zip(ranks, size, strict=True))
+            fitting = all(
+                candidate <= 0 or candidate == len(groups[rank].ranks)
+                for rank, candidate in zip(ranks, size, strict=True)
+            )
             if len(within) and fitting:
                 median_across = float(np.median(across)) if len(across) else np.inf
                 fits.append((float(np.median(within)), median_across, len(first), part_of))

@@ -432,9 +432,9 @@ def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict 
         f"the others {_ms(usual)}; most of the difference is {where}, {_ms(rank_work)} against {_ms(peer_work)}; only "
         f"{_ms(waits)} of waiting for it are measured: {evidence.unmatched_share:.0%} of the collectives have no match"
     )
-    place = {"layer": None if layer == NO_LAYER else str(layer), "phase": str(phase)}
+    location = {"layer": None if layer == NO_LAYER else str(layer), "phase": str(phase)}
     cost = {"severity": "warning", "cost_ns_per_step": round(waits)}
-    return Verdict(rank=rank, **place, cause="slow_layer", **cost, sentence=sentence)  # type: ignore[arg-type]
+    return Verdict(rank=rank, **location, cause="slow_layer", **cost, sentence=sentence)  # type: ignore[arg-type]
 
 
 def _priced(cost: float, length: float) -> dict[str, Any]:

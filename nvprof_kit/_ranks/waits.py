@@ -110,9 +110,9 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     instances["instance"] = np.arange(len(instances))
     members = tables.members_of(instances).merge(instances, on=["c", "s", "k"])
     # limited to its own end for a rank that can end before the others arrive, and with two ranks
-    wait, own = members["arrival"] - members["a"], (members["e"] - members["a"]).clip(lower=0)
+    wait, until_end = members["arrival"] - members["a"], (members["e"] - members["a"]).clip(lower=0)
     ends_alone = (members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)
-    members["wait_ns"] = wait.where(~ends_alone, np.minimum(wait, own))
+    members["wait_ns"] = wait.where(~ends_alone, np.minimum(wait, until_end))
     # waiting time of each collective's ranks during which their devices do nothing else
     bare = members[["wait_ns", "alone"]].min(axis=1)
     instances["exposed_ns"] = np.bincount(members["instance"], weights=bare, minlength=len(instances)).astype(np.int64)

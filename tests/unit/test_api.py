@@ -184,7 +184,7 @@ def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
 
 ELSEWHERE = {
     "diff": {"vs": "Capture.diff:new"},
-    "export": {"format": "Capture.perfetto:form"},
+    "export": {"format": "Capture.perfetto:data_format"},
     # each view is a method of Job; its page has the timeline
     "ranks compare": {"view": "", "rank": "open_job:ranks", "timeline": "Job.report:timeline"},
     "ranks map": {"rank": "map_captures:ranks"},

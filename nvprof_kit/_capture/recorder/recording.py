@@ -282,10 +282,10 @@ class _Traces(Traces):
 
 
 @contextmanager
-def _announced(recorder: record | None, shown: str, what: str = "") -> Iterator[None]:
+def _announced(recorder: record | None, path_text: str, details: str = "") -> Iterator[None]:
     """Print that a trace is written, also if a delayed signal ends the program."""
     try:
         yield
     finally:
         if recorder is not None and recorder.written and not recorder.empty:
-            say(f"wrote {shown}{what}; next: nvprof-kit layers {shown}")
+            say(f"wrote {path_text}{details}; next: nvprof-kit layers {path_text}")

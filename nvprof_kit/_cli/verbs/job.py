@@ -95,7 +95,7 @@ def compare(
             done=lambda capture: report(f"mapping {capture}"),
         )
         report("comparing ranks")
-        if output.form == "html":
+        if output.data_format == "html":
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
             numbers = _numbers("--timeline", timeline, [number for number in timeline.split(",") if number.strip()])
             page = job.page(timeline=numbers, title=", ".join(captures[:4]), command=command)

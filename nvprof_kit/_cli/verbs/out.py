@@ -25,13 +25,13 @@ def report(output: Output, captures: tuple[str, ...], **options: Any) -> None:
     With several CAPTUREs, the page shows the details of the first ones and compares all with the first. It stays below
     8 MB and loads nothing from the network.
     """
-    first, *others = captures
-    for capture in others:
+    first, *more_captures = captures
+    for capture in more_captures:
         expect(capture, CAPTURES, NEEDED)
     output.spare(captures)
     with progress() as report_stage:
         report_stage(f"reading {', '.join(captures)} and writing the page")
-        page = open_input(output, first, **pop_opening(options)).page(*others, **options)
+        page = open_input(output, first, **pop_opening(options)).page(*more_captures, **options)
     output.write_document(page)
 
 
@@ -68,11 +68,11 @@ def export(output: Output, captures: tuple[str, ...], **options: Any) -> None:
     opened = open_input(output, captures[0], **pop_opening(options))
     with progress() as report_stage:
         if len(captures) == 1:
-            report_stage(f"reading {captures[0]} and writing it as {output.form}")
-            return output.write_document(opened.perfetto(form=output.form, **options))
+            report_stage(f"reading {captures[0]} and writing it as {output.data_format}")
+            return output.write_document(opened.perfetto(data_format=output.data_format, **options))
         from nvprof_kit._api.job import open_job
 
         report_stage("aligning the ranks' clocks")
         job = open_job(captures, domain=opened.domain, rules=opened._rules)
-        report_stage(f"reading {len(captures)} captures and writing them as {output.form}")
-        output.write_document(job.perfetto(form=output.form, **options))
+        report_stage(f"reading {len(captures)} captures and writing them as {output.data_format}")
+        output.write_document(job.perfetto(data_format=output.data_format, **options))

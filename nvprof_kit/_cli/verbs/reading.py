@@ -25,9 +25,9 @@ READ.question(Capture.breakdown, "nvprof-kit breakdown run.sqlite --view idle")(
 
 @READ.question(Capture.summary, "nvprof-kit summary run.sqlite --view kernel --top 20")
 def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
-    form = click.get_current_context().obj.form
-    if form in formats.TABLES and len(view) != 1:
-        raise UsageError(f"--format {form} holds one view; name it with --view")
+    data_format = click.get_current_context().obj.data_format
+    if data_format in formats.TABLES and len(view) != 1:
+        raise UsageError(f"--format {data_format} holds one view; name it with --view")
     return capture.summary(view, **options)
 
 

@@ -80,13 +80,13 @@ def layers(
         expect(report, NCU, "a raw or details page of ncu as .csv, or an .ncu-rep, each also packed as .xz")
     if capture is not None:
         expect(capture, NSYS, NEEDED_NSYS)
-    if by and output.form in formats.PICTURES:
+    if by and output.data_format in formats.PICTURES:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
     with progress() as report_stage:
         report_stage(f"reading {', '.join(reports)}")
         opened = open_ncu(*reports, rules=rules, domain=domain)
         if by:
-            output = replace(output, form="csv" if output.form == TABLE else output.form)
+            output = replace(output, data_format="csv" if output.data_format == TABLE else output.data_format)
             return output.write_results([opened.kernels(**options)])
         result = opened.layers(capture, depth=depth, **options)
     output.write_results([result])
