@@ -147,7 +147,15 @@ class Causes:
         both["kind"] = np.where(
             both["doing"] == "compute", "compute", both["doing"].map(_OF_DOING).fillna("communication")
         )
-        more = _excess(both)
+        # first by kind, then by layer within a kind, so that time that only moved between layers, as gaps do, does
+        # not count
+        kinds = ["pair", "kind", "instance"]
+        net = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
+        net = net[net > 0].reset_index()
+        net["of_pair"] = net["net"] / net.groupby("pair")["net"].transform("sum")
+        more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
+        more = more[more["ns"] > 0].merge(net, on=kinds)
+        more["share"] = more["of_pair"] * more["ns"] / more.groupby(kinds)["ns"].transform("sum")
         direct, chained = self._as_shares(more, pairs)
         lacking = np.flatnonzero(~has_common)
         unknown = np.setdiff1d(started, more["pair"].to_numpy())
@@ -274,21 +282,6 @@ class Causes:
             phase=np.where(more["phase"] == "", NO_PHASE, more["phase"]),
         )
         return frame.loc[~chain, list(_SHARES)], frame.loc[chain, ["instance", "of", "share"]]
-
-
-def _excess(both: pd.DataFrame) -> pd.DataFrame:
-    """The excess time of the late ranks, with its share: first by kind, then by layer within a kind, so that time that
-    only moved from one layer to another, as gaps do, does not count.
-    """
-    kinds = ["pair", "kind", "instance"]
-    net = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
-    net = net[net > 0].reset_index()
-    net["of_pair"] = net["net"] / net.groupby("pair")["net"].transform("sum")
-    more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
-    more = more[more["ns"] > 0].merge(net, on=kinds)
-    more["share"] = more["of_pair"] * more["ns"] / more.groupby(kinds)["ns"].transform("sum")
-    excess: pd.DataFrame = more
-    return excess
 
 
 def _rank(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array) -> _Rank:

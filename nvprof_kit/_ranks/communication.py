@@ -85,10 +85,15 @@ def communications(
     kind = _kinds(trace, ops)
     for named in (_kinds_of_operators(host, host.of_op[ops]), calls.kind):
         kind = np.where(np.isin(kind, ("SendRecv", "")) & (named != ""), named, kind)
-    stream = _by_stream(trace, ops)
+    # by first use
+    stream = pd.factorize(trace.ops["stream"].to_numpy()[ops])[0]
     streams = np.array([f"stream {number}" for number in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
     partners, direction = _passing(rank, calls, owner, trace)
     comm = np.where(calls.communicator != "", calls.communicator, streams) + partners
+    # a communicator with duplicates counts something else
+    sequence = pd.DataFrame({"comm": comm, "sequence": calls.sequence})
+    duplicated = sequence.duplicated() & (sequence["sequence"] >= 0)
+    is_numbered = (partners == "") & ~np.isin(comm, comm[duplicated])
     table = pd.DataFrame(
         {
             "index": np.arange(len(ops)),
@@ -96,7 +101,7 @@ def communications(
             "stream": stream,
             "group": calls.group,
             "operation": calls.operation,
-            "sequence": np.where(partners != "", NONE, _unique(comm, calls.sequence)),
+            "sequence": np.where(is_numbered, calls.sequence, NONE),
             "step": step[comm_ops],
             "kind": kind,
             "bytes": found_messages.bytes,
@@ -211,26 +216,3 @@ def _passing(rank: int, calls: _Calls, owner: Int64Array, trace: Trace) -> tuple
         elif ranks[0] != NONE:  # several peers, or itself
             partner_names[kernel] = f" {rank} <-> several"
     return partner_names, direction
-
-
-def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
-    """The sequence numbers, but -1 in communicators with duplicates: there the numbers count something else."""
-    import pandas as pd
-
-    if (sequence < 0).all():
-        return sequence
-    table = pd.DataFrame({"comm": comm, "sequence": sequence})
-    duplicated = table.duplicated() & (table["sequence"] >= 0)
-    has_duplicates = table["comm"].isin(table["comm"][duplicated]).to_numpy()
-    numbers: Int64Array = np.where(has_duplicates, NONE, sequence)
-    return numbers
-
-
-def _by_stream(trace: Trace, ops: Int64Array) -> Int64Array:
-    """The index of each kernel's stream among the communication streams, by first use."""
-    stream = trace.ops["stream"].to_numpy()[ops]
-    distinct, first, codes = np.unique(stream, return_index=True, return_inverse=True)
-    rank_of_stream = np.empty(len(distinct), dtype=np.int64)
-    rank_of_stream[np.argsort(first)] = np.arange(len(distinct))
-    streams: Int64Array = rank_of_stream[codes]
-    return streams

@@ -134,11 +134,12 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     segments = _segments(naming, lane_of(start, end, parts.sort, cuts), idle)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~is_shown
+    of_collective = segments.loc[segments["collective"] >= 0, ["collective", "ns"]]
     collectives = comm.table.assign(
         rank=rank,
         start_ns=start[comm.ops],
         end_ns=end[comm.ops],
-        alone_ns=_alone(segments, len(comm.ops)),
+        alone_ns=exact_sums(of_collective["collective"], of_collective["ns"], len(comm.ops)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
         end_segment=np.searchsorted(cuts, end[comm.ops], side="right") - 1,
@@ -146,8 +147,12 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         layer=np.asarray(parts.layer[comm.ops]),
         phase=np.asarray(parts.phase[comm.ops]),
     )
+    # how the collectives are identified: by communicator ids, by sequence numbers; messages are matched by order
+    named = ~comm.table["comm"].str.startswith("stream ")
+    numbered = (comm.table["sequence"] >= 0)[named & ~comm.table["comm"].str.contains(PASSING, regex=True)]
+    identified = {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
     return RankMap(
-        ranks=_ordered("ranks", pd.DataFrame([{"rank": rank, **facts, **_identification(comm.table)}])),
+        ranks=_ordered("ranks", pd.DataFrame([{"rank": rank, **facts, **identified}])),
         collectives=_ordered("collectives", collectives),
         segments=_ordered("segments", segments.assign(rank=rank)),
         layers=_layers(parts, segments, start, end, rank),
@@ -250,9 +255,13 @@ def _segments(naming: _Naming, lane: Lane, idle: IdleGaps) -> pd.DataFrame:
 
     rows = np.flatnonzero(lane.state == IDLE)
     gap = latest(idle.start, lane.start[rows])
+    starts, ends, steps = naming.windows
+    inside = latest(starts, lane.start)
     keys: dict[str, npt.NDArray[Any]] = {
         "segment": lane.segment,
-        "step": _step_at(lane.start, *naming.windows),
+        "step": np.where(
+            lane.start < np.append(ends, np.iinfo(np.int64).min)[inside], np.append(steps, NONE)[inside], NONE
+        ),
         "doing": naming.doing.codes(lane.state, rows, gap),
         "layer": naming.layer.codes(lane.op, rows, gap),
         "phase": naming.phase.codes(lane.op, rows, gap),
@@ -266,20 +275,6 @@ def _segments(naming: _Naming, lane: Lane, idle: IdleGaps) -> pd.DataFrame:
         columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(names.names))
     table: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return table
-
-
-def _step_at(times: Int64Array, start: Int64Array, end: Int64Array, step: Int64Array) -> Int64Array:
-    """The number of the step at each moment, `NONE` outside steps."""
-    inside = latest(start, times)
-    within = times < np.append(end, np.iinfo(np.int64).min)[inside]
-    return np.where(within, np.append(step, NONE)[inside], NONE)
-
-
-def _alone(segments: pd.DataFrame, count: int) -> Int64Array:
-    """How long each collective ran while the device did nothing else."""
-    collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
-    is_collective = collective >= 0
-    return exact_sums(collective[is_collective], ns[is_collective], count)
 
 
 def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
@@ -316,14 +311,6 @@ def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
     table: pd.DataFrame = pd.DataFrame({name: values[device_steps] for name, values in columns.items()})
     of_rank: pd.DataFrame = table.assign(rank=rank)
     return of_rank
-
-
-def _identification(collectives: pd.DataFrame) -> dict[str, bool]:
-    """How a rank's collectives are identified: by communicator ids, by sequence numbers."""
-    named = ~collectives["comm"].str.startswith("stream ")
-    messages = collectives["comm"].str.contains(PASSING, regex=True)  # these are matched by order
-    numbered = (collectives["sequence"] >= 0)[named & ~messages]
-    return {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
 
 
 def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -45,15 +45,11 @@ def stages_of(medians: pd.DataFrame) -> dict[int, int]:
             kind_of[names] = next(similar, len(kinds))
             if kind_of[names] == len(kinds):
                 kinds.append(names)
-    order = sorted(range(len(kinds)), key=lambda place: (_first_number(kinds[place]), place))
+    numbers = [[int(number) for layer in kind for number in _NUMBER.findall(layer)[:1]] for kind in kinds]
+    order = sorted(range(len(kinds)), key=lambda index: (np.median(numbers[index]) if numbers[index] else -1.0, index))
     number = {index: stage for stage, index in enumerate(order)}
     stages = {rank: number[kind_of[names]] for rank, names in layers.items()}
     return {int(rank): stages.get(int(rank), 0) for rank in medians["rank"].unique()}
-
-
-def _first_number(layers: frozenset[str]) -> float:
-    numbers = [int(number) for layer in layers for number in _NUMBER.findall(layer)[:1]]
-    return float(np.median(numbers)) if numbers else -1.0
 
 
 def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:

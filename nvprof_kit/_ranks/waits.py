@@ -117,7 +117,14 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     bare = members[["wait_ns", "alone"]].min(axis=1)
     instances["exposed_ns"] = np.bincount(members["instance"], weights=bare, minlength=len(instances)).astype(np.int64)
     if is_small:
-        shares = _refined(_shares(tables, instances, members, floor_ns), instances, tables)
+        shares = _shares(tables, instances, members, floor_ns)
+        # regular work of a pipeline stage, and the reasons for a late host
+        shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
+        of = shares["instance"].to_numpy()
+        cost = (instances["wait_ns"] / (instances["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
+        causes = shares.assign(step=instances["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
+        refined = host_reasons(causes, tables)[list(shares)]
+        shares = refined.groupby([name for name in shares if name != "share"], sort=False)["share"].sum().reset_index()
         charges = _charges(shares, instances)
     else:
         charges = coarse_charges(tables)
@@ -145,18 +152,6 @@ def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, f
     parts = [table for table in (causes.shares(detailed), unknown) if len(table)]
     shares: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return shares
-
-
-def _refined(shares: pd.DataFrame, instances: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
-    """Refine the shares: the reasons for a late host, and regular work of a pipeline stage."""
-    shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
-    of = shares["instance"].to_numpy()
-    cost = (instances["wait_ns"] / (instances["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
-    causes = shares.assign(step=instances["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
-    refined = host_reasons(causes, tables)[list(shares)]
-    keys = [name for name in shares if name != "share"]
-    sums: pd.DataFrame = refined.groupby(keys, sort=False)["share"].sum().reset_index()
-    return sums
 
 
 def _of_steps(charges: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
