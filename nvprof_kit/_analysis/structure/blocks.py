@@ -30,7 +30,7 @@ _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
 _NORM = list(CLASSES).index("norm")
 _LEAST_SCORE = 3.0
-_LEAST_EDGE, _LEAST_RUN = 4, 4
+_LEAST_EDGE, _LEAST_RUN = 3, 4
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
@@ -373,7 +373,8 @@ def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner:
         # what precedes the first block may end as a block does, with a sum before a norm: the sum is the block's
         for index, (border, (_, end)) in enumerate(zip(list(borders), spans, strict=True)):
             begins = np.append(sequence.product[border:end] | np.isin(sequence.coarse[border:end], _NORM), True)
-            sums = np.flatnonzero(sequence.residual[border : border + int(np.argmax(begins))])
+            first = min(int(np.argmax(begins)), 2)  # a scale and the sum; a norm of several kernels has sums of its own
+            sums = np.flatnonzero(sequence.residual[border : border + first])
             borders[index] = border + int(sums[-1]) + 1 if len(sums) else border
     else:
         sizes = _propagate(gaps, after, aligner, from_end=False)
@@ -444,9 +445,10 @@ def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
                 waiting = []
             waiting.append(model_pass)
         else:
-            same = [
-                other for other in waiting if other.direction == FORWARD and len(other.blocks) == len(model_pass.blocks)
-            ]
+            same = [other for other in waiting if len(other.blocks) == len(model_pass.blocks)]
+            # the backward pass of a tower of which the last blocks are not used is shorter
+            size = len(model_pass.blocks)
+            same = same or [other for other in waiting[-1:] if 3 <= size < len(other.blocks) <= size + 2]
             if same:
                 model_pass.stack = same[-1].stack
                 waiting.remove(same[-1])
