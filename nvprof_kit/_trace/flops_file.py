@@ -165,10 +165,10 @@ def _json(path: Path) -> Any:
 def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
     ranges = _frame(content, "ranges", RANGES)
     depth: list[int] = []
-    for number, around in enumerate(ranges["inside"].tolist()):
-        if not -1 <= around < number:
-            raise ValueError(f"range {number} is inside {around}, which does not come before it")
-        depth.append(depth[around] + 1 if around >= 0 else 0)
+    for number, parent in enumerate(ranges["inside"].tolist()):
+        if not -1 <= parent < number:
+            raise ValueError(f"range {number} is inside {parent}, which does not come before it")
+        depth.append(depth[parent] + 1 if parent >= 0 else 0)
         if depth[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
     operators = _frame(content, "operators", OPERATORS)

@@ -135,7 +135,7 @@ _Format = TypeVar("_Format", bound="Reader[Any]")
 
 
 @contextmanager
-def _opened(path: str | Path, readers: Iterable[_Format], needed: str) -> Iterator[tuple[_Format, Source]]:
+def _opened(path: str | Path, readers: Iterable[_Format], expected: str) -> Iterator[tuple[_Format, Source]]:
     """The reader of a file, and the file; of an xz file a temporary decompressed copy, which is deleted afterwards.
 
     Raises:
@@ -145,28 +145,28 @@ def _opened(path: str | Path, readers: Iterable[_Format], needed: str) -> Iterat
     try:
         with ExitStack() as stack:
             source = Source(path, path)
-            if _header(path, needed).startswith(_XZ):
+            if _header(path, expected).startswith(_XZ):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvprof-kit-"))
                 source = Source(Path(folder) / (path.stem if path.suffix == ".xz" else path.name), path)
                 unpack(path, source.path)
-            header = _header(source.path, needed)
+            header = _header(source.path, expected)
             reader = next((reader for reader in readers if reader.sniff(source.path, header)), None)
             if reader is None:
                 is_folder = source.path.is_dir()
                 description = "a directory without tables of nsys" if is_folder else description_of(header)
                 description = description or f"of an unknown format (it begins {header[:12]!r})"
-                raise CaptureError(f"{path}: {description}; needed {needed}")
+                raise CaptureError(f"{path}: {description}; needed {expected}")
             yield reader, source
     except OSError as error:
         reason = {
             FileNotFoundError: "no such file",
-            IsADirectoryError: f"a directory; needed {needed}",
+            IsADirectoryError: f"a directory; needed {expected}",
             PermissionError: "no permission to read it",
         }.get(type(error), error.strerror or str(error))
         raise CaptureError(f"{path}: {reason}") from None
 
 
-def _header(path: Path, needed: str) -> bytes:
+def _header(path: Path, expected: str) -> bytes:
     """The first bytes of a file; none of a folder."""
     if path.is_dir():
         return b""
@@ -174,5 +174,5 @@ def _header(path: Path, needed: str) -> bytes:
     with path.open("rb") as file:
         header = file.read(64)
     if not header:
-        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {needed}")
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {expected}")
     return header

@@ -86,10 +86,14 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
         if repeats := len(matches) - len(once):
             warnings.append(f"{file}: {repeats} of its lines stand in it twice, and count once")
         matches = once
-        if bad := sum(map(_contradicts, matches)):
+        contradictions = 0  # times by the two clocks that differ by more than a tenth and more than 50 ms
+        for _, _, start_s, start_us, end_s, end_us, cpu_s, _ in matches:
+            lasted, cpu = int(end_s) - int(start_s) + (int(end_us) - int(start_us)) / 1e6, float(cpu_s)
+            contradictions += abs(lasted - cpu) > 0.05 + 0.1 * max(lasted, cpu)
+        if contradictions:
             warnings.append(
-                f"{file}: cpu_dur is not the time from start to end in {bad} of its lines; the clock was set while the "
-                "stage ran, or the log is damaged: do not trust its CPU times"
+                f"{file}: cpu_dur is not the time from start to end in {contradictions} of its lines; the clock was "
+                "set while the stage ran, or the log is damaged: do not trust its CPU times"
             )
         if matches:
             tables.append(_table(matches))
@@ -105,13 +109,6 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())
     return TimerLogs(where, stages, tuple(Issue("logs", "warning", 1.0, text) for text in warnings))
-
-
-def _contradicts(line: tuple[str, ...]) -> bool:
-    """Whether a stage's times by the two clocks differ by more than a tenth and more than 50 ms."""
-    _, _, start_s, start_us, end_s, end_us, cpu_s, _ = line
-    lasted, cpu = int(end_s) - int(start_s) + (int(end_us) - int(start_us)) / 1e6, float(cpu_s)
-    return abs(lasted - cpu) > 0.05 + 0.1 * max(lasted, cpu)
 
 
 def _files(path: Path) -> list[Path]:

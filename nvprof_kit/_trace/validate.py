@@ -108,21 +108,21 @@ def _check_table(table: pd.DataFrame, name: str, where: str) -> None:
             )
 
 
-def check_bounds(where: str, values: npt.NDArray[Any], least: float, most: float) -> None:
+def check_bounds(where: str, values: npt.NDArray[Any], low: float, high: float) -> None:
     """Reject values outside of bounds, and NaN.
 
     Args:
         where: File and column, for the message.
         values: The values without missing ones, shape ``(n,)``.
-        least: The least that can be.
-        most: The most that can be.
+        low: The least that can be.
+        high: The most that can be.
 
     Raises:
         CaptureError: A value is outside.
     """
-    if len(values) and not (values.min() >= least and values.max() <= most):
-        wrong = values[~((values >= least) & (values <= most))]
-        need = f", needed {least} or {most}" if most - least == 1 else ""
+    if len(values) and not (values.min() >= low and values.max() <= high):
+        wrong = values[~((values >= low) & (values <= high))]
+        need = f", needed {low} or {high}" if high - low == 1 else ""
         raise CaptureError(f"{where} is {wrong[0]} in {len(wrong)} rows{need}; {AGAIN}")
 
 

@@ -21,13 +21,13 @@ _TABLE = re.compile(r"(StringIds|META_DATA_EXPORT|NVTX_EVENTS|CUPTI_ACTIVITY_KIN
 class Kind(NamedTuple):
     """A file type and the verb that reads it."""
 
-    what: str
+    description: str
     read_by: str
 
     @property
     def sentence(self) -> str:
         """The description followed by the verb."""
-        return f"{self.what}: {self.read_by}"
+        return f"{self.description}: {self.read_by}"
 
 
 SQLITE = Kind("an SQLite file, as nsys exports", _READERS)

@@ -57,22 +57,22 @@ class TableFolder(Database):
         file, conditions = self._files.file(table), [condition.column for condition in where]
         if missing := {*conditions} - file.types.keys():
             raise self.refuse(f"the table {table} has no column {min(missing)}")
-        rest = [column for column in dict.fromkeys(columns) if column not in conditions]
+        other_columns = [column for column in dict.fromkeys(columns) if column not in conditions]
         for groups in file.batches():
             if not where:
-                yield file.read(groups, rest)
+                yield file.read(groups, other_columns)
                 continue
-            part = file.read(groups, dict.fromkeys(conditions))
-            meets = np.logical_and.reduce([_meets(part[condition.column], condition) for condition in where])
+            batch = file.read(groups, dict.fromkeys(conditions))
+            meets = np.logical_and.reduce([_meets(batch[condition.column], condition) for condition in where])
             if not meets.any():
                 continue
             has_any = np.logical_or.reduceat(meets, np.cumsum(file.sizes[groups]) - file.sizes[groups])
-            part = part.filter(pyarrow.array(meets))
-            if rest:
-                more = file.read(groups[has_any], rest)
+            batch = batch.filter(pyarrow.array(meets))
+            if other_columns:
+                more = file.read(groups[has_any], other_columns)
                 more = more.filter(pyarrow.array(meets[np.repeat(has_any, file.sizes[groups])]))
-                part = pyarrow.table({name: table[name] for table in (part, more) for name in table.column_names})
-            yield part
+                batch = pyarrow.table({name: table[name] for table in (batch, more) for name in table.column_names})
+            yield batch
 
     def rows(
         self, table: str, columns: Sequence[str], where: Sequence[Where] = (), *, limit: int = -1
@@ -83,8 +83,8 @@ class TableFolder(Database):
             CaptureError: The file is damaged.
         """
         result: list[tuple[Any, ...]] = []
-        for part in self._read(table, columns, where):
-            rows = part if limit < 0 else part[: limit - len(result)]
+        for batch in self._read(table, columns, where):
+            rows = batch if limit < 0 else batch[: limit - len(result)]
             result += zip(*(map(_signed, _plain(rows[column])) for column in columns), strict=True)
             if 0 <= limit <= len(result):
                 break
@@ -125,13 +125,13 @@ class TableFolder(Database):
         read_columns = {column for present in sources.values() for column in present}
         parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
         nulls = 0
-        for part in self._read(table, read_columns | checked, where):
-            nulls += sum(part[column].null_count for column in checked - read_columns)
+        for batch in self._read(table, read_columns | checked, where):
+            nulls += sum(batch[column].null_count for column in checked - read_columns)
             for name, present in sources.items():
                 if name in texts:
-                    values, null_count = _texts(part[present[0]] if present else pyarrow.nulls(len(part)))
+                    values, null_count = _texts(batch[present[0]] if present else pyarrow.nulls(len(batch)))
                 else:
-                    values, null_count = _whole_numbers([part[column] for column in present], missing, len(part))
+                    values, null_count = _whole_numbers([batch[column] for column in present], missing, len(batch))
                 parts[name].append(values)
                 nulls += null_count if present and name in required else 0
         pyarrow.default_memory_pool().release_unused()
@@ -153,10 +153,10 @@ class TableFolder(Database):
         if not all(_is_whole(self._files.file(table).types[column]) for column in columns):
             return {}
         values: dict[str, set[int | None]] = {column: set() for column in columns}
-        for part in self._read(table, columns):
+        for batch in self._read(table, columns):
             for column in columns:
-                edges = {*pyarrow.compute.min_max(part[column]).as_py().values()}
-                values[column].update(map(_signed, edges | {None} if part[column].null_count else edges))
+                edges = {*pyarrow.compute.min_max(batch[column]).as_py().values()}
+                values[column].update(map(_signed, edges | {None} if batch[column].null_count else edges))
             if any(len(distinct) > 1 for distinct in values.values()):
                 return {}
         return {column: distinct.pop() for column, distinct in values.items()}
@@ -164,9 +164,9 @@ class TableFolder(Database):
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
         """Number of rows, and how many have NULL and how many a value of another type in each column."""
         nulls, rows = dict.fromkeys(columns, 0), self.count(table)
-        for part in self._read(table, columns):
+        for batch in self._read(table, columns):
             for column in columns:
-                nulls[column] += part[column].null_count
+                nulls[column] += batch[column].null_count
         types = self._files.file(table).types
         fits = {
             column: not kind or (_is_text if kind == "text" else _is_whole)(types[column])
@@ -203,8 +203,8 @@ class TableFolder(Database):
         for table in self.tables:
             types = {} if table.startswith("ENUM_") else self._files.file(table).types
             names = [name for name, type_ in types.items() if _is_text(type_)]
-            for part in self._read(table, names) if names else ():
-                values = {text for name in names for text in _plain(part[name].unique()) if text is not None}
+            for batch in self._read(table, names) if names else ():
+                values = {text for name in names for text in _plain(batch[name].unique()) if text is not None}
                 texts.update(text for text in values if matches(text))
         return texts
 

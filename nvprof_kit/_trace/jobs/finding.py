@@ -64,7 +64,14 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
                 raise UsageError(
                     f"{folder}: no capture in it; needed {' '.join(SUFFIXES)} (or .xz of them), or a folder of tables"
                 )
-            captures.extend(_without_exports(inside))
+            by_stem: dict[str, Path] = {}  # of a report and its exports the folder is read, else the SQLite file
+            for path in inside:
+                name = path.name.removesuffix(".xz")
+                stem = name.removesuffix(PARQUET_FOLDER).removesuffix(".sqlite").removesuffix(".nsys-rep")
+                other = by_stem.setdefault(stem, path)
+                if path.is_dir() or (".nsys-rep" in other.name and ".sqlite" in name):
+                    by_stem[stem] = path
+            captures += sorted(by_stem.values())
         elif folder.exists():
             captures.append(folder)
         else:
@@ -76,18 +83,6 @@ def is_capture_name(name: str) -> bool:
     """Whether a file name is that of a capture."""
     plain = name.lower().removesuffix(".xz")
     return plain.endswith(SUFFIXES) and not name.startswith(".")
-
-
-def _without_exports(files: Iterable[Path]) -> list[Path]:
-    """The captures without those of the same report: of these the folder is read, else the SQLite file."""
-    by_stem: dict[str, Path] = {}
-    for path in files:
-        name = path.name.removesuffix(".xz")
-        stem = name.removesuffix(PARQUET_FOLDER).removesuffix(".sqlite").removesuffix(".nsys-rep")
-        other = by_stem.setdefault(stem, path)
-        if path.is_dir() or (".nsys-rep" in other.name and ".sqlite" in name):
-            by_stem[stem] = path
-    return sorted(by_stem.values())
 
 
 def rank_of_name(path: Path) -> RankName:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.ncu.cells import NumberStyle, NvtxState, base_unit, number_style, parse_cell, parse_number
+from nvprof_kit._trace.ncu.cells import NumberStyle, base_unit, number_style, parse_cell, parse_number
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import as_issues
@@ -79,7 +79,7 @@ class _Page:
         header: The column names.
         rows: The rows, each as long as the header.
         units: The units row of a raw page; None if absent.
-        lost: Line numbers of unreadable lines.
+        unread_lines: Line numbers of unreadable lines.
         messages: ncu messages around the page, by ``ERROR`` and ``WARNING``.
         launches: The measured launches of each configuration, if written by a plan's script.
     """
@@ -87,7 +87,7 @@ class _Page:
     header: list[str]
     rows: list[list[str]] = field(default_factory=list)
     units: list[str] | None = None
-    lost: list[int] = field(default_factory=list)
+    unread_lines: list[int] = field(default_factory=list)
     messages: dict[str, list[str]] = field(default_factory=dict)
     launches: tuple[int, ...] = ()
     _places: dict[str, int | None] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         metrics=pd.DataFrame(metrics),
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: unit for name, (unit, _) in units.items() if name in metrics},
-        warnings=as_issues("ncu-report", (*_warnings(page, style, details), *_nvtx_warnings(page, results), *unread)),
+        warnings=as_issues("ncu-report", (*_warnings(page, results, style, details), *unread)),
         invocations=page.launches,
     )
 
@@ -158,7 +158,7 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
             continue
         fields = _fields(line, page)
         if fields is None:
-            page.lost.append(number)
+            page.unread_lines.append(number)
         elif fields[0] == "":
             page.units = fields
         else:
@@ -203,19 +203,16 @@ def _fields(line: str, page: _Page) -> list[str] | None:
     if push is None or not line.startswith('"'):
         return plain if len(plain) == width else None
     quoted = line.rstrip(",").removeprefix('"').removesuffix('"').split('","')
-    range_column, block = _block_place(quoted, push), page.column("Block Size")
+    # the first field after the NVTX cells that is a block size and is followed by a grid size
+    is_size = [_SIZE.fullmatch(cell) is not None for cell in quoted]
+    sizes = (index for index in range(push, len(quoted) - 1) if is_size[index] and is_size[index + 1])
+    range_column, block = next(sizes, None), page.column("Block Size")
     extra = range_column - block if range_column is not None and block is not None else len(quoted) - width
     if extra < 0 or len(quoted) - extra > width or (not short and len(quoted) - extra != width):
         return None
     last = push + extra
     joined = [*quoted[:push], '","'.join(quoted[push : last + 1]), *quoted[last + 1 :]]
     return [cell.replace('""', '"') for cell in joined] + [""] * (width - len(joined))
-
-
-def _block_place(fields: Sequence[str], behind: int) -> int | None:
-    """Index of the first field after the NVTX cells that is a block size and is followed by a grid size."""
-    sizes = [_SIZE.fullmatch(cell) is not None for cell in fields]
-    return next((index for index in range(behind, len(fields) - 1) if sizes[index] and sizes[index + 1]), None)
 
 
 # ---------------------------------------------------------------- the two pages
@@ -300,13 +297,16 @@ def _kernels(page: _Page, results: Sequence[Sequence[str]], domain: str) -> Any:
         index = page.column(name)
         return [row[index] if index is not None else "" for row in results]
 
-    states = [parse_cell(cell) for cell in text(_PUSH_POP)]
+    states, kernels = [parse_cell(cell) for cell in text(_PUSH_POP)], text("Kernel Name")
+    for index, state in enumerate(states):  # ``--print-nvtx-rename kernel`` puts a range before the kernel's name
+        prefixes = (f"{name}/" for _, name in state.ranges if kernels[index].startswith(f"{name}/"))
+        kernels[index] = kernels[index].removeprefix(next(prefixes, ""))
     return pd.DataFrame(
         {
             "id": _whole_numbers(text("ID")),
             "pid": _whole_numbers(text("Process ID")),
             "tid": np.array([state.tid for state in states], dtype=np.int64),
-            "kernel": [_without_prefix(name, state) for name, state in zip(text("Kernel Name"), states, strict=True)],
+            "kernel": kernels,
             "grid": [_size(cell) for cell in text("Grid Size")],
             "block": [_size(cell) for cell in text("Block Size")],
             "device": _whole_numbers(text("Device")),
@@ -326,29 +326,13 @@ def _size(cell: str) -> str:
     return f"({', '.join(re.findall(r'[0-9]+', cell))})" if cell else ""
 
 
-def _without_prefix(kernel: str, state: NvtxState) -> str:
-    """The kernel name without the range prefix of ``--print-nvtx-rename kernel``."""
-    return next((kernel.removeprefix(f"{name}/") for _, name in state.ranges if kernel.startswith(f"{name}/")), kernel)
-
-
-def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Warnings about results with unknown ranges: no column, or cells without an NVTX state."""
-    index = page.column(_PUSH_POP)
-    if index is None:
-        return (f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx",)
-    cells = [row[index].strip() for row in results]
-    broken = sum(1 for cell in cells if cell and parse_cell(cell).tid < 0)
-    if broken or not any(cells):
-        state = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
-        return (f"the column {_PUSH_POP} {state} of {len(cells)} results: their ranges are not known",)
-    return ()
-
-
-def _warnings(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:
+def _warnings(page: _Page, results: Sequence[Sequence[str]], style: NumberStyle, details: bool) -> list[str]:
     warnings = [f"ncu failed: {line}" for line in page.messages.get("ERROR", ())]
-    if page.lost:
-        lines = ", ".join(map(str, page.lost[:5])) + (" and more" if len(page.lost) > 5 else "")
-        warnings.append(f"{len(page.lost)} rows cannot be read (lines {lines}): their fields do not fit the header")
+    if page.unread_lines:
+        lines = ", ".join(map(str, page.unread_lines[:5])) + (" and more" if len(page.unread_lines) > 5 else "")
+        warnings.append(
+            f"{len(page.unread_lines)} rows cannot be read (lines {lines}): their fields do not fit the header"
+        )
     if not style.certain:
         warnings.append(
             f"numbers are read with {style.decimal!r} before the fraction, but the file does not tell for sure; "
@@ -356,4 +340,12 @@ def _warnings(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]
         )
     if page.units is None and not details:
         warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
-    return tuple(warnings)
+    index = page.column(_PUSH_POP)
+    if index is None:
+        return [*warnings, f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx"]
+    cells = [row[index].strip() for row in results]
+    broken = sum(1 for cell in cells if cell and parse_cell(cell).tid < 0)
+    if broken or not any(cells):
+        state = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
+        warnings.append(f"the column {_PUSH_POP} {state} of {len(cells)} results: their ranges are not known")
+    return warnings

@@ -77,9 +77,15 @@ def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport
     texts: list[dict[str, str]] = []
     units: dict[str, str] = {}
     for result in results:
-        measured, text = _metrics(result["metrics"], units)
-        numbers.append(measured)
-        texts.append(text)
+        numbers.append({})
+        texts.append({})
+        for name, (value, unit) in result["metrics"].items():
+            if isinstance(value, (int, float)):
+                base, factor = base_unit(unit)
+                numbers[-1][name] = value * factor
+                units.setdefault(name, base)
+            elif value is not None:
+                texts[-1][name] = str(value)
     kernels = [_kernel(number, result, numbers[number], domain) for number, result in enumerate(results)]
     metrics = pd.DataFrame(numbers, index=range(len(results)), dtype="float64")
     return NcuReport(
@@ -89,20 +95,6 @@ def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: units[name] for name in metrics},
     )
-
-
-def _metrics(metrics: dict[str, Any], units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
-    """The numeric and text metrics of one result; adds their units to `units`."""
-    numbers: dict[str, float] = {}
-    texts: dict[str, str] = {}
-    for name, (value, unit) in metrics.items():
-        if isinstance(value, (int, float)):
-            base, factor = base_unit(unit)
-            numbers[name] = value * factor
-            units.setdefault(name, base)
-        elif value is not None:
-            texts[name] = str(value)
-    return numbers, texts
 
 
 def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], domain: str) -> dict[str, object]:

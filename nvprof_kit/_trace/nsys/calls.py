@@ -89,7 +89,9 @@ def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool 
     names = [text for column_part in parts for text in column_part["texts"]]
     # pop: the columns as they were read are free before the next is made
     before = np.cumsum([0, *(len(column_part["texts"]) for column_part in parts)]).astype(np.int32)
-    codes = [part.pop("code").astype(np.int32) + first for part, first in zip(parts, before, strict=False)]
+    codes = [
+        column_part.pop("code").astype(np.int32) + offset for column_part, offset in zip(parts, before, strict=False)
+    ]
     columns = {"name": labels(np.concatenate([np.empty(0, dtype=np.int32), *codes]), names)}
     columns |= {
         name: np.concatenate([column_part.pop(name) for column_part in parts] or [np.empty(0, dtype=np.int64)])
@@ -110,8 +112,8 @@ def read_loads(db: Database) -> dict[str, Any]:
 
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
     if kind == "system":  # no figure is a sum of them
-        whole = read["end_ns"] >= read["start_ns"]
-        read = {name: values[whole] for name, values in read.items()}
+        has_end = read["end_ns"] >= read["start_ns"]
+        read = {name: values[has_end] for name, values in read.items()}
     distinct_ids, code = distinct(read.pop("name"))
     strings = strings_of(db, distinct_ids)
     texts = [_plain(strings.get(id_) or "(unnamed call)") for id_ in distinct_ids.tolist()]

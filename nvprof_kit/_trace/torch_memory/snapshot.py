@@ -194,7 +194,10 @@ def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
                 (time, is_start, name) for time, where, is_start, name in content["annotations"] if where == device
             ]
             histories.append(_events(history, device, content["stretches"], _loop_stretches(on_device)))
-    events = pd.concat(histories, ignore_index=True) if histories else _no_events()
+    if not histories:
+        empty: dict[str, Any] = dict.fromkeys(("addr", "size", "stream", "time_us"), b"")
+        histories = [_events({**empty, "action": (b"", []), "label": (b"", [])}, 0, [], [])]
+    events = pd.concat(histories, ignore_index=True)
     if len(histories) > 1:
         events = events.astype({"action": "category", "label": "category"})
     segments, blocks = _segments(content["segments"]), _blocks(content["segments"])
@@ -219,11 +222,6 @@ def _texts(encoded: tuple[bytes, list[str]]) -> pd.Categorical:
     import pandas as pd
 
     return pd.Categorical.from_codes(_integers(encoded[0]), categories=pd.Index(encoded[1], dtype="str"))
-
-
-def _no_events() -> pd.DataFrame:
-    empty: dict[str, Any] = dict.fromkeys(("addr", "size", "stream", "time_us"), b"")
-    return _events({**empty, "action": (b"", []), "label": (b"", [])}, 0, [], [])
 
 
 def _events(history: dict[str, Any], device: int, marks: _Stretches, annotated: _Stretches) -> pd.DataFrame:
