@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from nvprof_kit._capture.doctor_program import examine_program
-from nvprof_kit._capture.doctor_tools import examine_tools
-from nvprof_kit._capture.machine import Machine
-from nvprof_kit._capture.nsight_releases import numbers
+from nvprof_kit._capture.machine import Machine, Program
+from nvprof_kit._capture.nsight_releases import cuda_of, cuda_of_driver, is_newest, known_trouble, numbers, release_for
 from nvprof_kit._findings import Finding, by_severity, checked
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 1 << 21, 1 << 38
@@ -16,10 +15,12 @@ _GIGABYTE = 10**9
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     """All findings, most severe first."""
-    checks = (_gpu, examine_tools, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
+    checks = (_gpu, _nsys, _ncu, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
     findings = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:
-        findings += examine_program(machine.program, machine)
+        findings += _missing(machine.program)
+        if machine.program.interpreter is not None or not machine.program.missing:
+            findings += [*_python(machine.program, machine), *_source(machine.program)]
     return by_severity(findings)
 
 
@@ -181,3 +182,169 @@ def _disk(machine: Machine) -> Iterator[Finding]:
                 "a report grows by a few MB per step, and is lost if the disk fills up",
                 "free some space, or use another folder: -o for the report, TMPDIR for nsys's temporary data",
             )
+
+
+# ---------------------------------------------------------------- nsys and ncu against the driver
+
+
+def _nsys(machine: Machine) -> Iterator[Finding]:
+    if machine.nsys is None:
+        yield checked(
+            "error",
+            "nsys",
+            f"NSYS={machine.nsys_named} cannot be run" if machine.nsys_named else "no nsys on PATH",
+            "the recipes in recipes/nsys need it",
+            "set NSYS to an executable nsys, or unset it and put nsys on PATH"
+            if machine.nsys_named
+            else "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record",
+        )
+        return
+    yield from _beside_driver("nsys", machine.nsys, machine)
+
+
+def _ncu(machine: Machine) -> Iterator[Finding]:
+    if machine.ncu is None:
+        yield checked(
+            "note",
+            "ncu",
+            f"NCU={machine.ncu_named} cannot be run" if machine.ncu_named else "no ncu on PATH",
+            "hardware counters of each kernel need ncu; times per layer do not",
+            "install Nsight Compute and put it on PATH",
+        )
+        return
+    yield from _beside_driver("ncu", machine.ncu, machine)
+    if machine.foreign_lock:
+        yield checked(
+            "warning",
+            "ncu",
+            f"{machine.foreign_lock} belongs to another user",
+            "ncu locks this file while it measures, and fails if it cannot",
+            "use a folder of your own: export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR",
+        )
+
+
+def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Finding]:
+    """A tool older than the driver may not support it."""
+    driver = machine.driver_cuda or (cuda_of_driver(machine.gpus[0].driver) if machine.gpus else None)
+    cuda = cuda_of(tool, version)
+    if driver is None or is_newest(tool, version) or (cuda and numbers(cuda) >= numbers(driver)):
+        yield checked("ok", tool, f"{tool} {version}")
+        return
+    release = release_for(tool, driver)
+    why, meanwhile = known_trouble(tool, version, driver) or ("", "")
+    yield checked(
+        "warning",
+        tool,
+        f"{tool} {version}{f' (of CUDA {cuda})' if cuda else ''} is older than the driver (CUDA {driver})",
+        "it may not know this GPU or some calls, and drop kernels or refuse to run" + (f"; {why}" if why else ""),
+        f"install {f'{tool} {release}, which is that' if release else f'the {tool}'} of CUDA {driver}, or a newer one"
+        + (f"; {meanwhile}" if meanwhile else ""),
+    )
+
+
+# ---------------------------------------------------------------- the program to profile
+
+
+def _missing(program: Program) -> Iterator[Finding]:
+    for word in program.missing:
+        yield checked(
+            "warning" if word.endswith(".py") else "error",
+            "program",
+            f"'{word}' is not found, or cannot be run",
+            "the program would not start here",
+            "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
+        )
+
+
+def _python(program: Program, machine: Machine) -> Iterator[Finding]:
+    if program.interpreter is None:
+        yield checked(
+            "note",
+            "program",
+            "the command names no Python",
+            "its packages were not checked",
+            "name it: nvprof-kit doctor -- python train.py",
+        )
+        return
+    name, versions = program.interpreter, program.found
+    if versions is None:
+        yield checked(
+            "error",
+            "program",
+            f"{name} does not start",
+            "the program would not start either",
+            f"run {name} --version to see why",
+        )
+        return
+    if not versions.get("nvprof-kit"):
+        yield checked(
+            "warning",
+            "program",
+            f"{name} has no nvprof-kit",
+            "without it the program emits no ranges",
+            f"{name} -m pip install nvprof-kit",
+        )
+    if versions.get("broken"):
+        yield checked(
+            "error",
+            "torch",
+            f"torch cannot be imported: {versions['broken']}",
+            "the program would not run",
+            "reinstall torch",
+        )
+    elif versions.get("torch"):
+        yield from _torch(name, versions["torch"] or "", versions.get("cuda"), machine)
+    yield from _nvtx(versions.get("nvtx"), machine)
+
+
+def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Iterator[Finding]:
+    if cuda is None and machine.gpus:
+        yield checked(
+            "error",
+            "torch",
+            f"torch {version} is a build without CUDA",
+            "the program runs on the CPU, and the capture has no kernels",
+            f"{name} -m pip install torch --index-url https://download.pytorch.org/whl/cu126 (or your CUDA's)",
+        )
+    elif cuda and machine.driver_cuda and numbers(cuda)[:1] > numbers(machine.driver_cuda)[:1]:
+        yield checked(
+            "error",
+            "torch",
+            f"torch {version} needs CUDA {cuda}, the driver supports {machine.driver_cuda}",
+            "it will find no GPU",
+            "update the driver, or install a torch build for an older CUDA",
+        )
+    else:
+        yield checked("ok", "torch", f"torch {version}" + (f" for CUDA {cuda}" if cuda else ""))
+
+
+def _nvtx(version: str | None, machine: Machine) -> Iterator[Finding]:
+    if version and machine.nsys and numbers(version) >= (0, 2, 12) and numbers(machine.nsys)[:2] <= (2024, 2):
+        yield checked(
+            "note",
+            "nvtx",
+            f"nvtx {version} does not detect nsys {machine.nsys}",
+            "nvprof-kit's own ranges are still recorded; those that other packages make with nvtx are not",
+            "update nsys, or: pip install nvtx==0.2.11",
+        )
+
+
+def _source(program: Program) -> Iterator[Finding]:
+    source = program.source
+    if re.search(r"torch\.profiler|autograd\.profiler|from torch\.profiler|nvprof_kit\.record\(", source):
+        yield checked(
+            "warning",
+            "other-profilers",
+            "the program uses PyTorch's own profiler",
+            "CUDA serves one profiler at a time: with both, one of them gets no kernels",
+            "turn it off while nsys or ncu runs",
+        )
+    forks = re.search(r"num_workers\s*=\s*[1-9]|set_start_method\(.fork|os\.fork\(|import multiprocessing", source)
+    if forks and not re.search(r"spawn|forkserver", source):
+        yield checked(
+            "note",
+            "fork",
+            f"the program starts processes ({forks[0].strip()}), by fork on Linux before Python 3.14",
+            "nsys does not record forked processes; for DataLoader workers that only load data this does not matter",
+            "if such a process uses the GPU: multiprocessing.set_start_method('spawn')",
+        )
