@@ -177,7 +177,9 @@ class Flops(ByLayer):
         """
         rows = self.rows[(self.rows["limit_ns"] > 0) & (self.rows["calls"] > 0)]
         parents = dict(zip(self.blocks.layers, self.blocks.parents, strict=True))
-        holders = {holder for layer in rows["layer"] for holder in with_ancestors(layer, parents) if holder != layer}
+        holders = {
+            ancestor for layer in rows["layer"] for ancestor in with_ancestors(layer, parents) if ancestor != layer
+        }
         rows = rows[~rows["layer"].isin(holders)]
         rows = rows.assign(kind=rows["layer"].str.replace(INDEX, "*", regex=True), layers=1)
         rows["excess_ns"] = rows["gpu_busy_ns"] - rows["limit_ns"]
@@ -191,9 +193,9 @@ class Flops(ByLayer):
         """The values of equal layers in a phase together: sums, and rates as means weighted by busy time."""
         percentages: dict[str, list[int]] = {}  # of notes that differ only in it
         for note in (note for text in rows["note"] for note in text.split(NOTES_APART) if note):
-            number, _, rest = note.partition("%")
-            is_percentage = number.isdecimal() and rest
-            percentages.setdefault(f"%{rest}" if is_percentage else note, []).extend(
+            number, _, sentence = note.partition("%")
+            is_percentage = number.isdecimal() and sentence
+            percentages.setdefault(f"%{sentence}" if is_percentage else note, []).extend(
                 [int(number)] * bool(is_percentage)
             )
         notes = ["-".join(map(str, sorted({*numbers[:1], *numbers[-1:]}))) + text
@@ -241,7 +243,7 @@ def flops(
     rows.index = pd.MultiIndex.from_frame(rows[["layer", "phase"]])
     ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
     times = ran["times"].dropna().to_dict()
-    whole, lost = _whole(operations, program, times, of_gpu, choice)
+    whole, uncaptured = _whole(operations, program, times, of_gpu, choice)
     notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
     has_attention = bool(rows["attention_flops"].sum() > 0)
@@ -260,7 +262,7 @@ def flops(
             *join_warnings(trace, attribution.ranges, attribution.unjoined),
             *(above if whole.above_the_peak else ()),
             *left_out_warnings(choice),
-            *_warnings(program, times, lost, shares, info),
+            *_warnings(program, times, uncaptured, shares, info),
             *([] if of_gpu or not info.on_gpu else [Issue("no-peak", "note", 1.0, no_peak)]),
         ),
         uncounted=shares,
@@ -285,8 +287,10 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
     bound = [~(rows["limit_ns"] > 0), 2 * rows["compute_ns"] > rows["limit_ns"]]
 
     def types(flops: Mapping[str, float]) -> str:
-        least = sum(flops.values()) / 100
-        return "+".join(sorted((dtype for dtype in flops if flops[dtype] >= least), key=lambda dtype: -flops[dtype]))
+        threshold = sum(flops.values()) / 100
+        return "+".join(
+            sorted((dtype for dtype in flops if flops[dtype] >= threshold), key=lambda dtype: -flops[dtype])
+        )
 
     table: pd.DataFrame = rows.assign(
         dtype=rows["dtypes"].map(types),
@@ -378,8 +382,8 @@ def _uncounted(
     innermost = program.innermost(ran)
     numbers = {*counts.operators["range"][counts.operators["flops"] > 0]}
     has_flops, is_known = (
-        {innermost[number] or program.keys[number] for number in known}
-        for known in (numbers, numbers | {*counts.unknown["range"]})
+        {innermost[number] or program.keys[number] for number in range_numbers}
+        for range_numbers in (numbers, numbers | {*counts.unknown["range"]})
     )
     notes: dict[Key, str] = {}
     shares: Counter[str] = Counter()
@@ -415,14 +419,14 @@ def _why_above(hfu: float, attention: bool, dtypes: Collection[str], peaks: Peak
 
 
 def _warnings(
-    program: Program, times: Mapping[Key, float], lost: float, shares: Mapping[str, float], info: CaptureInfo
+    program: Program, times: Mapping[Key, float], uncaptured: float, shares: Mapping[str, float], info: CaptureInfo
 ) -> list[Issue]:
     """What the counts lack, and what they have that the capture lacks.
 
     Args:
         program: What was counted.
         times: How often what was counted of each row ran.
-        lost: Share of the counted operations that no row has.
+        uncaptured: Share of the counted operations that no row has.
         shares: Of the GPU time in what was not counted.
         info: The capture.
     """
@@ -438,12 +442,12 @@ def _warnings(
             "figures are at least so high"
         )
         issues.append(Issue("uncounted", "warning", sum(shares.values()), text))
-    if lost:
+    if uncaptured:
         text = (
-            f"{100 * lost:.1f} % of the operations counted are of layers and phases that the capture does not have, "
-            "and in no figure; count and capture the same program"
+            f"{100 * uncaptured:.1f} % of the operations counted are of layers and phases that the capture does not "
+            "have, and in no figure; count and capture the same program"
         )
-        issues.append(Issue("not-captured", "warning", lost, text))
+        issues.append(Issue("not-captured", "warning", uncaptured, text))
     ratios = sorted({round(runs, 6) for (layer, _), runs in times.items() if layer != NO_LAYER})
     if len(ratios) > 1:
         text = (

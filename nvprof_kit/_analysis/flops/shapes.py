@@ -119,8 +119,8 @@ class _Call(NamedTuple):
 
     def value(self, position: int, default: Any = None) -> Any:
         """The value of an argument."""
-        given = str(self.concrete[position]) if position < len(self.concrete) else ""
-        return json.loads(given.replace("True", "true").replace("False", "false")) if given else default
+        text = str(self.concrete[position]) if position < len(self.concrete) else ""
+        return json.loads(text.replace("True", "true").replace("False", "false")) if text else default
 
     def tensors(self, position: int, widths: dict[int, int] | None = None) -> list[_Tensor]:
         """The tensors of an argument: none, one, or those of a list, the types of which are not recorded.
@@ -276,11 +276,14 @@ def _gradients(first: int, mask: int = 0) -> Callable[[_Call, Sequence[_Tensor]]
 
 
 def _reduced(call: _Call, tensors: Sequence[_Tensor]) -> list[int]:
-    tensor, *others = tensors
-    if others:  # the smaller of two
+    tensor, *second = tensors
+    if second:  # the smaller of two
         return [_elements(tensors) * tensor.width]
-    given = [call.value(position) for position in (1, 2)]
-    named = next((axes for axes in given if isinstance(axes, list)), given[:1] if isinstance(given[0], int) else [])
+    candidates = [call.value(position) for position in (1, 2)]
+    named = next(
+        (axes for axes in candidates if isinstance(axes, list)),
+        candidates[:1] if isinstance(candidates[0], int) else [],
+    )
     axes = {axis % len(tensor.dims) for axis in named or range(len(tensor.dims))}
     return [prod(length for axis, length in enumerate(tensor.dims) if axis not in axes) * tensor.width]
 

@@ -105,12 +105,12 @@ class Program:
             if phase == forward and layer != NO_LAYER
         )
         parent = parents_of(dict.fromkeys(layer for layer, _ in self.keys), enclosed)
-        place = {key: position for position, key in enumerate(keys)}
+        position_of_key = {key: position for position, key in enumerate(keys)}
         pairs = [
-            (number, place[ancestor, phase])
+            (number, position_of_key[ancestor, phase])
             for number, (layer, phase) in enumerate(self.keys)
             for ancestor in (with_ancestors(layer, parent) if layer != NO_LAYER else [layer])
-            if (ancestor, phase) in place
+            if (ancestor, phase) in position_of_key
         ]
         of_range, of_key = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return of_range, of_key
@@ -133,12 +133,15 @@ def least_times(program: Program, peaks: Peaks | None) -> pd.DataFrame:
     flops, least_flops = operators["flops"].to_numpy(), operators["least_flops"].to_numpy()
     peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).to_numpy(dtype=np.float64) / 1e9
     is_product = flops > 0
-    at_peak, least = np.where(is_product, flops / peak, 0.0), np.where(is_product, least_flops / peak, least_flops)
+    at_peak, least_at_peak = (
+        np.where(is_product, flops / peak, 0.0),
+        np.where(is_product, least_flops / peak, least_flops),
+    )
     memory = operators["dram_bytes"].to_numpy() / _bytes_per_ns(peaks)
-    limit = np.maximum(least, memory)
+    limit = np.maximum(least_at_peak, memory)
     table: pd.DataFrame = operators.assign(
-        peak_ns=at_peak, least_peak_ns=least, memory_ns=memory, limit_ns=limit,
-        compute_ns=np.where(least <= memory, 0.0, limit), products_ns=np.where(is_product, limit, 0.0),
+        peak_ns=at_peak, least_peak_ns=least_at_peak, memory_ns=memory, limit_ns=limit,
+        compute_ns=np.where(least_at_peak <= memory, 0.0, limit), products_ns=np.where(is_product, limit, 0.0),
     )  # fmt: skip
     return table
 
@@ -198,26 +201,26 @@ def row_work(
     def total(of_ranges: Floats) -> Floats:
         return times * np.bincount(of_row, weights=of_ranges[of_range] * weight, minlength=len(keys))
 
-    every = least_times(program, peaks)
-    least = _limited(program, every, compiled)
+    operators = least_times(program, peaks)
+    limited = _limited(program, operators, compiled)
     in_model = ~program.recomputes
-    work = {name: program.sums(every[name]) for name in ("flops", "peak_ns")}
+    work = {name: program.sums(operators[name]) for name in ("flops", "peak_ns")}
     work |= {f"model_{name}": np.where(in_model, values, 0.0) for name, values in work.items()}
-    is_attention = every["name"].str.contains("attention", regex=False)
-    work["attention_flops"] = program.sums(every["flops"].where(is_attention, 0.0))
+    is_attention = operators["name"].str.contains("attention", regex=False)
+    work["attention_flops"] = program.sums(operators["flops"].where(is_attention, 0.0))
     names = ("bytes", "dram_bytes", "limit_ns", "compute_ns")
-    work |= {name: program.sums(least[name], least["range"]) for name in names}
+    work |= {name: program.sums(limited[name], limited["range"]) for name in names}
     table: pd.DataFrame = pd.DataFrame({name: total(values) for name, values in work.items()}, index=rows.index)
-    dtypes = {dtype: total(program.sums(every["flops"].where(every["dtype"] == dtype, 0.0)))
-              for dtype in dict.fromkeys(every["dtype"][every["flops"] > 0])}  # fmt: skip
+    dtypes = {dtype: total(program.sums(operators["flops"].where(operators["dtype"] == dtype, 0.0)))
+              for dtype in dict.fromkeys(operators["dtype"][operators["flops"] > 0])}  # fmt: skip
     parts = [{dtype: values[row] for dtype, values in dtypes.items() if values[row] > 0} for row in range(len(keys))]
     table["dtypes"] = pd.Series(parts, index=rows.index, dtype=object)
     fused = Counter[Key]()
     for key, bytes_ in zip(program.keys, program.counts.ranges["fused_bytes"].tolist(), strict=True):
         fused[key] += bytes_
     traffic = times * np.array([fused[key] for key in keys]) / _bytes_per_ns(peaks)
-    traffic = np.minimum(traffic, total(program.sums(every["memory_ns"])))  # the L2 may hold some of it
-    fused_limit = np.maximum(total(program.sums(every["least_peak_ns"])), traffic)
+    traffic = np.minimum(traffic, total(program.sums(operators["memory_ns"])))  # the L2 may hold some of it
+    fused_limit = np.maximum(total(program.sums(operators["least_peak_ns"])), traffic)
     table["fused_limit_ns"] = np.where(only_inside, math.nan, fused_limit)
     if not program.counts.has_bytes:
         table[["bytes", "dram_bytes"]] = math.nan
@@ -245,13 +248,13 @@ def work_per_step(
     program = Program(counts)
     if not counts.steps or not counts.has_bytes:
         return {}
-    least = _limited(program, least_times(program, peaks_of(info.gpus, capture=info.path)), compiled)
-    innermost = [key or own for key, own in zip(program.innermost(keys), program.keys, strict=True)]
-    amounts = least[["least_flops", "bytes", "limit_ns", "products_ns"]].rename(columns={"least_flops": "flops"})
+    limited = _limited(program, least_times(program, peaks_of(info.gpus, capture=info.path)), compiled)
+    innermost = [key or own_key for key, own_key in zip(program.innermost(keys), program.keys, strict=True)]
+    amounts = limited[["least_flops", "bytes", "limit_ns", "products_ns"]].rename(columns={"least_flops": "flops"})
     sums: dict[Key, dict[str, float]] = {}
     for name in amounts:
         for key, value in zip(
-            innermost, (program.sums(amounts[name], least["range"]) / counts.steps).tolist(), strict=True
+            innermost, (program.sums(amounts[name], limited["range"]) / counts.steps).tolist(), strict=True
         ):
             row = sums.setdefault(key, {})
             row[str(name)] = row.get(str(name), 0.0) + value

@@ -88,8 +88,10 @@ def counters(report: NcuReport) -> pd.DataFrame:
     duration = _first(metrics, DURATION)
     amounts = {"duration_ns": duration}
     amounts |= {name: _first(metrics, candidates) for name, candidates in PERCENTAGES.items()}
-    for name, ways in AMOUNTS.items():
-        sums = (np.sum([factor * amount(metrics, base, duration) for base, factor in way], axis=0) for way in ways)
+    for name, combinations in AMOUNTS.items():
+        sums = (
+            np.sum([factor * amount(metrics, base, duration) for base, factor in way], axis=0) for way in combinations
+        )
         amounts[name] = next((amount for amount in sums if not np.isnan(amount).all()), np.full(len(metrics), np.nan))
     amounts["flop"] = _sum_of_any(metrics, _FLOPS.items(), duration)
     amounts["tensor_flop"] = _sum_of_any(metrics, ((base, 1.0) for base in tensor_bases(metrics)), duration)

@@ -193,21 +193,21 @@ class Work:
     Attributes:
         owners: The distinct (layer, phase) pairs, in the model's order.
         parents: The layer that holds each layer, '' at the top.
-        launches: Columns ``owner`` and ``item``, indices of `owners` and of `counted`, item -1 for what cannot be
+        launches: Columns ``owner`` and ``item``, indices of `owners` and of `counters`, item -1 for what cannot be
             measured, and their time ``ns`` and number ``launches``.
-        counted: Counters by item, those of `nvprof_kit._analysis.ncu.counters.counters`, NaN where none was measured.
+        counters: Counters by item, those of `nvprof_kit._analysis.ncu.counters.counters`, NaN where none was measured.
         names: Name of each item.
     """
 
     owners: tuple[Owner, ...]
     parents: Mapping[str, str]
     launches: pd.DataFrame
-    counted: pd.DataFrame
+    counters: pd.DataFrame
     names: tuple[str, ...]
 
     def measured(self) -> pd.DataFrame:
         """Those of `launches` that a measured kernel represents."""
-        is_measured = np.append(self.counted["duration_ns"].notna(), False)
+        is_measured = np.append(self.counters["duration_ns"].notna(), False)
         table: pd.DataFrame = self.launches[is_measured[self.launches["item"]]]
         return table
 
@@ -313,20 +313,20 @@ def _rows(work: Work) -> pd.DataFrame:
     keys = list(dict.fromkeys(key for _, key in members))
     first = {layer: number for number, (layer, _) in reversed([*enumerate(keys)])}
     keys.sort(key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
-    place = {key: number for number, key in enumerate(keys)}
-    row_of_owner = pd.DataFrame([(number, place[key]) for number, key in members], columns=["owner", "row"])
+    row_of_key = {key: number for number, key in enumerate(keys)}
+    row_of_owner = pd.DataFrame([(number, row_of_key[key]) for number, key in members], columns=["owner", "row"])
     rows = work.launches.merge(row_of_owner).groupby("row")[["launches", "ns"]].sum().reindex(range(len(keys)))
     pairs = work.measured().merge(row_of_owner)
-    counted = work.counted.iloc[pairs["item"]].reset_index(drop=True)
+    counters_of_pair = work.counters.iloc[pairs["item"]].reset_index(drop=True)
 
     def means(columns: Sequence[str], chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
         """Means over the time of the launches, of some of them; NaN if none was measured."""
-        values, ns = counted[[*columns]], pairs["ns"].where(chosen, 0.0)
+        values, ns = counters_of_pair[[*columns]], pairs["ns"].where(chosen, 0.0)
         weights = values.notna().mul(ns, axis=0).groupby(pairs["row"]).sum()
         table: pd.DataFrame = (values.mul(ns, axis=0).groupby(pairs["row"]).sum() / weights).reindex(rows.index)
         return table
 
-    compute, memory = counted["compute_pct"], counted["memory_pct"]
+    compute, memory = counters_of_pair["compute_pct"], counters_of_pair["memory_pct"]
     is_busy = np.maximum(compute, memory) >= BUSY
     bound = np.select(
         [(compute.isna() | memory.isna()).to_numpy(), is_busy & (memory >= compute), is_busy],
@@ -338,11 +338,11 @@ def _rows(work: Work) -> pd.DataFrame:
     costliest = time.idxmax(axis="columns").where(time.sum(axis="columns") > 0, "")
     of_bound = means([*PERCENTAGES], bound == costliest[pairs["row"]].to_numpy())
     shares = (time.max(axis="columns") / time.sum(axis="columns")).fillna(0.0)
-    every = np.ones(len(pairs), dtype=bool)
-    stalls = means([str(name) for name in counted if str(name).startswith(STALL_PREFIX)], every)
-    amounts = counted[[*AMOUNT_NAMES]].mul(pairs["launches"], axis=0).groupby(pairs["row"]).sum(min_count=1)
+    all_pairs = np.ones(len(pairs), dtype=bool)
+    stalls = means([str(name) for name in counters_of_pair if str(name).startswith(STALL_PREFIX)], all_pairs)
+    amounts = counters_of_pair[[*AMOUNT_NAMES]].mul(pairs["launches"], axis=0).groupby(pairs["row"]).sum(min_count=1)
     table: pd.DataFrame = (
-        pd.DataFrame(keys, columns=["layer", "phase"]).join(means([*PERCENTAGES], every)).join(amounts)
+        pd.DataFrame(keys, columns=["layer", "phase"]).join(means([*PERCENTAGES], all_pairs)).join(amounts)
     )
     worst = [None if row.isna().all() else str(row.idxmax()).removeprefix(STALL_PREFIX) for _, row in stalls.iterrows()]
     operations = table[["flop", "tensor_flop"]].sum(axis="columns", min_count=1)
@@ -383,8 +383,8 @@ def _reason(bound: str, share: float, means: Mapping[Any, float]) -> str:
         case "compute" if tensor >= 0.75 * means["compute_pct"]:
             why = f"tensor cores at {tensor:.0f} % of their peak"
         case "compute":
-            known = "?" if np.isnan(tensor) else f"{tensor:.0f} %"
-            why = f"the SMs at {means['compute_pct']:.0f} % of their peak, tensor cores at {known}"
+            tensor_text = "?" if np.isnan(tensor) else f"{tensor:.0f} %"
+            why = f"the SMs at {means['compute_pct']:.0f} % of their peak, tensor cores at {tensor_text}"
         case _:
             why = f"compute at {means['compute_pct']:.0f} %, memory at {means['memory_pct']:.0f} % of peak"
             why += f"; grids fill {waves:.1f} of the GPU" if waves < 1 else ""
@@ -396,13 +396,13 @@ def _reason(bound: str, share: float, means: Mapping[Any, float]) -> str:
 def _kernels(work: Work) -> pd.DataFrame:
     """The measured kernels for the roofline, by owner."""
     measured = work.measured()
-    counted = work.counted.iloc[measured["item"]].set_index(measured.index)
+    amounts = work.counters.iloc[measured["item"]].set_index(measured.index)
     kernels: pd.DataFrame = measured[["launches"]].assign(
         kernel=[work.names[item] for item in measured["item"]],
         layer=[work.owners[owner][0] for owner in measured["owner"]],
         phase=[work.owners[owner][1] for owner in measured["owner"]],
         gpu_ns=measured["ns"],
-        **{name: counted[name] for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes")},
+        **{name: amounts[name] for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes")},
     )
     kernels = kernels.reset_index(drop=True)
     return kernels

@@ -148,7 +148,10 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
         early = kernels.early & np.isin(kernels.signature, kinds)
         kind_of = dict(zip(kernels.invocation[early].tolist(), kernels.signature[early].tolist(), strict=True))
         planned = [number for number in sorted(report.invocations) if number in kind_of]
-        numbers = next((known for known in (planned, sorted(kind_of)) if known and len(known) == len(places)), None)
+        numbers = next(
+            (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(places)),
+            None,
+        )
         if numbers:
             for kind in kinds:
                 results_of[kind] = [

@@ -84,9 +84,10 @@ def _peaks(metrics: pd.DataFrame) -> dict[str, float]:
     counters = {str(name).split(".")[0] for name in metrics}
     for base in used or bases:
         name = f"tensor {_number(base).replace('_dst_', ' to ')}"
-        part = rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_"  # of any pipe
+        pattern = rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_"  # of any pipe
         dense, sparse = (
-            sorted({counter for counter in counters if re.fullmatch(part + state, counter)}) for state in ("off", "on")
+            sorted({counter for counter in counters if re.fullmatch(pattern + state, counter)})
+            for state in ("off", "on")
         )
         peaks[name] = max((_peak(metrics, split) for split in dense), default=0.0) or _peak(metrics, base)
         if any(_counted(metrics, split) for split in sparse):
