@@ -1,16 +1,16 @@
 """How well `nvprof-kit advise` tells known faults: precision and recall by rule.
 
     python tests/bench/bench_advise.py [--programs 120] [--verbose]
-    python tests/bench/bench_advise.py --faults FOLDER
+    python tests/bench/bench_advise.py --faults FOLDER [FOLDER ...] [--docs]
 
 On committed captures of which the faults are known (`tests/support/brute_force/advise_truth.py`), and on programs made
 up by chance with faults planted in them (`tests/support/captures/advise_programs.py`).
 
-With ``--faults``, on the captures of a folder named ``BASE+FAULT.sqlite.xz``, beside a ``steps.txt`` with lines such as
-``STEP BASE+FAULT 12.3 ms``, the time of a step without a profiler. A fault is found if a rule that knows it has a
-finding at its place; its saving is compared with what the step takes longer than that of its base. That is noise if
-either step took longer without the profiler than with it: other programs disturbed the host. Every second fault has a
-star: the rules were made with the others.
+With ``--faults``, on the captures of folders, named ``BASE+FAULT.sqlite.xz``, beside a ``meta.jsonl`` with a line for
+each program: ``name``, ``saving_ms`` (what a step took longer than without the fault, measured in turn without a
+profiler; null if unknown), its spread ``saving_spread_ms``, ``clean_ms``, and ``steps`` that were captured. A fault is
+found if a rule that knows it has a finding at its place. A saving below its spread is noise; a fault whose removal
+saved nothing is left out. ``--docs`` writes the table into docs/advise.md.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=120)
     parser.add_argument("--first", type=int, default=1000)
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--faults", type=Path)
+    parser.add_argument("--faults", type=Path, nargs="+")
+    parser.add_argument("--docs", action="store_true")
     options = parser.parse_args()
     if options.faults:
-        print(*planted(options.faults), sep="\n")
+        table = "\n".join(planted(options.faults))
+        print(table)
+        if options.docs:
+            before, _, rest = PAGE.read_text().partition(BEGIN)
+            _, _, after = rest.partition(END)
+            PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
         return
     shown("committed captures", list(real()), options.verbose)
     with tempfile.TemporaryDirectory() as folder:
@@ -60,13 +66,15 @@ def shown(title: str, judged: list[Judged], verbose: bool) -> None:
             print(f"  {one.name}: missed {sorted(one.missed)}, wrong {sorted(one.wrong)}")
 
 
-def planted(folder: Path) -> list[str]:
+def planted(folders: list[Path]) -> list[str]:
     """The table of planted faults, each with its finding, then what programs without one get, as Markdown."""
-    programs = [json.loads(line) for line in (folder / "meta.jsonl").read_text().splitlines()]
+    programs = [
+        (folder, json.loads(line)) for folder in folders for line in (folder / "meta.jsonl").read_text().splitlines()
+    ]
     rows, judged, clean = [], Counter[str](), []
-    for program in sorted(programs, key=lambda program: str(program["name"])):
+    for folder, program in sorted(programs, key=lambda pair: str(pair[1]["name"])):
         name, measured, times = program["name"], program["saving_ms"] or 0.0, program.get("steps")
-        if not (folder / f"{name}.sqlite.xz").exists():
+        if not (folder / f"{name}.sqlite.xz").exists() or measured < 0:
             continue
         measured *= measured > (program.get("saving_spread_ms") or 0.0)  # else noise
         base, _, fault = name.partition("+")
@@ -106,6 +114,8 @@ def planted(folder: Path) -> list[str]:
     return lines
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "advise.md"
+BEGIN, END = "<!-- begin of the planted faults -->", "<!-- end of the planted faults -->"
 PLANTED = {
     "pageable-input": ("copies", "data|other"),
     "python-in-layer": ("slow-host-layer", r"layers\.2\.mlp"),
@@ -132,7 +142,7 @@ PLANTED = {
     "expert-offload": ("copies", r"\.4\b"),
     "repetition-penalty": ("sync launch small-kernels", r"\(none\)|head"),
     "host-sampling": ("copies sync", r"\(none\)"),
-    "detokenize": ("sync launch python dataloader host-busy", r"\(none\)"),
+    "detokenize": ("copies sync launch python dataloader host-busy", r"\(none\)"),
     "eager-shape": ("launch unstable-step small-kernels", ""),
     "fp32-head": ("fp32-gemms unfused-chains", r"\(none\)|output|head"),
     "cat-cache": ("unfused-chains copies", "att"),

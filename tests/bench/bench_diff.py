@@ -7,8 +7,8 @@ A program of equal layers, forward and backward, is drawn: each run has a level 
 The first step of each run is left out, as the verb does. Errors are on the logarithm: normal, or by another law of
 `LAWS` with the same standard deviation.
 
-With ``--runs``, on a folder with runs of a program, ``noise-N.sqlite.xz``, and of one with a wider MLP in its layer 3,
-``noise-more-N.sqlite.xz``: pairs and halves of the same program, and subsets of five runs of each, drawn by chance.
+With ``--runs``, on a folder with runs of a program, ``noise-N.sqlite.xz``, and of one with a slower MLP in its layer 3,
+``wide-N.sqlite.xz``: pairs and halves of the same program, and subsets of five runs of each, drawn by chance.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def resampled(folder: Path, draws: int = 100) -> None:
     draw = random.Random(3)
     base, wider = (
         [nvprof_kit.open(path) for path in sorted(folder.glob(pattern))]
-        for pattern in ("noise-[0-9]*.sqlite.xz", "noise-more-*.sqlite.xz")
+        for pattern in ("noise-[0-9]*.sqlite.xz", "wide-*.sqlite.xz")
     )
 
     def changed(side: Sequence[nvprof_kit.Capture], other: Sequence[nvprof_kit.Capture]) -> pd.DataFrame:

@@ -248,6 +248,22 @@ class Evidence(Operations):
         return captured > launched and not bool((replayed & self.inside).any())
 
     @cached_property
+    def around_copies(self) -> pd.DataFrame:
+        """The idle gaps outside layers in which the host works on what a copy through pageable memory brought it, or
+        prepares what one takes away; rows of `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`.
+        """
+        gaps, names = self.times.gaps, self.trace.ops["name"].astype(str)
+        copies = (self.trace.ops["host_memory"] == "pageable").to_numpy() & self.inside
+        start, end = self.ops["start_ns"], self.ops["end_ns"]
+        beside = gaps["start_ns"].isin(end[copies & (names == "memcpy DtoH").to_numpy()])
+        beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(start[copies & (names == "memcpy HtoD").to_numpy()])
+        works = gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python"))
+        around: pd.DataFrame = gaps[
+            beside & works & (gaps["layer"] == NO_LAYER) & gaps["window"].isin(self.steps.index)
+        ]
+        return around
+
+    @cached_property
     def stalls(self) -> pd.DataFrame:
         """The idle gaps of a tenth of the median step or more in which what the host did is unknown: it was busy with
         something else than launching; columns of `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`.
@@ -255,6 +271,7 @@ class Evidence(Operations):
         gaps, wall = self.times.gaps, self.steps["wall_ns"].to_numpy()
         long = gaps["idle_ns"] >= STALL_OF_STEP * int(wall[median_place(wall)]) if self.choice.count else False
         stalls: pd.DataFrame = gaps[long & (gaps["cause"] == "unknown") & gaps["window"].isin(self.steps.index)]
+        stalls = stalls.drop(self.around_copies.index, errors="ignore")
         return stalls
 
     @cached_property

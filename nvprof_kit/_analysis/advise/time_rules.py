@@ -91,7 +91,8 @@ def launch_bound(facts: Evidence) -> Iterator[Finding]:
     rows, stalls = facts.idle("launch", "unknown"), facts.stalls
     idle_ns = facts.idle_ns("launch", "unknown")
     stalls_ns = int(stalls["idle_ns"].sum())
-    late_ns = idle_ns - stalls_ns
+    around = facts.around_copies
+    late_ns = idle_ns - stalls_ns - int(around["idle_ns"][around["cause"] == "unknown"].sum())
     unknown_ns = max(facts.idle_ns("unknown") - stalls_ns, 0)
     notes, saves = [], late_ns
     if stalls_ns >= STALL_SHARE * facts.wall_ns:
@@ -260,6 +261,7 @@ def _read_back(facts: Evidence) -> str:
 def sync_points(facts: Evidence) -> Iterator[Finding]:
     """The host waits for the GPU within the step, and then launches late: the places where most is lost."""
     waits, gaps = facts.times.waits, facts.times.gaps
+    waits = waits[~waits["gap"].isin(facts.around_copies.index)]
     if not len(waits) or not _notable_waits(waits, facts):
         return
     waits = waits.astype({"layer": str, "phase": str, "call": str})

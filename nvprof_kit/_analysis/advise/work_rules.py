@@ -51,7 +51,11 @@ def copies(facts: Evidence) -> Iterator[Finding]:
     kind = facts.trace.ops["kind"].to_numpy()
     moves = np.flatnonzero(np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]) & facts.inside)
     exposed = min(int(blocking["exposed_ns"].sum()), facts.busy_ns(moves))
-    if len(blocking) and exposed >= COPY_SHARE * facts.wall_ns:
+    host_ns = int(facts.around_copies["idle_ns"].sum())
+    # where the host's work on their data takes longer than the copies, that is outside the layers
+    first = (blocking["layer"] == NO_LAYER) if host_ns > exposed else blocking["exposed_ns"]
+    blocking = blocking.iloc[np.argsort(-first.to_numpy().astype(np.int64), kind="stable")]
+    if len(blocking) and exposed + host_ns >= COPY_SHARE * facts.wall_ns:
         worst = blocking.iloc[0]
         pageable = blocking[blocking["memory"] == "pageable"]
         figures = (
@@ -62,11 +66,14 @@ def copies(facts: Evidence) -> Iterator[Finding]:
         advice = (
             "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
         )
+        if host_ns:
+            figures += f"; the GPU idles {facts.ms(host_ns)} more while the host works on their data"
         if "DtoH" in str(worst["copy"]):
             advice = "keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
         yield Finding(
             "copies", "Blocking copies", figures, worst["layer"], worst["phase"], *_longest_copy(facts, moves, worst),
-            exposed, advice, "high", "the copies take as long from pinned memory and still overlap with nothing",
+            exposed + host_ns, advice, "high",
+            "the copies take as long from pinned memory and still overlap with nothing",
         )  # fmt: skip
     pinned = rows[(rows["memory"] == "pinned") & (rows["blocking"] == 0) & (rows["exposed_ns"] > 0)]
     exposed = min(int(pinned["exposed_ns"].sum()), facts.busy_ns(moves))
