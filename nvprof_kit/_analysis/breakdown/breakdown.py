@@ -24,8 +24,14 @@ from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import PLACE, Idle, idle
-from nvprof_kit._analysis.breakdown.launches import LAUNCH_COLUMNS, launch_table
-from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, QUEUE_TIME_COLUMNS, queue_by_window, queue_over_time
+from nvprof_kit._analysis.breakdown.launches import (
+    LAUNCH_COLUMNS,
+    QUEUE_COLUMNS,
+    QUEUE_TIME_COLUMNS,
+    launch_table,
+    queue_by_window,
+    queue_over_time,
+)
 from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS, comm_table, copy_table, exposed
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
@@ -121,7 +127,7 @@ class Breakdown(Result):
         copies: Memory copies; columns `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
         launches: Kernel launches; columns `nvprof_kit._analysis.breakdown.launches.LAUNCH_COLUMNS`.
         queue: Number of queued operations during the median step; columns
-            `nvprof_kit._analysis.breakdown.queue.QUEUE_TIME_COLUMNS`.
+            `nvprof_kit._analysis.breakdown.launches.QUEUE_TIME_COLUMNS`.
         critical_path: The critical path of the median step; columns
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: The row of the median step in `steps`.

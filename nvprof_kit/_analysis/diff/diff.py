@@ -19,8 +19,7 @@ from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
 from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
-from nvprof_kit._analysis.diff.kernels import KERNEL_COLUMNS, compared_kernels
-from nvprof_kit._analysis.diff.samples import StepSums, block_sums, step_sums
+from nvprof_kit._analysis.diff.samples import KERNEL_COLUMNS, StepSums, block_sums, compared_kernels, step_sums
 from nvprof_kit._analysis.flops.work import Key as LayerPhase
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
@@ -127,7 +126,7 @@ class Diff(Result):
     Attributes:
         rows: The comparison, sorted by level, then by difference in descending order; columns `COLUMNS`.
         kernels: Kernels that are new, gone, renamed or launched a different number of times, the costliest first;
-            columns `nvprof_kit._analysis.diff.kernels.KERNEL_COLUMNS`.
+            columns `nvprof_kit._analysis.diff.samples.KERNEL_COLUMNS`.
         gates: The outcome of each gate.
         base_steps, new_steps: Number of compared steps, over all runs.
         warnings: What may be wrong with the comparison.
