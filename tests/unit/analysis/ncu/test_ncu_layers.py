@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,75 +11,72 @@ import pytest
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._analysis.kernels.signatures import NEEDED
-from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters
-from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers
-from nvprof_kit._analysis.ncu.owners import own_layers
-from nvprof_kit._analysis.ncu.roofline import roofline
-from nvprof_kit._trace.ncu.schema import NcuReport
-from nvprof_kit._trace.open import open_capture, open_ncu
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[3] / "data" / "ncu"
-NAMES = {"ns": "gpu__time_duration.sum", "dram": "dram__bytes.sum"} | {
-    name: PERCENTAGES[f"{name}_pct"][0] for name in ("compute", "memory", "tensor", "l1")
+ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
+NAMES = {
+    "ns": "gpu__time_duration.sum",
+    "dram": "dram__bytes.sum",
+    "compute": f"sm__throughput{ELAPSED}",
+    "memory": f"gpu__compute_memory_throughput{ELAPSED}",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "l1": "l1tex__throughput.avg.pct_of_peak_sustained_active",
 }
 
 
-def report(*kernels: dict[str, object], path: str = "a.csv") -> NcuReport:
-    """A report: of each kernel its stack, name, grid, tid, and any metric by its short name in `NAMES` or its own."""
+def report(folder: Path, *kernels: dict[str, object]) -> nvprof_kit.NcuReports:
+    """A raw page: of each kernel its stack, name, grid, tid, and any metric by its short name in `NAMES` or its own."""
     known = ("kernel", "grid", "stack", "tid")
-    return NcuReport(
-        path=path,
-        kernels=pd.DataFrame(
-            {
-                "id": range(len(kernels)),
-                "pid": 7,
-                "tid": [kernel.get("tid", 7) for kernel in kernels],
-                "kernel": [kernel.get("kernel", "gemm") for kernel in kernels],
-                "grid": [kernel.get("grid", "(1, 1, 1)") for kernel in kernels],
-                "block": "(32, 1, 1)",
-                "device": 0,
-                "cc": "9.0",
-                "stack": [kernel.get("stack", ()) for kernel in kernels],
-            }
-        ),
-        metrics=pd.DataFrame(
-            [
-                {NAMES.get(name, name): value for name, value in kernel.items() if name not in known}
-                for kernel in kernels
-            ],
-            dtype="float64",
-        ),
-        texts=pd.DataFrame(index=range(len(kernels))),
-        units={},
-    )
+    metrics = list(dict.fromkeys(name for kernel in kernels for name in kernel if name not in known))
+    head = ["ID", "Process ID", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"]
+    lines = [
+        [*head, "Kernel Name", "Block Size", "Grid Size", "Device", "CC", *(NAMES.get(name, name) for name in metrics)]
+    ]
+    units = {"ns": "ns", "dram": "byte"}
+    lines.append([""] * 8 + [units.get(name, "") for name in metrics])
+    for number, kernel in enumerate(kernels):
+        texts = kernel.get("stack", ())
+        assert isinstance(texts, tuple)
+        stack = "".join(f'  "nvprof_kit:{text}:none:none:RGB:0xff:REGISTERED:{text}"' for text in texts)
+        who = [
+            number,
+            7,
+            f"{kernel.get('tid', 7)}{stack} " if texts else "",
+            kernel.get("kernel", "gemm"),
+            "(32, 1, 1)",
+        ]
+        lines.append([*who, kernel.get("grid", "(1, 1, 1)"), 0, "9.0", *(kernel.get(name, "") for name in metrics)])
+    path = folder / "page.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(lines)
+    return nvprof_kit.open_ncu(path)
 
 
 def rows(result, *columns: str) -> list[list[object]]:
     return result.rows[["layer", "phase", *columns]].values.tolist()
 
 
-@pytest.mark.parametrize(("capture", "csv"), [("run-2023.4", "plan-2025.3"), ("encoder-2024.2", "encoder-plan-2025.3")])
-def test_times_are_those_of_layers(capture: str, csv: str) -> None:
+@pytest.mark.parametrize(
+    ("capture", "page"), [("run-2023.4", "plan-2025.3"), ("encoder-2024.2", "encoder-plan-2025.3")]
+)
+def test_times_are_those_of_layers(capture: str, page: str) -> None:
     """Also of the outermost module, which is named by its class: no path begins with that."""
-    trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=NEEDED)
     table = nvprof_kit.open(DATA / f"{capture}.sqlite.xz").layers().rows
     known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
-    made = ncu_layers(open_ncu(DATA / f"{csv}.csv.xz"), trace).rows
+    made = nvprof_kit.open_ncu(DATA / f"{page}.csv.xz").layers(DATA / f"{capture}.sqlite.xz").rows
     assert {(row.layer, row.phase): row.gpu_ns for row in made.itertuples()} == known
 
 
-def test_a_layer_holds_what_is_nested_in_it() -> None:
-    made = ncu_layers(
-        report(
-            {"stack": ("step 1", "forward", "m.0", "m.0.mlp"), "ns": 30, "compute": 80, "memory": 20, "dram": 5},
-            {"stack": ("step 1", "forward", "m.0"), "ns": 10, "compute": 40, "memory": 20, "dram": 7},
-            {"stack": ("m.0 backward",), "tid": 8, "ns": 20, "compute": 10, "memory": 70, "dram": 1},
-            {"stack": ("step 1", "optimizer"), "ns": 40, "compute": 1, "memory": 2, "dram": 2},
-        )
-    )
-    assert list(made.rows) == list(COLUMNS)
+def test_a_layer_holds_what_is_nested_in_it(tmp_path: Path) -> None:
+    made = report(
+        tmp_path,
+        {"stack": ("step 1", "forward", "m.0", "m.0.mlp"), "ns": 30, "compute": 80, "memory": 20, "dram": 5},
+        {"stack": ("step 1", "forward", "m.0"), "ns": 10, "compute": 40, "memory": 20, "dram": 7},
+        {"stack": ("m.0 backward",), "tid": 8, "ns": 20, "compute": 10, "memory": 70, "dram": 1},
+        {"stack": ("step 1", "optimizer"), "ns": 40, "compute": 1, "memory": 2, "dram": 2},
+    ).layers()
+    assert list(made.rows) == list(made.columns["ncu-layers"])
     # m.0 forward: (30*80 + 10*40) / 40 = 70; bytes 5 + 7
     assert rows(made, "launches", "gpu_ns", "compute_pct", "memory_pct", "dram_bytes", "bound") == [
         ["m.0", "forward", 2, 40, 70.0, 20.0, 12.0, "compute"],
@@ -101,13 +99,14 @@ def test_a_layer_holds_what_is_nested_in_it() -> None:
         (("forward", "a.0 recompute"), ("a.0", "recompute")),
     ],
 )
-def test_owners(stack: tuple[str, ...], owner: tuple[str, str]) -> None:
-    assert own_layers(report({"stack": stack, "ns": 1}).kernels).owners == (owner,)
+def test_owners(stack: tuple[str, ...], owner: tuple[str, str], tmp_path: Path) -> None:
+    (row,) = report(tmp_path, {"stack": stack, "ns": 1}).kernels().rows.to_dict("records")
+    assert (row["layer"], row["phase"]) == owner
 
 
-def test_without_ranges_there_is_a_warning() -> None:
-    (warning,) = ncu_layers(report({"ns": 1})).warnings
-    assert "no kernel has a range of the domain" in warning
+def test_without_ranges_there_is_a_warning(tmp_path: Path) -> None:
+    warnings = report(tmp_path, {"ns": 1}).layers().warnings
+    assert any("no kernel has a range of the domain" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +132,15 @@ def test_without_ranges_there_is_a_warning() -> None:
         ({}, "not measured", "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"),
     ],
 )
-def test_bound(metrics: dict[str, float], bound: str, reason: str) -> None:
-    row = ncu_layers(report({"ns": 10, **metrics})).rows.iloc[0]
+def test_bound(metrics: dict[str, float], bound: str, reason: str, tmp_path: Path) -> None:
+    row = report(tmp_path, {"ns": 10, **metrics}).layers().rows.iloc[0]
     assert (row["bound"], row["reason"]) == (bound, reason)
 
 
-def test_amounts_from_rates_and_cycles() -> None:
-    counted = counters(
+def test_amounts_from_rates_and_cycles(tmp_path: Path) -> None:
+    row = (
         report(
+            tmp_path,
             {
                 "ns": 2000,
                 # 2 µs at 1e9 bytes a second: 2000 bytes; of 1e9 cycles a second 2000 cycles with 3 additions each
@@ -154,15 +154,17 @@ def test_amounts_from_rates_and_cycles() -> None:
                 "sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_on.sum": 1,
                 "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": 7,
                 "smsp__average_warps_issue_stalled_selected_per_issue_active.ratio": 9,
-            }
+            },
         )
-    ).iloc[0]
-    assert counted["dram_bytes"] == pytest.approx(2500)
-    assert counted["flop"] == pytest.approx(3 * 2000 + 2 * 100)
-    assert counted["l2_bytes"] == 320
-    assert counted["tensor_flop"] == 4096
-    assert np.isnan(counted["l1_bytes"])
-    assert [name for name in counted.index if name.startswith("stall_")] == ["stall_long_scoreboard"]
+        .layers()
+        .rows.iloc[0]
+    )
+    assert row["dram_bytes"] == pytest.approx(2500)
+    assert row["flop"] == pytest.approx(3 * 2000 + 2 * 100)
+    assert row["l2_bytes"] == 320
+    assert row["tensor_flop"] == 4096
+    assert np.isnan(row["l1_bytes"])
+    assert row["stall"] == "long_scoreboard"
 
 
 # ---------------------------------------------------------------- the road back
@@ -176,8 +178,7 @@ def spread(tmp_path: Path, *kernels: dict[str, object]):
         file.kernel(at + 10, at + 110, launched=(at + 1, at + 2), name="at::native::gemm<(int)4>(int)")
         file.kernel(at + 110, at + 130, launched=(at + 3, at + 4), name="add", grid=(2, 1, 1))
     file.kernel(2000, 2010, launched=(2000, 2001), name="copy", table="MEMCPY")
-    trace = open_capture(file.write(), optional=NEEDED)
-    return ncu_layers(report(*kernels), trace)
+    return report(tmp_path, *kernels).layers(file.write())
 
 
 def test_one_measured_launch_stands_for_all_of_its_signature(tmp_path: Path) -> None:
@@ -219,48 +220,9 @@ def test_another_grid_is_another_signature(tmp_path: Path) -> None:
         spread(tmp_path, {"kernel": "add", "grid": "(3, 1, 1)", "ns": 500, "compute": 30, "memory": 10})
 
 
-def test_a_report_without_times() -> None:
+def test_a_report_without_times(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no gpu__time_duration"):
-        ncu_layers(report({"compute": 3}))
-
-
-# ---------------------------------------------------------------- roofline
-
-
-TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32"
-SPLIT = "sm__ops_path_tensor_op_hgmma_src_bf16_dst_fp32_sparsity"
-
-
-@pytest.mark.parametrize(
-    ("more", "tensor"),
-    [
-        ({}, {"tensor bf16 to fp32": 8192e9}),  # as the report states it
-        ({f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 0}, {"tensor bf16 to fp32": 4096e9}),
-        (
-            {f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 7},
-            {"tensor bf16 to fp32": 4096e9, "tensor bf16 to fp32, sparse": 8192e9},
-        ),
-    ],
-)
-def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict[str, float]) -> None:
-    """Of the types that were used, here one of two; with sparsity only where a kernel used it."""
-    measured = report(
-        {
-            "ns": 1000,
-            "dram": 100,
-            f"{TENSOR}.sum": 200,
-            f"{TENSOR}.sum.peak_sustained": 8192,
-            "sm__ops_path_tensor_src_fp8.sum": 0,
-            "sm__ops_path_tensor_src_fp8.sum.peak_sustained": 16384,
-            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
-            "sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained": 8,
-            "dram__bytes.sum.peak_sustained": 2,
-            "sm__cycles_elapsed.avg.per_second": 1e9,
-            "dram__cycles_elapsed.avg.per_second": 3e9,
-            **more,
-        }
-    )
-    assert roofline(measured, ncu_layers(measured)).peaks == {"FP32": 32e9, **tensor}
+        report(tmp_path, {"compute": 3}).layers()
 
 
 # ---------------------------------------------------------------- the H200
@@ -271,23 +233,13 @@ def test_the_pages_of_one_report_give_one_table(page: str) -> None:
     """Raw, details in base units, and details in units that ncu chose row by row, to the two digits behind the point
     that pages have.
     """
-    raw = ncu_layers(open_ncu(DATA / "roofline-2025.3.csv.xz"))
-    details = ncu_layers(open_ncu(DATA / f"{page}.csv.xz"))
+    raw = nvprof_kit.open_ncu(DATA / "roofline-2025.3.csv.xz").layers()
+    details = nvprof_kit.open_ncu(DATA / f"{page}.csv.xz").layers()
     assert (raw.measured, details.measured, raw.warnings, details.warnings) == (38, 38, (), ())
     # occupancy is on the raw page only, which names it in a reason
     shared = [name for name in raw.rows if details.rows[name].notna().any() and name != "reason"]
     assert {"compute_pct", "memory_pct", "dram_pct", "l2_pct", "dram_bytes", "flop", "tensor_flop"} < set(shared)
     pd.testing.assert_frame_equal(raw.rows[shared], details.rows[shared], rtol=2e-3, check_dtype=False)
-
-
-def test_the_roofline_of_a_report() -> None:
-    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle."""
-    report_ = open_ncu(DATA / "roofline-2025.3.csv.xz")
-    made = roofline(report_, ncu_layers(report_))
-    assert made.peaks == pytest.approx({"FP32": 64.8e12, "tensor bf16 to fp32": 1037e12}, rel=1e-3)
-    assert made.bandwidth == pytest.approx(4.8e12, rel=0.01)
-    products = made.points[made.points["kernel"].str.contains("nvjet")]
-    assert len(products) == 7 and (products["rate"] < 0.5 * made.peaks["tensor bf16 to fp32"]).all()
 
 
 def test_the_bytes_of_collectives() -> None:
@@ -296,8 +248,7 @@ def test_the_bytes_of_collectives() -> None:
     A ring of two sends each byte once. The first bucket is lm_head's weight alone, the next ones a whole layer and the
     one above's down_proj; both in bf16.
     """
-    report_ = open_ncu(DATA / "communication-2025.3.csv.xz")
-    made = ncu_layers(report_)
+    made = nvprof_kit.open_ncu(DATA / "communication-2025.3.csv.xz").layers()
     assert made.measured == 4
     assert made.warnings == ("ncu counted 17 of the 18 NVLinks that the GPU has: its bytes are of these alone",)
     width, inner, vocabulary = 1024, 1024 * 11 // 4, 32_000
@@ -313,7 +264,7 @@ def test_the_bytes_of_collectives() -> None:
 
 def test_a_live_page_of_one_layer() -> None:
     """What ncu prints while it measures: noise, grouped numbers, ranges in front of the kernels' names."""
-    made = ncu_layers(open_ncu(DATA / "layer-2025.3.csv.xz"))
+    made = nvprof_kit.open_ncu(DATA / "layer-2025.3.csv.xz").layers()
     assert rows(made, "launches", "gpu_ns", "bound") == [
         ["model.layers.0", "forward", 40, 649984, "latency"],
         ["model.layers.0", "backward", 76, 1125952, "latency"],
@@ -322,18 +273,72 @@ def test_a_live_page_of_one_layer() -> None:
     ]
 
 
-def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say() -> None:
+def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say(tmp_path: Path) -> None:
     forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
-    attribution = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
-    assert attribution.owners == (("a.0", "forward"), ("a.0", "backward"))
-    assert attribution.warnings[0].startswith("1 kernels are taken for backward")
+    made = report(tmp_path, forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).layers()
+    assert rows(made) == [["a.0", "forward"], ["a.0", "backward"]]
+    assert any(warning.startswith("1 kernels are taken for backward") for warning in made.warnings)
     # a suffix says it, so nothing is guessed
-    told = own_layers(report(forward, {"stack": ("a.0 backward",), "tid": 2}, {"stack": ("a.0",), "tid": 3}).kernels)
-    assert told.owners[2] == ("a.0", "forward")
+    told = report(
+        tmp_path, forward, {"stack": ("a.0 backward",), "tid": 2, "ns": 1}, {"stack": ("a.0",), "tid": 3, "ns": 1}
+    ).layers()
+    assert rows(told, "launches") == [["a.0", "forward", 2], ["a.0", "backward", 1]]
     assert told.warnings == ()
 
 
-def test_roofline_without_operations() -> None:
-    measured = report({"ns": 1000, "dram": 100})
+# ---------------------------------------------------------------- roofline
+
+
+def ceilings(made: nvprof_kit.NcuLayers) -> dict[str, str]:
+    """The peaks that the plot names, in 10^12 a second."""
+    pytest.importorskip("matplotlib")
+    texts = (text.get_text().strip().rsplit(" ", 2) for text in made.figure().axes[0].texts)
+    return {name: number for name, number, unit in (text for text in texts if len(text) == 3) if unit.endswith("/s")}
+
+
+TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32"
+SPLIT = "sm__ops_path_tensor_op_hgmma_src_bf16_dst_fp32_sparsity"
+
+
+@pytest.mark.parametrize(
+    ("more", "tensor"),
+    [
+        ({}, {"tensor bf16 to fp32": "8,192"}),  # as the report states it
+        ({f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 0}, {"tensor bf16 to fp32": "4,096"}),
+        (
+            {f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 7},
+            {"tensor bf16 to fp32": "4,096", "tensor bf16 to fp32, sparse": "8,192"},
+        ),
+    ],
+)
+def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict[str, str], tmp_path: Path) -> None:
+    """Of the types that were used, here one of two; with sparsity only where a kernel used it."""
+    measured = report(
+        tmp_path,
+        {
+            "ns": 1000,
+            "dram": 100,
+            f"{TENSOR}.sum": 200,
+            f"{TENSOR}.sum.peak_sustained": 8192,
+            "sm__ops_path_tensor_src_fp8.sum": 0,
+            "sm__ops_path_tensor_src_fp8.sum.peak_sustained": 16384,
+            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
+            "sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained": 8,
+            "dram__bytes.sum.peak_sustained": 2,
+            "sm__cycles_elapsed.avg.per_second": 1e12,
+            "dram__cycles_elapsed.avg.per_second": 3e12,
+            **more,
+        },
+    )
+    assert ceilings(measured.layers()) == {"DRAM": "6.0", "FP32": "32", **tensor}
+
+
+def test_the_roofline_of_a_report() -> None:
+    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle."""
+    made = nvprof_kit.open_ncu(DATA / "roofline-2025.3.csv.xz").layers()
+    assert ceilings(made) == {"DRAM": "4.8", "FP32": "65", "tensor bf16 to fp32": "1,037"}
+
+
+def test_roofline_without_operations(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --roofline"):
-        roofline(measured, ncu_layers(measured))
+        report(tmp_path, {"ns": 1000, "dram": 100}).layers().figure()
