@@ -137,6 +137,11 @@ def read_machine(
     """
     smi = run(["nvidia-smi"]) or ""
     cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
+    for_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", _text(root / "proc/driver/nvidia/params"))
+    capabilities = re.search(r"CapEff:\s*([0-9a-fA-F]+)", _text(root / "proc/self/status"))
+    processes = {_text(path).strip() for path in root.glob("proc/[0-9]*/comm")}
+    temporary = environ.get("TMPDIR", "/tmp")
+    lock = Path(temporary) / "nsight-compute-lock"
     return Machine(
         nsys=_version(run([environ.get("NSYS") or "nsys", "--version"])),
         nsys_named=environ.get("NSYS", ""),
@@ -145,14 +150,14 @@ def read_machine(
         driver_cuda=cuda[1] if cuda else None,
         gpus=_gpus(run(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"])),
         perf_event_paranoid=_number(_text(root / "proc/sys/kernel/perf_event_paranoid")),
-        counters_for_admin=_counters_for_admin(_text(root / "proc/driver/nvidia/params")),
-        capabilities=_capabilities(_text(root / "proc/self/status")),
+        counters_for_admin=None if for_admin is None else for_admin[1] == "1",
+        capabilities=int(capabilities[1], 16) if capabilities else 0,
         container=_container(root),
         wsl="microsoft" in _text(root / "proc/version").lower(),
-        environment={name: value for name, value in environ.items() if _concerns_profilers(name)},
-        processes=_profilers(root),
-        free_bytes=_free([os.getcwd(), environ.get("TMPDIR", "/tmp")]),
-        foreign_lock=_foreign_lock(Path(environ.get("TMPDIR", "/tmp"))),
+        environment={name: value for name, value in environ.items() if name.startswith(_OF_PROFILERS)},
+        processes=tuple(sorted(name for name in processes if name.startswith(("nv-hostengine", "dcgm", "dynolog")))),
+        free_bytes={path: shutil.disk_usage(path).free for path in (os.getcwd(), temporary) if os.path.isdir(path)},
+        foreign_lock=str(lock) if lock.exists() and not os.access(lock, os.W_OK) else "",
         program=_program(command, run) if command else None,
     )
 
@@ -182,16 +187,6 @@ def _gpus(listing: str | None) -> tuple[Gpu, ...]:
     )
 
 
-def _counters_for_admin(parameters: str) -> bool | None:
-    match = re.search(r"RmProfilingAdminOnly:\s*(\d)", parameters)
-    return None if match is None else match[1] == "1"
-
-
-def _capabilities(status: str) -> int:
-    match = re.search(r"CapEff:\s*([0-9a-fA-F]+)", status)
-    return int(match[1], 16) if match else 0
-
-
 def _container(root: Path) -> str:
     for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
         if (root / mark).exists():
@@ -200,22 +195,7 @@ def _container(root: Path) -> str:
     return match[0] if match else ""
 
 
-def _concerns_profilers(name: str) -> bool:
-    return name.startswith(("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT", "KINETO_USE_DAEMON"))
-
-
-def _profilers(root: Path) -> tuple[str, ...]:
-    names = {_text(path).strip() for path in root.glob("proc/[0-9]*/comm")}
-    return tuple(sorted(name for name in names if name.startswith(("nv-hostengine", "dcgm", "dynolog"))))
-
-
-def _free(folders: Sequence[str]) -> dict[str, int]:
-    return {folder: shutil.disk_usage(folder).free for folder in folders if os.path.isdir(folder)}
-
-
-def _foreign_lock(folder: Path) -> str:
-    lock = folder / "nsight-compute-lock"
-    return str(lock) if lock.exists() and not os.access(lock, os.W_OK) else ""
+_OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT", "KINETO_USE_DAEMON")
 
 
 def _shebang(name: str) -> str | None:

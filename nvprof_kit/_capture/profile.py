@@ -195,7 +195,8 @@ def profile_program(  # noqa: PLR0912, PLR0915
         stage,
         state,
         added,
-        stay=ends_with_capture or _ends_early(version),
+        # an nsys that ends, with 0, before a program that handles the signal that nsys passes on
+        stay=ends_with_capture or re.search(r" 20(1\d|2[0-3])\.", version) is not None,
         quiet=quiet,
         keep_running=keep_running,
         ends_with_capture=ends_with_capture,
@@ -223,11 +224,6 @@ def profile_program(  # noqa: PLR0912, PLR0915
         absent=absent,
         export=export,
     )
-
-
-def _ends_early(version: str) -> bool:
-    """Whether this nsys ends, with 0, before a program that handles the signal that nsys passes on."""
-    return re.search(r" 20(1\d|2[0-3])\.", version) is not None
 
 
 def launch_session(
