@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.nesting import nest
@@ -102,7 +101,9 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
     if not set(chosen) & set(names):
         reason = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
         return Verdict("unknown", f"{reason}; name one of {', '.join(names)} with --collective")
-    times = _shared_times(calls, warm_up)
+    timed = calls.assign(time_ns=time_of(calls), stage=calls["stage"].astype(str))
+    timed = timed[timed["call"] >= warm_up] if timed["call"].max() >= warm_up else timed
+    times: pd.DataFrame = timed.set_index(["call", "rank", "stage"])["time_ns"].unstack("stage")
     verdict = _judge_stages(calls, times, chosen)
     # nobody waits in a barrier after DDP's backward, where the ranks have waited for each other already. Of two ranks,
     # that backward is shorter on one does not show which: it may compute less, and wait in no stage at all
@@ -127,16 +128,6 @@ def time_of(calls: pd.DataFrame) -> pd.Series[int]:
     return calls["cpu_ns"] if calls["cuda_ns"].isna().any() else calls["cuda_ns"].astype("int64")
 
 
-def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
-    """Time of each call: index (call, rank), one column per stage."""
-    timed = calls.assign(time_ns=time_of(calls))
-    if timed["call"].max() >= warm_up:
-        timed = timed[timed["call"] >= warm_up]
-    times = timed.assign(stage=timed["stage"].astype(str)).set_index(["call", "rank", "stage"])["time_ns"]
-    table: pd.DataFrame = times.unstack("stage")
-    return table
-
-
 def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
     """Judge the time lost in each step, then who lost it; ``waits`` has one row per step and one column per rank."""
     ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
@@ -152,7 +143,10 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
     order = sorted(range(len(ranks)), key=lambda at: (-by_rank[at], ranks[at]))
     worst, recurrence = ranks[order[0]], float(by_rank[order[0]])
     median_rank = int(waits.mean().sort_values(kind="stable").index[len(ranks) // 2])
-    step_ns = _step_time(times, outermost, median_rank)
+    # the stage named like a step, or the sum of the outermost stages
+    stage_means: pd.Series[float] = times[times.index.get_level_values("rank") == median_rank].mean()
+    step = next((name for name in stage_means.index if name.lower() in _STEP), None)
+    step_ns = float(stage_means[step] if step is not None else stage_means.reindex(outermost).sum())
     score = gap / step_ns if step_ns else 0.0
     facts: dict[str, Any] = {"collective": chosen, "steps": steps, "gap_ns": round(gap), "score": score}
     stage = " + ".join(chosen)
@@ -170,7 +164,16 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
         return Verdict("warning", reason, recurrence=recurrence, **facts)
     recurring = [at for at in order if by_rank[at] >= RECURS]
     if not recurring:
-        return Verdict("warning", _changing(ranks, by_rank, order, stage, cost), recurrence=recurrence, **facts)
+        often = [at for at in order if by_rank[at] >= RECURS / 3]
+        late = f"in {stage} the median rank waits {cost} longer than the latest"
+        if len(often) == 2 and by_rank[often].sum() >= RECURS:
+            reason = f"ranks {ranks[often[0]]} and {ranks[often[1]]} are late in turn: {late}"
+        else:
+            reason = (
+                f"the slow rank rotates: {late}, which is another rank from step to step (rank {worst} most often, for "
+                f"{100 * recurrence:.0f} % of the lost time)"
+            )
+        return Verdict("warning", reason, recurrence=recurrence, **facts)
     *first, last = (str(ranks[at]) for at in sorted(recurring))
     named = f"{', '.join(first)} and {last}" if first else last
     cause, share = _cause(times, chosen, worst, gap)
@@ -179,33 +182,11 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
         if len(recurring) == 1
         else f"ranks {named} are the stragglers: they wait"
     )
-    often = int(is_late[:, order[0]][gaps >= NOTABLE * step_ns].sum())
-    reason = f"{who} least in {stage}, {cost} less than the median rank, in {often} of {steps} steps"
+    late_steps = int(is_late[:, order[0]][gaps >= NOTABLE * step_ns].sum())
+    reason = f"{who} least in {stage}, {cost} less than the median rank, in {late_steps} of {steps} steps"
     reason += f"; {cause} takes longer there and explains {100 * share:.0f} % of it" if cause else ""
     late_rank = worst if len(recurring) == 1 else None
     return Verdict(severity, reason, rank=late_rank, recurrence=recurrence, cause=cause, cause_share=share, **facts)
-
-
-def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[int], stage: str, cost: str) -> str:
-    """A sentence on which ranks are late in turn."""
-    often = [at for at in order if by_rank[at] >= RECURS / 3]
-    if len(often) == 2 and by_rank[often].sum() >= RECURS:
-        rank, other = (ranks[at] for at in often)
-        return (
-            f"ranks {rank} and {other} are late in turn: in {stage} the median rank waits {cost} longer than the latest"
-        )
-    worst = order[0]
-    return (
-        f"the slow rank rotates: in {stage} the median rank waits {cost} longer than the latest, which is another rank "
-        f"from step to step (rank {ranks[worst]} most often, for {100 * by_rank[worst]:.0f} % of the lost time)"
-    )
-
-
-def _step_time(times: pd.DataFrame, outermost: list[str], rank: int) -> float:
-    """A rank's mean step time: the stage named like a step, or the sum of the outermost stages."""
-    rank_times: pd.Series[float] = times[times.index.get_level_values("rank") == rank].mean()
-    step = next((name for name in rank_times.index if name.lower() in _STEP), None)
-    return float(rank_times[step] if step is not None else rank_times.reindex(outermost).sum())
 
 
 def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: float) -> tuple[str, float]:
@@ -303,7 +284,13 @@ def timers(
     steps: StepOptions = ALL_STEPS,
 ) -> Timers:
     """Statistics, skew and verdict of the stages that ranks timed; the arguments are those of `TimerLog.timers`."""
-    calls = _with_places(_chosen(logs, steps))
+    calls = _chosen(logs, steps)
+    order = calls.groupby("stage", observed=True)["start_ns"].min().sort_values(kind="stable").index
+    calls = calls.assign(
+        stage=calls["stage"].cat.reorder_categories(list(order), ordered=True),
+        offset_ns=calls["start_ns"] - calls["start_ns"].min(),
+        depth=nest(*(calls[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))).depth,
+    )
     rows = _statistics(calls, ["stage", "rank"] if by == "rank" else ["stage"])
     rows = rows.join(_skew(calls), on="stage").reset_index()
     if "rank" not in rows:
@@ -330,17 +317,6 @@ def _chosen(logs: TimerLogs, steps: StepOptions) -> pd.DataFrame:
     stages: pd.DataFrame = logs.stages[is_chosen[logs.stages["call"].to_numpy()]].reset_index(drop=True)
     stages["stage"] = stages["stage"].cat.remove_unused_categories()
     return stages
-
-
-def _with_places(stages: pd.DataFrame) -> pd.DataFrame:
-    order = stages.groupby("stage", observed=True)["start_ns"].min().sort_values(kind="stable").index
-    calls = stages.assign(
-        stage=stages["stage"].cat.reorder_categories(list(order), ordered=True),
-        offset_ns=stages["start_ns"] - stages["start_ns"].min(),
-    )
-    start, end, rank = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
-    placed: pd.DataFrame = calls.assign(depth=nest(start, end, rank).depth)
-    return placed
 
 
 def _statistics(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
