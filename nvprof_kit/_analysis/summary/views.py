@@ -27,9 +27,6 @@ NO_CPU = (
 )
 """What to do if the capture has no CPU data."""
 
-_Stretches = tuple[Int64Array, Int64Array]
-"""Starts and ends of the intervals in which threads ran, in ns."""
-
 _STATISTICS: Columns = {
     "calls": Column("number of calls"),
     **{
@@ -142,58 +139,38 @@ def _gpus(facts: Facts) -> pd.DataFrame:
 
 
 def _cpus(facts: Facts) -> pd.DataFrame:
-    """The CPU rows, over the windows of each process's first GPU."""
+    """The CPU rows, over the windows of each process's first GPU; and once for all processes without a GPU, such as
+    data loader workers.
+    """
     import pandas as pd
 
-    windows, rows = facts.windows, []
-    first = {cpu.pid: position for position, cpu in reversed([*enumerate(windows.devices)])}
+    windows, scheduled, frames = facts.windows, facts.trace.scheduled, []
+    first = {device.pid: position for position, device in reversed([*enumerate(windows.devices)])}
     for pid, position in sorted(first.items(), key=lambda pair: pair[1]):
         of_first = facts.counted_windows[windows.device[facts.counted_windows] == position]
-        process = windows.devices[position].process
-        for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, position)):
-            busy_ns = (
-                np.full(len(of_first), -1)
-                if busy is None
-                else _until(busy, windows.end[of_first]) - _until(busy, windows.start[of_first])
-            )
-            rows += [
-                (step, process if name == "CPU" else None, None, name, wall, ns)
-                for step, wall, ns in zip(
-                    windows.instance[of_first].tolist(), (windows.end - windows.start)[of_first], busy_ns, strict=True
-                )
-            ]
-    # dtype object, because with None pandas would use floats, which cannot represent every step number
-    frame = pd.DataFrame(rows, columns=["step", "process", "device", "name", "wall_ns", "busy_ns"], dtype=object)
-    frame = frame.astype({"step": "int64", "process": "Int64", "device": "Int64"})
-    summed = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
-    table = summed[["wall_ns", "busy_ns"]].sum().reset_index()
-    table["busy_ns"] = table["busy_ns"].astype("Int64").where(table["busy_ns"] >= 0)
-    view: pd.DataFrame = table
-    return view
+        start, end = windows.start[of_first], windows.end[of_first]
+        rows = {"step": windows.instance[of_first], "device": None, "wall_ns": end - start}
+        threads = {"CPU": None if scheduled is None or not len(scheduled) else scheduled[scheduled["pid"] == pid]}
+        if position == 0 and scheduled is not None and not scheduled["pid"].isin(first).all():
+            threads["CPU, other processes"] = scheduled[~scheduled["pid"].isin(first)]
+        for name, running in threads.items():
+            process = windows.devices[position].process if name == "CPU" else None
+            busy = None if running is None else _until(running, end) - _until(running, start)
+            frames.append(pd.DataFrame({**rows, "process": process, "name": name, "busy_ns": busy}, dtype=object))
+    frame = pd.concat(frames, ignore_index=True)
+    frame = frame.astype(
+        {"step": "int64", "process": "Int64", "device": "Int64", "wall_ns": "int64", "busy_ns": "Int64"}
+    )
+    groups = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
+    table: pd.DataFrame = groups[["wall_ns", "busy_ns"]].sum(min_count=1).reset_index()
+    return table
 
 
-def _threads(facts: Facts, pid: int) -> _Stretches | None:
-    """Starts and ends of the intervals in which a process's threads ran, None without recorded context switches."""
-    scheduled = facts.trace.scheduled
-    if scheduled is None or not len(scheduled):
-        return None
-    of_process = scheduled[scheduled["pid"] == pid]
-    return of_process["start_ns"].to_numpy(), of_process["end_ns"].to_numpy()
-
-
-def _others(facts: Facts, named: dict[int, int], position: int) -> list[tuple[_Stretches, str]]:
-    """The same for all processes without a GPU, once: data loader workers and any other process that nsys recorded."""
-    scheduled = facts.trace.scheduled
-    if position != 0 or scheduled is None or scheduled["pid"].isin(named).all():
-        return []
-    remaining = scheduled[~scheduled["pid"].isin(named)]
-    return [((remaining["start_ns"].to_numpy(), remaining["end_ns"].to_numpy()), "CPU, other processes")]
-
-
-def _until(intervals: _Stretches, time_ns: Int64Array) -> Int64Array:
-    """Total length of the intervals before each moment."""
+def _until(running: pd.DataFrame, time_ns: Int64Array) -> Int64Array:
+    """How long threads ran before each moment, summed."""
     total = np.zeros(len(time_ns), dtype=np.int64)
-    for edges, sign in zip(map(np.sort, intervals), (1, -1), strict=True):
+    for name, sign in (("start_ns", 1), ("end_ns", -1)):
+        edges = np.sort(running[name].to_numpy())
         before = np.searchsorted(edges, time_ns)
         total += sign * (before * time_ns - np.concatenate(([0], np.cumsum(edges)))[before])
     return total
