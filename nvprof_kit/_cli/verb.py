@@ -73,9 +73,9 @@ class VerbGroup(click.Group):
     modules = ("reading", "sources", "job", "out", "capture")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of this name, of the first module that has it."""
+        """The verb of this name, of the first module that has it; verbs below another may be in any."""
         for module in self.modules:
-            if cmd_name not in self._loaded:
+            if cmd_name not in self._loaded or isinstance(self._loaded[cmd_name], click.Group):
                 import_module(f"nvprof_kit._cli.verbs.{module}")
         return self._loaded.get(cmd_name)
 

@@ -60,7 +60,7 @@ def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> N
         (
             ["--step", "two", "--", "x"],
             2,
-            "Invalid value for '--step': 'two' is not a valid integer range (see nvprof-kit profile --help)",
+            "Invalid value for '--step': 'two' is no number of 0 or more (see nvprof-kit profile --help)",
         ),
         (
             ["--step", "2", "--delay", "3", "--", "x"],

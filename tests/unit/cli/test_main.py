@@ -265,3 +265,11 @@ def test_a_report_is_called_as_its_program(command: str, name: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_a_shell_has_its_script(shell: str) -> None:
     assert "_NVPROF_KIT_COMPLETE" in run_verbs(_NVPROF_KIT_COMPLETE=f"{shell}_source")
+
+
+@pytest.mark.parametrize("path", ["ranks profile", "ncu plan", "session stop"])
+def test_a_verb_below_another_is_there_in_a_new_process(path: str) -> None:
+    """Modules of verbs are loaded when they are asked for."""
+    command = [sys.executable, "-m", "nvprof_kit", *path.split(), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"Usage: nvprof-kit {path} ") and "Example:" in done.stdout
