@@ -26,16 +26,13 @@ def main(path: str, library: str) -> None:
         results = context.range_by_idx(number)
         for index in range(results.num_actions()):
             action = results.action_by_idx(index)
-            print(json.dumps(_result(action)))
-
-
-def _result(action: Any) -> dict[str, Any]:
-    metrics = {name: action[name] for name in action.metric_names()}
-    return {
-        "kernel": action.name(action.NameBase_DEMANGLED),
-        "metrics": {name: [metric.value(), metric.unit()] for name, metric in metrics.items()},
-        "ranges": _ranges(action.nvtx_state()),
-    }
+            metrics = {name: action[name] for name in action.metric_names()}
+            result = {
+                "kernel": action.name(action.NameBase_DEMANGLED),
+                "metrics": {name: [metric.value(), metric.unit()] for name, metric in metrics.items()},
+                "ranges": _ranges(action.nvtx_state()),
+            }
+            print(json.dumps(result))
 
 
 def _ranges(state: Any) -> dict[str, list[str]]:

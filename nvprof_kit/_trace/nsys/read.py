@@ -240,6 +240,10 @@ def _info(
     entries = {str(name): str(value) for name, value in db.rows(meta, ("name", "value"))} if meta else {}
     version = entries.get("EXPORT_PRODUCT_VERSION", "")
     devices = few(ops["device"])
+    # the session's end on its clock, which starts with the program; its length if the end is a wall-clock time
+    has_details = db.has("ANALYSIS_DETAILS", "duration", "stopTime")
+    details = db.rows("ANALYSIS_DETAILS", ("duration", "stopTime")) if has_details else []
+    lengths = [int(value) for row in details for value in row if str(value).isdecimal()]
     starts = db.ids_like("cu%ProfilerStart%") if db.has(tables.RUNTIME, "nameId") else ()
     return CaptureInfo(
         path=str(db.path),
@@ -250,7 +254,7 @@ def _info(
         ordinals=tuple(devices.tolist()),
         on_gpu=True,
         processes=len(np.unique(np.concatenate([few(ranges["pid"]), few(ops["pid"])]))),
-        session_ns=_session_ns(db),
+        session_ns=max((length for length in lengths if length < DAY_NS), default=0),
         own_window=bool(starts and db.rows(tables.RUNTIME, ("nameId",), [Where("nameId", starts)], limit=1)),
         other_domains=other_domains,
         lacks=reason,
@@ -260,14 +264,3 @@ def _info(
             *db.warnings,
         ),
     )
-
-
-def _session_ns(db: Database) -> int:
-    """Session end on the session clock, which starts with the program; the session length if the end is a wall-clock
-    time.
-    """
-    if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
-        return 0
-    edges = [value for row in db.rows("ANALYSIS_DETAILS", ("duration", "stopTime")) for value in row]
-    lengths = [int(value) for value in edges if str(value).isdecimal()]
-    return max((length for length in lengths if length < DAY_NS), default=0)

@@ -47,12 +47,18 @@ def tables_for(optional: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_columns(db: Database, tables: Iterable[str]) -> None:
-    """Reject an export with missing required columns.
+    """Reject an export with missing required columns, and with a view, or a table in other letters, in place of a table
+    of nsys: it would be read as missing.
 
     Raises:
         CaptureError: A column is missing; the message has the column and its table.
     """
-    _refuse_lookalikes(db)
+    table_of_folded = {name.casefold(): name for name in NSYS_SOURCES}
+    for name in sorted({*db.tables, *db.views}):
+        table_name = table_of_folded.get(name.casefold())
+        if table_name is not None and table_name not in db.tables:
+            fault = "a view" if name in db.views else "in other letters"
+            raise db.refuse(f"{name} is {fault}, needed the table {table_name}")
     for table in tables:
         if table in db.tables:
             source = NSYS_SOURCES[table]
@@ -65,21 +71,6 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
         for kind in ("KERNEL", "MEMCPY", "MEMSET"):
             if f"CUPTI_ACTIVITY_KIND_{kind}" in db.tables:
                 _refuse_missing(db, f"CUPTI_ACTIVITY_KIND_{kind}", ("graphNodeId",))
-
-
-def _refuse_lookalikes(db: Database) -> None:
-    """Reject a view, or a table in other letters, in place of a table of nsys: it would be read as missing.
-
-    Raises:
-        CaptureError: There is one.
-    """
-    table_of_folded = {name.casefold(): name for name in NSYS_SOURCES}
-    for name in sorted({*db.tables, *db.views}):
-        table = table_of_folded.get(name.casefold())
-        if table is not None and table not in db.tables:
-            raise db.refuse(
-                f"{name} is {'a view' if name in db.views else 'in other letters'}, needed the table {table}"
-            )
 
 
 def node_table(db: Database) -> str | None:

@@ -66,7 +66,15 @@ def nvtx_domains(db: Database) -> Domains:
     categories: dict[tuple[int, int, int], str] = {}
     for kind, tid, domain, category, unregistered, text_id in registrations:
         text = strings.get(text_id, "" if unregistered is None else unregistered)
-        _check_registration(db, kind, domain, category, text)
+        noun = "domain" if kind == _DOMAIN_CREATE else "category"
+        faults = (  # without id or name its ranges would be assigned to another one
+            (not isinstance(domain, int), f"domainId is {domain!r}"),
+            (kind == _CATEGORY and not isinstance(category, int), f"category is {category!r}"),
+            (not isinstance(text, str), "text is not text"),
+            (not text, "text and textId give no name"),
+        )
+        if fault := next((sentence for is_wrong, sentence in faults if is_wrong), ""):
+            raise db.refuse(f"NVTX_EVENTS.{fault} where a {noun} is registered")
         if not isinstance(tid, int):
             check_rows(db, ("NVTX_EVENTS",))
             continue
@@ -76,19 +84,6 @@ def nvtx_domains(db: Database) -> Domains:
         elif category is not None:
             categories[pid, domain, category] = text
     return Domains({name: frozenset(keys) for name, keys in names.items()}, categories)
-
-
-def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: Any) -> None:
-    """Reject a domain or category without id or name, because its ranges would be assigned to another one."""
-    noun = "domain" if kind == _DOMAIN_CREATE else "category"
-    if not isinstance(domain, int):
-        raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {noun} is registered")
-    if kind == _CATEGORY and not isinstance(category, int):
-        raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
-    if not isinstance(text, str):
-        raise db.refuse(f"NVTX_EVENTS.text is not text where a {noun} is registered")
-    if not text:
-        raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {noun} is registered")
 
 
 def has_categories(domains: Domains, domain: str) -> bool:

@@ -35,7 +35,12 @@ def capture_warnings(db: Database, ops: dict[str, Any], launches: int) -> tuple[
     """
     alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
     missing = max(launches - int(np.count_nonzero(alone)), 0)
-    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, missing), *_diagnostics(db, missing))
+    messages = []  # nsys warns of possible losses too, which count only if data is actually missing
+    for text, (_, processes) in nsys_messages(db).items():
+        if missing or not GUESS.search(text):
+            times = f" ({len(processes)} times)" if len(processes) > 1 else ""
+            messages.append(Issue("nsys-message", "warning", 1.0, f"nsys warns: {' '.join(text.split())}{times}"))
+    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, missing), *messages)
 
 
 def launch_names(db: Database) -> list[int]:
@@ -121,20 +126,6 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[Issue]:
         "and gaps are too long, GPU times are not touched: record more steps, or skip the first"
     )
     return [Issue("overhead", "warning", overhead_ns / max(last - first, 1), text)]
-
-
-def _diagnostics(db: Database, missing: int) -> list[Issue]:
-    """Warnings and errors written by nsys (2024.2 and newer); possible losses only if data is actually missing."""
-    return [
-        Issue(
-            "nsys-message",
-            "warning",
-            1.0,
-            f"nsys warns: {' '.join(text.split())}" + (f" ({len(processes)} times)" if len(processes) > 1 else ""),
-        )
-        for text, (_, processes) in nsys_messages(db).items()
-        if missing or not GUESS.search(text)
-    ]
 
 
 def nsys_messages(db: Database) -> dict[str, tuple[int, list[int | None]]]:
