@@ -418,10 +418,15 @@ class _Work(NamedTuple):
 def _work_of(name: str, call: _Call, widths: dict[int, int]) -> _Work | None:
     """The work of one call; None if its shapes do not give its operations, or are not recorded."""
     formula = _FORMULAS.get(name)
-    reads, writes = list[int](), list[int]()
+    reads, writes, share = list[int](), list[int](), 1.0
     try:
         flops = formula(call) if formula else 0
-        share = _causal_share(name, call)
+        is_backward = name.endswith("_backward")
+        causal = _CAUSAL.get(name.removesuffix("_backward"))
+        if causal is not None and call.value(causal[is_backward]):  # as in the counter's `causal_share`
+            queries, keys = (call.shape(position + is_backward, 4)[2] for position in (0, 1))
+            square = min(queries, keys)
+            share = (square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1)
         single = [position for position, type_name in enumerate(call.types) if type_name != "TensorList"]
         tensors = [tensor for position in single for tensor in call.tensors(position)]
         reads, writes = _traffic(name, call, widths)
@@ -429,21 +434,10 @@ def _work_of(name: str, call: _Call, widths: dict[int, int]) -> _Work | None:
     except (ValueError, TypeError, IndexError, KeyError, AttributeError):  # a form that is not foreseen
         if formula or "TensorList" in call.types:
             return None
-        flops, share, tensors = 0, 1.0, []
+        flops, tensors = 0, []
     dtypes = {tensor.dtype for tensor in tensors} if formula else set()
     dtype = next((dtype for dtype, _ in _TYPES.values() if dtype in dtypes and dtype), "")
     return _Work(dtype, flops, flops * share, [size for size in reads if size], [size for size in writes if size])
-
-
-def _causal_share(name: str, call: _Call) -> float:
-    """Share of the scores that a causal mask leaves, as in `nvprof_kit._instrument.flops.traffic.causal_share`."""
-    is_backward = name.endswith("_backward")
-    positions = _CAUSAL.get(name.removesuffix("_backward"))
-    if positions is None or not call.value(positions[is_backward]):
-        return 1.0
-    queries, keys = (call.shape(position + is_backward, 4)[2] for position in (0, 1))
-    square = min(queries, keys)
-    return float((square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1))
 
 
 def _kind(name: str) -> str:

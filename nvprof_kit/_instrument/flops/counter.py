@@ -64,7 +64,16 @@ class FlopCounter:
         with self._lock:
             stack = self._threads.setdefault(threading.get_ident(), [])
             at = stack[-1] if stack else _NOWHERE
-            stack.append(self._into(at, range_))
+            if range_.category in LAYER_CATEGORIES:
+                path = parse_range(range_.text, range_.category.value).text
+                outer = None if at.layer is None else at.layer.region
+                region = _region(self._top if outer is None else outer.inside, path, range_.category.value, outer)
+                if not torch._C._len_torch_dispatch_stack():
+                    region.unknown[OUT_OF_REACH] = region.unknown.get(OUT_OF_REACH, 0) + 1
+                at = _Open(Call(region, at.layer), at.phase)
+            elif range_.category in PHASE_CATEGORIES:
+                at = _Open(at.layer, Call(_region(self._top, NO_LAYER, range_.text)))
+            stack.append(at)
 
     def left(self, range_: Range) -> None:
         """A range has closed on the calling thread."""
@@ -114,18 +123,6 @@ class FlopCounter:
             for region in regions:  # the list grows during the loop
                 regions += region.inside.values()
             return regions
-
-    def _into(self, at: _Open, range_: Range) -> _Open:
-        if range_.category in LAYER_CATEGORIES:
-            path = parse_range(range_.text, range_.category.value).text
-            outer = None if at.layer is None else at.layer.region
-            region = _region(self._top if outer is None else outer.inside, path, range_.category.value, outer)
-            if not torch._C._len_torch_dispatch_stack():
-                region.unknown[OUT_OF_REACH] = region.unknown.get(OUT_OF_REACH, 0) + 1
-            return _Open(Call(region, at.layer), at.phase)
-        if range_.category in PHASE_CATEGORIES:
-            return _Open(at.layer, Call(_region(self._top, NO_LAYER, range_.text)))
-        return at
 
     def _here(self) -> Call:
         """The thread's innermost layer, else its phase, else the phase of the only other thread that has one."""
@@ -190,24 +187,16 @@ def counting(counter: FlopCounter) -> ExitStack:
         set_stance = getattr(torch.compiler, "set_stance", None)
         if set_stance is not None:  # PyTorch 2.6 or later
             stack.enter_context(set_stance("force_eager"))
-        stack.enter_context(_seen_triton(counter))
+        jit = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
+        if jit is not None:  # launches of Triton kernels bypass PyTorch's dispatcher
+            run = jit.run
+
+            def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+                if not kwargs.get("warmup"):
+                    counter.add_unknown(f"triton::{getattr(kernel, '__name__', 'kernel')}")
+                return run(kernel, *args, **kwargs)
+
+            jit.run = noted
+            stack.callback(setattr, jit, "run", run)
         stack.enter_context(_Mode(counter))
         return stack.pop_all()
-
-
-def _seen_triton(counter: FlopCounter) -> ExitStack:
-    """Count each launch of a Triton kernel as unknown; launches bypass PyTorch's dispatcher."""
-    jit = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
-    undo = ExitStack()
-    if jit is None:
-        return undo
-    run = jit.run
-
-    def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("warmup"):
-            counter.add_unknown(f"triton::{getattr(kernel, '__name__', 'kernel')}")
-        return run(kernel, *args, **kwargs)
-
-    jit.run = noted
-    undo.callback(setattr, jit, "run", run)
-    return undo
