@@ -164,8 +164,12 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
     run_starts = runs.start[process_runs]
     start = np.maximum(run_starts, np.concatenate((run_starts[:1], finish[:-1])))
     start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
-    if len(process_runs) and _is_in_flight(ranges, runs, int(process_runs[0]), ops):
-        start[0] = first
+    if len(process_runs):  # an engine's step that is before all else on the device, and had ended on the CPU by then
+        row = int(np.flatnonzero(ranges.step == instance[0])[0])
+        is_engine = engine_phase(ranges.names[ranges.name[row]].text) is not None
+        first_op = int(np.argmin(ops.start))
+        if is_engine and ops.instance[first_op] == instance[0] and runs.end[process_runs[0]] < first:
+            start[0] = first
     # windows outside steps: before the first, between, after the last
     gap_start = np.concatenate(([min(first, int(start[0]))] if len(process_runs) else [first], finish))
     gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(process_runs) else [last]))
@@ -180,17 +184,6 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
         window_instance[order],
         window_start[order],
         end[order],
-    )
-
-
-def _is_in_flight(ranges: Ranges, runs: _Runs, run: int, ops: _Ops) -> bool:
-    """Whether a step is an engine's, runs before all else on the device, and had ended on the CPU before that."""
-    row = int(np.flatnonzero(ranges.step == runs.instance[run])[0])
-    first = int(np.argmin(ops.start))
-    return bool(
-        engine_phase(ranges.names[ranges.name[row]].text)
-        and ops.instance[first] == runs.instance[run]
-        and runs.end[run] < ops.start[first]
     )
 
 
@@ -213,6 +206,12 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     starts, ends = _ranges(attribution, count)
     first, last = _ends(instance, start, end, count)
     ran = np.bincount(instance, minlength=count) > 0
+    walls = ends - starts
+    if count and len(trace.ops):
+        windows = step_windows(trace, attribution)
+        in_steps = np.flatnonzero(windows.in_step)
+        walls = np.zeros(count, dtype=np.int64)
+        np.maximum.at(walls, windows.instance[in_steps], (windows.end - windows.start)[in_steps])
     times: pd.DataFrame = pd.DataFrame(
         {
             "step": attribution.ranges.steps,
@@ -220,7 +219,7 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
             "gpu_ns": exact_sums(instance, end - start, count),
             "busy_ns": union_lengths(start, end, device, instance, count),
             "span_ns": np.where(ran, last - first, 0),
-            "wall_ns": _walls(trace, attribution, count),
+            "wall_ns": walls,
             "start_ns": np.where(ran, np.minimum(starts, first), starts),
             "end_ns": np.where(ran, np.maximum(ends, last), ends),
         }
@@ -241,17 +240,6 @@ def _ends(instance: Int64Array, start: Int64Array, end: Int64Array, count: int) 
     np.minimum.at(first, instance, start)
     np.maximum.at(last, instance, end)
     return first, last
-
-
-def _walls(trace: Trace, attribution: Attribution, count: int) -> Int64Array:
-    walls = np.zeros(count, dtype=np.int64)
-    if count and len(trace.ops):
-        windows = step_windows(trace, attribution)
-        in_steps = np.flatnonzero(windows.in_step)
-        np.maximum.at(walls, windows.instance[in_steps], (windows.end - windows.start)[in_steps])
-    elif count:
-        walls = np.subtract(*_ranges(attribution, count)[::-1])
-    return walls
 
 
 def median_place(lengths: Int64Array) -> int:

@@ -81,14 +81,14 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
     elif not has_blocks:
         ranges = ranges[:0]
     if len(ranges):
-        pid, tid, begin = int(ops["pid"].iloc[0]), replay_tid(trace), int(ops["start_ns"].iloc[replays[0][0]])
+        pid, tid, start_ns = int(ops["pid"].iloc[0]), replay_tid(trace), int(ops["start_ns"].iloc[replays[0][0]])
         old_node = ops["graph_node"].to_numpy().astype(np.int64)
         new_node = np.where(named, node + old_node.max() + 1, old_node)
         created = {
-            (pid, key): (tid, begin + position)
+            (pid, key): (tid, start_ns + position)
             for key, position in zip(new_node[named].tolist(), node[named].tolist(), strict=True)
         }
-        edges = {name: ranges[name] + begin for name in ("start_ns", "end_ns")}
+        edges = {name: ranges[name] + start_ns for name in ("start_ns", "end_ns")}
         ranges = ranges.assign(pid=pid, tid=tid, **edges)
         trace = with_ranges(trace, dict(ranges.items()), created, new_node)
     how = "modules" if has_blocks else "operators"
@@ -191,8 +191,8 @@ def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) 
         if key not in graphs_of:
             scores = [similarity(code_of_op[rows], code_of_node[graph]) for graph in graphs]
             best = max(scores)
-            alike = (graph for graph, score in zip(graphs, scores, strict=True) if score == best >= _ALIKE)
-            graphs_of[key] = deque(alike)
+            best_graphs = (graph for graph, score in zip(graphs, scores, strict=True) if score == best >= _ALIKE)
+            graphs_of[key] = deque(best_graphs)
         if graphs_of[key]:
             graph = graphs_of[key][0]
             graphs_of[key].rotate(-1)  # graphs that are alike, as of equal blocks, are replayed in the order of capture

@@ -268,7 +268,8 @@ class _Renamed:
         """Treat forward operators as layers."""
         if recorded is None:
             numbered = _flags(self._meanings, lambda one: one.operator == OPERATORS[0] and one.sequence >= 0)
-            self._rename(np.flatnonzero(numbered[self._meaning]), Category.FORWARD)
+            self._name[numbered[self._meaning]] += len(self._names)
+            self._names = [*self._names, *(RangeName(name.text, Category.FORWARD) for name in self._names)]
             return
         forward = recorded[~recorded["backward"]]
         names = forward["name"].cat
@@ -335,11 +336,6 @@ class _Renamed:
             self._names.append(self._names[inner]._replace(text=(before + self._names[inner].text).strip(".")))
             joined[outer, inner] = len(self._names) - 1
         return joined[outer, inner]
-
-    def _rename(self, rows: Int64Array, category: Category) -> None:
-        changed = [RangeName(name.text, category) for name in self._names]
-        self._name[rows] += len(self._names)
-        self._names = [*self._names, *changed]
 
     def _append(self, columns: dict[str, Int64Array], names: list[RangeName], name: Int64Array) -> None:
         count = len(name)

@@ -187,10 +187,14 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
     other[kernel] = False
     other_ns = np.bincount(owner[other], weights=duration[other], minlength=len(owners)).astype(np.int64)
     signatures, signature = _signatures(trace, kernel)
-    launched = _launched(trace, kernel)
-    invocation = _numbered(launched, signature, ops["pid"].to_numpy()[kernel]) + 1
+    pid, call, start = (ops[name].to_numpy()[kernel] for name in ("pid", "correlation", "start_ns"))
+    launched = np.lexsort((start, call, pid))
+    invocation = _numbered(launched, signature, pid) + 1
     position = _places(trace, attribution, kernel, launched, signature)
-    signatures, signature = _divided(signatures, signature, duration[kernel], _roles(owners, owner[kernel]), position)
+    role_of_owner = [role_of(layer_and_phase) for layer_and_phase in owners]
+    roles = list(dict.fromkeys(role_of_owner))
+    role = np.array([roles.index(name) for name in role_of_owner], dtype=np.int64)[owner[kernel]]
+    signatures, signature = _divided(signatures, signature, duration[kernel], (roles, role), position)
     return Kernels(
         signatures=signatures,
         signature=signature,
@@ -202,12 +206,6 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
         other_ns=other_ns,
         parents=layer_parents(attribution.ranges),
     )
-
-
-def _launched(trace: Trace, kernel: Int64Array) -> npt.NDArray[np.intp]:
-    """The kernels in launch order."""
-    pid, call, start = (trace.ops[name].to_numpy()[kernel] for name in ("pid", "correlation", "start_ns"))
-    return np.lexsort((start, call, pid))
 
 
 def _numbered(order: npt.NDArray[np.intp], *keys: npt.NDArray[np.integer[Any]]) -> Int64Array:
@@ -242,13 +240,6 @@ def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.N
         last = np.flatnonzero(step[launched] == step[step != NONE].min()).max()
         early[launched[last + 1 :]] = False
     return early
-
-
-def _roles(owners: tuple[tuple[str, str], ...], owner: npt.NDArray[np.intp]) -> tuple[list[Role], Int64Array]:
-    """The distinct roles, and the index of each launch into them."""
-    of_owner = [role_of(role_name) for role_name in owners]
-    position = {role: number for number, role in enumerate(dict.fromkeys(of_owner))}
-    return list(position), np.array([position[role_name] for role_name in of_owner], dtype=np.int64)[owner]
 
 
 def _divided(

@@ -191,7 +191,10 @@ def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFra
     at_begin, end, peak = (np.full(len(ranges.start), NONE, dtype=np.int64) for _ in range(3))
     for code, values in enumerate((at_begin, end, peak)):
         np.maximum.at(values, owner[text == code], payload[text == code])
-    peak = _most_inside(np.maximum(np.maximum(at_begin, end), peak), ranges)
+    peak = np.maximum(np.maximum(at_begin, end), peak)
+    for level in range(int(ranges.nesting.depth.max(initial=0)), 0, -1):  # a peak inside is a peak of what is around
+        inside = np.flatnonzero(ranges.nesting.depth == level)
+        np.maximum.at(peak, ranges.nesting.parent[inside], peak[inside])
     complete = np.flatnonzero((at_begin >= 0) & (end >= 0) & ranges.is_one_of(LAYER_CATEGORIES))
     table = _keyed(ranges, complete, steps_around(ranges, complete)).assign(
         memory_begin_bytes=at_begin[complete], memory_end_bytes=end[complete], memory_peak_bytes=peak[complete]
@@ -200,15 +203,6 @@ def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFra
     how = dict.fromkeys(CARRIED, "median") | {"memory_peak_bytes": "max"}
     groups = table.groupby(keys, observed=True, dropna=False, sort=False)
     return _by_text(groups.agg(how).round().astype("Int64"), keys)
-
-
-def _most_inside(peaks: Int64Array, ranges: Ranges) -> Int64Array:
-    """For each range, the maximum of its own value and those of all nested ranges."""
-    peaks = peaks.copy()
-    for level in range(int(ranges.nesting.depth.max(initial=0)), 0, -1):
-        here = np.flatnonzero(ranges.nesting.depth == level)
-        np.maximum.at(peaks, ranges.nesting.parent[here], peaks[here])
-    return peaks
 
 
 def _traced(allocations: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:

@@ -113,11 +113,11 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     """
     operations = Operations(trace)
     result = layers(operations, by_step=True)
-    whole = layers(operations, steps=WHOLE_CAPTURE, by_step=True)
-    of_steps = whole.rows[whole.rows["instance"].notna()]
+    all_steps = layers(operations, steps=WHOLE_CAPTURE, by_step=True)
+    of_steps = all_steps.rows[all_steps.rows["instance"].notna()]
     numbers = dict(sorted(zip(of_steps["instance"].astype(int), of_steps["step"].astype(int), strict=True)))
     attention = _fused_attention(operations)
-    rows = _rows(whole, attention, numbers)
+    rows = _rows(all_steps, attention, numbers)
     rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))
     rows = _with_memory(rows, memory, numbers)
     return LayerProfile(

@@ -131,10 +131,11 @@ def sum_layers(
     )
     cell = own_key * width + column
     chain = _Chain.of(keyed, tree, width)
-    parts = {
-        name: exact_sums(cell[is_of_sort], duration[is_of_sort], count)
-        for name, is_of_sort in _sorts(trace, classes).items()
-    }
+    kind = trace.ops["kind"].to_numpy()
+    is_copy = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
+    is_comm = np.zeros(len(kind), dtype=bool) if classes is None else classes.is_a("comm")
+    sorts = {"compute": ~(is_copy | is_comm), "comm": is_comm, "copy": is_copy & ~is_comm}
+    parts = {name: exact_sums(cell[is_sort], duration[is_sort], count) for name, is_sort in sorts.items()}
     self_ns = np.sum(list(parts.values()), axis=0)
     free = alone(start, end, device)
     busy_ns = chain.with_nested(exact_sums(cell[free], duration[free], count))
@@ -164,14 +165,6 @@ def sum_layers(
         busy_ns=busy_ns.reshape(len(keyed.keys), -1),
         cpu_ns=cpu_ns.reshape(cells),
     )
-
-
-def _sorts(trace: Trace, classes: KernelClasses | None) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which operations are communication, copies (memcpy and memset), and compute (all others)."""
-    kind = trace.ops["kind"].to_numpy()
-    copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
-    comm = np.zeros(len(kind), dtype=bool) if classes is None else classes.is_a("comm")
-    return {"compute": ~(copies | comm), "comm": comm, "copy": copies & ~comm}
 
 
 # ---------------------------------------------------------------- keys

@@ -257,14 +257,14 @@ def _split_steps(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, i
     for token, gaps in gaps_of.items():
         if len(gaps) > 1 and len(set(np.diff(gaps))) == 1:
             tokens_of[tuple(gaps)].append(token)
-    most = _LEAST_EDGE - 1
+    token_count = _LEAST_EDGE - 1
     runs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     for pattern, tokens in tokens_of.items():
         period = pattern[1] - pattern[0]
         later = tuple(gap + period for gap in pattern)
         count = len(tokens) + len(tokens_of.get(later, ()))
-        if later in tokens_of and period >= _LEAST_RUN and count > most:
-            most, runs = count, (pattern, later)
+        if later in tokens_of and period >= _LEAST_RUN and count > token_count:
+            token_count, runs = count, (pattern, later)
     cuts: list[tuple[int, int, int]] = []
     for gap in sorted({*runs[0], *runs[1]} - {0, len(anchors)}):
         start, end = edges[gap]
@@ -372,8 +372,10 @@ def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner:
         borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
         # what precedes the first block may end as a block does, with a sum before a norm: the sum is the block's
         for index, (border, (_, end)) in enumerate(zip(list(borders), spans, strict=True)):
-            begins = np.append(sequence.product[border:end] | np.isin(sequence.coarse[border:end], _NORM), True)
-            first = min(int(np.argmax(begins)), 2)  # a scale and the sum; a norm of several kernels has sums of its own
+            is_start = np.append(sequence.product[border:end] | np.isin(sequence.coarse[border:end], _NORM), True)
+            first = min(
+                int(np.argmax(is_start)), 2
+            )  # a scale and the sum; a norm of several kernels has sums of its own
             sums = np.flatnonzero(sequence.residual[border : border + first])
             borders[index] = border + int(sums[-1]) + 1 if len(sums) else border
     else:
@@ -415,13 +417,13 @@ def _propagate(gaps: list[Int64Array], edge: Int64Array, aligner: Aligner, *, fr
             if key in lengths:
                 continue
             size_of_edge, size, score = aligner.start(edge, gap)
-            found = [(score / max(size_of_edge, size, 1) if score >= _LEAST_SCORE else 0.0, size)]
-            for part, rest in sides:
-                _, size, score = aligner.start(gap, part)
-                found.append((score / max(len(part), 1), size))
-                _, size, score = aligner.start(gap[::-1], rest)
-                found.append((score / max(len(rest), 1), len(gap) - size))
-            options[key] = max(found)
+            candidates = [(score / max(size_of_edge, size, 1) if score >= _LEAST_SCORE else 0.0, size)]
+            for start_side, end_side in sides:
+                _, size, score = aligner.start(gap, start_side)
+                candidates.append((score / max(len(start_side), 1), size))
+                _, size, score = aligner.start(gap[::-1], end_side)
+                candidates.append((score / max(len(end_side), 1), len(gap) - size))
+            options[key] = max(candidates)
         best = max(quality for quality, _ in options.values())
         lengths |= {key: size for key, (quality, size) in options.items() if quality >= best - 0.05}
     return [lengths[key] for key in keys]

@@ -113,7 +113,9 @@ class _Ranges:
 
     def add(self, sequence: Sequence, passes: list[Pass], names: list[str]) -> None:
         """Add the ranges of one device's passes."""
-        shared = _shared_launch(sequence)
+        # kernels that share their launching call with another: those of a graph's replay
+        same = (sequence.call[1:] == sequence.call[:-1]) & (sequence.call[1:] != NONE)
+        shared: Bools = np.append(same, False) | np.append(False, same)
         self._first_replay = int(sequence.time[np.argmax(shared)]) if len(shared) else 0
         self._aligner = Aligner(sequence.kind)
         rows_of_block: dict[tuple[bytes, bytes, tuple[int, ...]], Int64Array] = {}
@@ -290,19 +292,11 @@ def with_ranges(
     if not nodes:
         return trace
     old = trace.graph_nodes
-    known = [key in nodes for key in zip(old["pid"].tolist(), old["node"].tolist(), strict=True)]
-    pid, node, tid, start = np.array([(*key, *moment) for key, moment in nodes.items()], dtype=np.int64).T
+    is_replaced = [key in nodes for key in zip(old["pid"].tolist(), old["node"].tolist(), strict=True)]
+    pid, node, tid, start = np.array([(*key, *creation) for key, creation in nodes.items()], dtype=np.int64).T
     created = {"pid": pid, "node": node, "tid": tid, "start_ns": start, "original": np.full(len(nodes), NONE)}
-    graph_nodes = appended("graph_nodes", old[~np.array(known, dtype=bool)], created)
+    graph_nodes = appended("graph_nodes", old[~np.array(is_replaced, dtype=bool)], created)
     return replace(trace, graph_nodes=graph_nodes, ops=trace.ops.assign(graph_node=node_of_op))
-
-
-def _shared_launch(sequence: Sequence) -> Bools:
-    """Which kernels share their launching call with another: those of a graph's replay."""
-    call = sequence.call
-    same = (call[1:] == call[:-1]) & (call[1:] != NONE)
-    shared: Bools = np.append(same, False) | np.append(False, same)
-    return shared
 
 
 def _steps(sequence: Sequence, passes: list[Pass]) -> list[tuple[int, int]]:

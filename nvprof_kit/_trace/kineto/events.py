@@ -272,7 +272,13 @@ class Events:
                 _, _, tail = key.partition(".")
                 if tail:
                     lacking = columns.numbers[tail].count(MISSING)
-                    self._lacking(named, category, key, lacking, len(columns.code))
+                    if lacking == len(columns.code) and key in _ESSENTIAL:
+                        text = f"no {category} event has {key}, or one that is a number"
+                        raise CaptureError(f"{named}: {text}; record it again")
+                    if lacking:
+                        count = len(columns.code)
+                        text = f"{lacking} of {count} {category} events have no {key}, or none that is a number"
+                        self.warnings.append(Issue("missing-field", "warning", lacking / count, text))
         for (category, key), lacking in self._missing.items():
             if not lacking:
                 continue
@@ -287,13 +293,6 @@ class Events:
                 f"{named}: {lacking} {category} events have no {key}, or none that can be read; the trace is damaged: "
                 "record it again"
             )
-
-    def _lacking(self, named: Path, category: str, key: str, lacking: int, count: int) -> None:
-        if lacking == count and key in _ESSENTIAL:
-            raise CaptureError(f"{named}: no {category} event has {key}, or one that is a number; record it again")
-        if lacking:
-            text = f"{lacking} of {count} {category} events have no {key}, or none that is a number"
-            self.warnings.append(Issue("missing-field", "warning", lacking / count, text))
 
     def of(self, category: str) -> Rows:
         """The events of a category."""
@@ -370,7 +369,9 @@ class _Columns:
             ("dur", self.dur, [row.dur for row in rows]),
         ):
             try:
-                column.extend(_floats(values))
+                if not {*map(type, values)} <= {float, int}:
+                    raise TypeError("not all are numbers")
+                column.extend(array("d", values))
             except (TypeError, OverflowError):
                 numbers = [_float(value) for value in values]
                 missing[category, key] += numbers.count(None)
@@ -432,12 +433,6 @@ class _ArrowColumns:
         start = whole_ns(named, "ts", np.frombuffer(self._ts, dtype=np.float64))
         ids, tid = np.frombuffer(self._id, dtype=np.int64), np.frombuffer(self._tid, dtype=np.int64)
         return Arrows(np.frombuffer(self._is_forward_end, dtype=np.bool_), ids, start, tid)
-
-
-def _floats(values: list[Any]) -> array[float]:
-    if not {*map(type, values)} <= {float, int}:
-        raise TypeError("not all are numbers")
-    return array("d", values)
 
 
 def _extend(column: array[int], values: list[Any], absent: int) -> tuple[int, int]:

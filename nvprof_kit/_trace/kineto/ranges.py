@@ -46,7 +46,11 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
         for row in _inside_our_phase(annotations, ours, loop):
             parsed[row] = ours[row]  # our phase says the same, and a phase inside itself counts once
     else:
-        parsed = annotations.by_name(_plain_annotation).tolist()
+        # an annotation outside the loop keeps its text; those of libraries are ignored
+        parsed = [
+            loop_name or ((name, "") if name and not name.startswith(_LIBRARY_ANNOTATIONS) else None)
+            for name, loop_name in zip(annotations.by_name(str), loop, strict=True)
+        ]
     ranged = np.flatnonzero([name is not None for name in parsed])
     rows, named = annotations.take(ranged), [name for name in parsed if name is not None]
     if not has_ours(events):
@@ -96,15 +100,6 @@ def _distinct(names: npt.NDArray[Any]) -> set[tuple[str, str]]:
 def has_ours(events: Events) -> bool:
     """Whether the trace has ranges of this package."""
     return any(name is not None for name in events.annotations.by_name(parse_kineto_name))
-
-
-def _plain_annotation(name: str) -> tuple[str, str] | None:
-    """Text and category of an annotation in a trace without ranges of this package. An annotation outside the loop
-    keeps its text; annotations of libraries are ignored.
-    """
-    if loop := loop_annotation(name):
-        return loop
-    return (name, "") if name and not name.startswith(_LIBRARY_ANNOTATIONS) else None
 
 
 def _modules(calls: Rows) -> tuple[Rows, list[str]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._trace.frames import empty_frame, make_frame
 from nvprof_kit._trace.kineto.calls import (
@@ -78,6 +77,10 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     ranges = read_ranges(events, process)
     ours = has_ours(events)
     operators = read_operators(events, process)
+    properties = file.other.get("deviceProperties")
+    gpus = [gpu for gpu in properties if isinstance(gpu, dict)] if isinstance(properties, list) else []
+    name_of_gpu = {number(gpu.get("id")): str(gpu.get("name", "")) for gpu in gpus}
+    devices = np.unique(ops["device"]).tolist() if on_gpu else []
     event_warnings = as_issues("events", events.warnings)
     return Trace(
         info=CaptureInfo(
@@ -85,8 +88,8 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             tool="PyTorch profiler (Kineto)",
             schema=str(file.other.get("schemaVersion", "")),
             domain=DOMAIN,
-            gpus=_gpu_names(file.other.get("deviceProperties"), np.unique(ops["device"])) if on_gpu else (),
-            ordinals=tuple(np.unique(ops["device"]).tolist()) if on_gpu else (),
+            gpus=tuple(name_of_gpu.get(device, "GPU of unknown name") for device in devices),
+            ordinals=tuple(devices),
             on_gpu=on_gpu,
             evidence="" if ours or not on_gpu else SOUGHT,
             warnings=event_warnings if on_gpu else (_NO_GPU, *event_warnings),
@@ -199,9 +202,3 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
     without = np.setdiff1d(np.arange(len(start)), owner)
     empty = start[without]
     return np.append(owner, without), np.append(since, empty), np.append(finish, empty)
-
-
-def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    gpus = [gpu for gpu in properties if isinstance(gpu, dict)] if isinstance(properties, list) else []
-    name_of_device = {number(gpu.get("id")): str(gpu.get("name", "")) for gpu in gpus}
-    return tuple(name_of_device.get(int(device), "GPU of unknown name") for device in devices)
