@@ -410,7 +410,16 @@ class InferredLoop(Guarded):
             self._end_own_step()
             self._ensure_step()
             self.phase("forward" if with_gradient and model.training else inference_phase(args, kwargs))
-        elif with_gradient or model.training or self._is_frozen_in_training(model):
+        elif (
+            with_gradient
+            or model.training
+            # a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder
+            or (
+                self._own_steps
+                and self._optimizers.are_of_others(model)
+                and (len(self.models()) == 1 or self._is_training())
+            )
+        ):
             self.evaluation_ends()
             if self._optimizers.is_due():
                 self._end_own_step()
@@ -421,7 +430,14 @@ class InferredLoop(Guarded):
                 self._micro = self._opened(Range(f"micro-batch {self._micro_batches}", Category.USER))
             self.phase("forward")
         else:
-            self._calling_without_gradient(kwargs)
+            self._end_own_step()
+            if self._evaluates:
+                self.phase("eval")
+            elif self._step is None:
+                self.evaluation_begins()
+            elif not self._is_in("forward"):
+                generates = kwargs.get("use_cache") or kwargs.get("past_key_values") is not None
+                self.phase("generate" if generates else "eval")
 
     @never_fails
     def call_ended(self, model: nn.Module) -> None:
@@ -435,21 +451,6 @@ class InferredLoop(Guarded):
         versions = [weight._version for weight in trained if weight is not None]
         self.optimizer_has_stepped |= self._step is not None and self._versions not in (None, versions)
         self._versions = versions
-
-    def _is_frozen_in_training(self, model: nn.Module) -> bool:
-        """Whether a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder."""
-        if not self._own_steps or not self._optimizers.are_of_others(model):
-            return False
-        return len(self.models()) == 1 or self._is_training()
-
-    def _calling_without_gradient(self, kwargs: Mapping[str, Any]) -> None:
-        self._end_own_step()
-        if self._evaluates:
-            self.phase("eval")
-        elif self._step is not None and not self._is_in("forward"):
-            self.phase("generate" if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None else "eval")
-        elif self._step is None:
-            self.evaluation_begins()
 
     @never_fails
     def backward_begins(self) -> None:

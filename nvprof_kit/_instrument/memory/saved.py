@@ -189,8 +189,10 @@ class SavedTensors:
                     del self._storages[key]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if any(_has_no_memory(tensor_part) for tensor_part in parts(tensor)):
-            return tensor
+        for tensor_part in parts(tensor):  # one may stand for another while PyTorch 2.4 traces in these hooks
+            traced = isinstance(tensor_part, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor_part)
+            if traced or tensor_part.untyped_storage().device.type == "meta":
+                return tensor
         if any(tensor_part.untyped_storage()._cdata in self._weights for tensor_part in parts(tensor)):
             return tensor.data  # parameters are not activations
         return _Saved(tensor, self)
@@ -226,12 +228,6 @@ class SavedTensors:
     def _path(self) -> str:
         paths = self._paths.items
         return paths[-1] if paths else NONE
-
-
-def _has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor only stands for another one while the compiler traces, which PyTorch 2.4 does in these hooks."""
-    stands_for = isinstance(tensor, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor)
-    return bool(stands_for or tensor.untyped_storage().device.type == "meta")
 
 
 def _unpack(saved: Any) -> torch.Tensor:

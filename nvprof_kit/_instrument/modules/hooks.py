@@ -150,7 +150,11 @@ class Compiled:
                 call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
                 if getattr(call, "__self__", None) is not wrapped:  # else it compiles only the module's ``forward``
                     self._wrappers.setdefault(wrapped, []).append(wrapper)
-        self.regions.update(module for module in modules if _is_compiled(module))
+        for module in modules:
+            in_place = getattr(module, "_compiled_call_impl", None) is not None
+            forward, is_off = module.forward, getattr(module.forward, "_torchdynamo_disable", False)
+            if in_place or (hasattr(forward, "_torchdynamo_orig_callable") and not is_off):
+                self.regions.add(module)
         for region in self.regions:
             wrapped = getattr(region, "_orig_mod", region)
             self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
@@ -254,13 +258,6 @@ def _calls_hooks(module: Any) -> bool:
     compiled = module._compiled_call_impl
     call = getattr(compiled.compiled if type(compiled) is _HookedCall else compiled, "_torchdynamo_orig_callable", None)
     return call is None or getattr(call, "__self__", None) is module
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
-    forward = module.forward
-    by_forward = hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
-    return in_place or by_forward
 
 
 class InstrumentedMethod:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast, overload
 
 from nvprof_kit._instrument import session
@@ -437,16 +438,10 @@ def _number_instances(cls: type[Any]) -> Callable[..., Any]:
     return scope_of
 
 
-def _begin_following() -> None:
-    from nvprof_kit._instrument.ranges.backward import begin_following
-
-    begin_following()
-
-
 def _range_checkpoints() -> None:
     from nvprof_kit._instrument.ranges.backward import range_checkpoints
 
     range_checkpoints()
 
 
-session.when_torch(_begin_following)
+session.when_torch(lambda: import_module("nvprof_kit._instrument.ranges.backward").begin_following())
