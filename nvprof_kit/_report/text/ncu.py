@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.ncu.layers import COLUMNS
-from nvprof_kit._report.text.table import fold_notes, layer_table, table, warning_lines
+from nvprof_kit._report.text.table import fold_notes, frame_table, layer_table, warning_lines
 from nvprof_kit._report.text.texts import Cells, Milliseconds, kernel_names, percent
 from nvprof_kit._result.column import Column
 from nvprof_kit._result.formats import title
@@ -79,17 +80,13 @@ def scaled(value: float) -> str:
 def plan_report(plan: NcuPlan) -> list[RenderableType]:
     """The report: the plan's coverage, its rows, and the next command."""
     frame = plan.to_frame()
-    has_limits = "above_limit_ns" in frame
-    columns = (*_COLUMNS, *(["above limit"] if has_limits else []))
-    grid = table([(name, "left" if name == "kernel" else "right") for name in columns])
-    ms = Cells.for_total(plan.gpu_ns)
+    rows = frame[[name for name in _COLUMNS if name in frame]]
+    rows = rows.assign(kernel=rows["kernel"].map(kernel_names(rows["kernel"].astype(str))))
+    writers: dict[str, Callable[[Any], str]] = {"_ns": Cells.for_total(plan.gpu_ns), "covered": percent}
+    kinds = {name: "left" if name == "kernel" else "right" for name in _COLUMNS}
+    grid = frame_table(rows, headings={"gpu_ns": "ms"}, writers=writers, kinds=kinds)
+    grid.hidden_note = ""
     grid.choose(plan.select)
-    names = kernel_names(frame["kernel"].astype(str))
-    for row in frame.to_dict("records"):
-        grid.add_row(
-            names[row["kernel"]], row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
-            percent(row["share"]), percent(row["covered"]), *([ms(row["above_limit_ns"])] if has_limits else []),
-        )  # fmt: skip
     return [*map(Text, plan_lines(plan)), "", grid, *warning_lines(plan.warnings)]
 
 
@@ -137,7 +134,7 @@ def kernels_report(result: NcuKernels) -> list[RenderableType]:
     return [f"{rows:,} measured kernels with {columns:,} columns each; .to_frame() gives them, .save() writes them"]
 
 
-_COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
+_COLUMNS = ("kernel", "grid", "block", "launches", "gpu_ns", "share", "covered", "above_limit_ns")
 
 
 def plan_lines(plan: NcuPlan) -> list[str]:
