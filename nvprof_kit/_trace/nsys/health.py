@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nvprof_kit._trace.files.database import Database, Where
+from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders
 from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_enums, check_rows, warn_of_descriptions
@@ -86,7 +86,10 @@ def read_health(path: Path) -> CaptureHealth:
             if nameless := int(np.count_nonzero((read["id"] == MISSING_PAYLOAD) & (read["text"] == ""))):
                 db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {len(read['id'])} ranges")
         domains, registered = _domains(db)
-        window, overhead = _window(db)
+        columns = {"start": "start", "end": "end", "pid": "globalPid"}
+        ops = [db.columns(table, columns) for table in _OPS if db.has(table, "start", "end")]
+        ops = [read for read in ops if len(read["start"])]
+        window, overhead = _window(db, ops)
         launches, lost_count = lost_launches(db)
         return CaptureHealth(
             path=str(path),
@@ -98,7 +101,7 @@ def read_health(path: Path) -> CaptureHealth:
             domains=domains,
             registered=registered,
             open_ranges=open_ranges,
-            processes=_processes(db),
+            processes=_processes(db, ops),
             window_ns=window,
             overhead_ns=overhead,
             whole_graphs=_whole_graphs(db),
@@ -149,29 +152,25 @@ def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
     return ranges, tuple(sorted(set(names.values())))
 
 
-def _processes(db: Database) -> dict[int, int]:
+def _processes(db: Database, ops: Sequence[Mapping[str, Int64Array]]) -> dict[int, int]:
     """Number of operations of each process that called CUDA or opened an NVTX range."""
     counts: dict[int, int] = {}
     for table, where in (("CUPTI_ACTIVITY_KIND_RUNTIME", []), ("NVTX_EVENTS", [_RANGES])):
         if db.has(table, "globalTid"):
             tid = db.columns(table, {"tid": "globalTid"}, where=where, missing=0)["tid"]
             counts |= dict.fromkeys((few(tid >> _PID_SHIFT) & _PID_MASK).tolist(), 0)
-    for table in _OPS:
-        if db.has(table, "globalPid"):
-            pid = db.columns(table, {"pid": "globalPid"})["pid"]
-            pids, index = distinct(pid[pid != -1] >> _PID_SHIFT & _PID_MASK)
-            for process, count in zip(pids.tolist(), np.bincount(index).tolist(), strict=True):
-                counts[process] = counts.get(process, 0) + count
+    for read in ops:
+        pids, index = distinct(read["pid"][read["pid"] != -1] >> _PID_SHIFT & _PID_MASK)
+        for process, count in zip(pids.tolist(), np.bincount(index).tolist(), strict=True):
+            counts[process] = counts.get(process, 0) + count
     return counts
 
 
-def _window(db: Database) -> tuple[int, int]:
+def _window(db: Database, ops: Sequence[Mapping[str, Int64Array]]) -> tuple[int, int]:
     """Time from the first to the last GPU operation, and the profiler overhead in it."""
-    spans = [db.columns(table, {"start": "start", "end": "end"}) for table in _OPS if db.has(table, "start", "end")]
-    spans = [read for read in spans if len(read["start"])]
-    if not spans:
+    if not ops:
         return 0, 0
-    first, last = min(int(read["start"].min()) for read in spans), max(int(read["end"].max()) for read in spans)
+    first, last = min(int(read["start"].min()) for read in ops), max(int(read["end"].max()) for read in ops)
     overhead_ns = 0
     if db.has("PROFILER_OVERHEAD", "start", "end"):
         read = db.columns("PROFILER_OVERHEAD", {"start": "start", "end": "end"})
