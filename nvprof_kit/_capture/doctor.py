@@ -266,7 +266,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "name it: nvprof-kit doctor -- python train.py",
         )
         return
-    name, versions = program.interpreter, program.found
+    name, versions = program.interpreter, program.versions
     if versions is None:
         yield checked(
             "error",

@@ -24,14 +24,14 @@ def version(name):
     if util.find_spec(name.replace("-", "_")) is None: return None
     try: return metadata.version(name)
     except metadata.PackageNotFoundError: return "of unknown version"
-found = {name: version(name) for name in ("torch", "nvtx", "nvprof-kit")}
-found["python"] = "%d.%d" % sys.version_info[:2]
-if found["torch"]:
+versions = {name: version(name) for name in ("torch", "nvtx", "nvprof-kit")}
+versions["python"] = "%d.%d" % sys.version_info[:2]
+if versions["torch"]:
     try:
         import torch
-        found["cuda"] = torch.version.cuda
-    except Exception as error: found["broken"] = "%s: %s" % (type(error).__name__, error)
-print(json.dumps(found))
+        versions["cuda"] = torch.version.cuda
+    except Exception as error: versions["broken"] = "%s: %s" % (type(error).__name__, error)
+print(json.dumps(versions))
 """
 
 Run = Callable[[Sequence[str]], "str | None"]
@@ -56,14 +56,14 @@ class Program:
 
     Attributes:
         interpreter: Command of its Python; None if the command does not run Python.
-        found: Versions of ``torch``, ``nvtx``, ``nvprof-kit``, ``python``; ``cuda`` of the torch build; ``broken`` is
+        versions: Of ``torch``, ``nvtx``, ``nvprof-kit``, ``python``; ``cuda`` of the torch build; ``broken`` is
             the reason if torch cannot be imported. None if the interpreter does not start.
         source: Source of its script; empty if there is none or it cannot be read.
         missing: The program and the script, as in the command, if they do not exist.
     """
 
     interpreter: str | None = None
-    found: Mapping[str, str | None] | None = None
+    versions: Mapping[str, str | None] | None = None
     source: str = ""
     missing: tuple[str, ...] = ()
 

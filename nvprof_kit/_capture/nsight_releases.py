@@ -26,8 +26,8 @@ def cuda_of(tool: str, version: str) -> str | None:
     Returns:
         None for a release older than the table.
     """
-    known = [entry["cuda"] for entry in _table()["toolkit"] if numbers(entry[tool])[:2] <= numbers(version)[:2]]
-    return _minor(known[-1]) if known else None
+    toolkits = [entry["cuda"] for entry in _table()["toolkit"] if numbers(entry[tool])[:2] <= numbers(version)[:2]]
+    return _minor(toolkits[-1]) if toolkits else None
 
 
 def is_newest(tool: str, version: str) -> bool:
@@ -37,14 +37,14 @@ def is_newest(tool: str, version: str) -> bool:
 
 def release_for(tool: str, cuda: str) -> str | None:
     """The release of the tool in a CUDA toolkit, for example ``2025.3``; None if the table lacks that CUDA version."""
-    known = [entry[tool] for entry in _table()["toolkit"] if numbers(entry["cuda"])[:2] == numbers(cuda)[:2]]
-    return _minor(known[0]) if known else None
+    releases = [entry[tool] for entry in _table()["toolkit"] if numbers(entry["cuda"])[:2] == numbers(cuda)[:2]]
+    return _minor(releases[0]) if releases else None
 
 
 def cuda_of_driver(driver: str) -> str | None:
     """The CUDA version, for example ``13.0``, of a driver such as ``580.95.05``, by its branch; None if unknown."""
-    known = [entry for entry in _table()["toolkit"] if numbers(entry.get("driver", ""))[:1] == numbers(driver)[:1]]
-    return _minor(known[0]["cuda"]) if known and driver else None
+    toolkits = [entry for entry in _table()["toolkit"] if numbers(entry.get("driver", ""))[:1] == numbers(driver)[:1]]
+    return _minor(toolkits[0]["cuda"]) if toolkits and driver else None
 
 
 def known_trouble(tool: str, version: str, driver_cuda: str) -> tuple[str, str] | None:

@@ -216,8 +216,8 @@ def test_the_probe_runs_in_a_real_python() -> None:
     import sys
 
     program = read_machine([sys.executable, "-m", "train"]).program
-    assert program is not None and program.found is not None
-    assert program.found["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert program is not None and program.versions is not None
+    assert program.versions["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def test_a_driver_without_its_smi() -> None:
