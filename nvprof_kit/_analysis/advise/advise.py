@@ -180,7 +180,7 @@ def advise(
         findings += advice_work.far_from_limit(evidence, limits.kinds())
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
     if verdict is not None and verdict.rank is not None:
-        findings = _with_slowest(_slowest(evidence, verdict), findings)
+        findings = _slowest_first(evidence, verdict, findings)
     parts = evidence.steps_and_gpus
     return Advice(
         findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in findings),
@@ -204,34 +204,26 @@ def _merged(findings: list[Finding]) -> list[Finding]:
     return causes
 
 
-def _with_slowest(slowest: Finding, findings: list[Finding]) -> list[Finding]:
-    """The slowest rank's finding, then the others; an outlier layer at the same place is merged into it."""
-    slowest_place = (slowest.layer, slowest.phase)
+def _slowest_first(evidence: Evidence, verdict: RankVerdict, findings: list[Finding]) -> list[Finding]:
+    """The finding that the other ranks wait for one, then the others; an outlier layer at the same place is merged into
+    it, and waiting for ranks is no finding beside it.
+    """
+    place = verdict.layer or "", verdict.phase or ""
     same = [
-        finding
-        for finding in findings
-        if finding.rule == "outlier-layer" and (finding.layer, finding.phase) == slowest_place
+        finding for finding in findings if finding.rule == "outlier-layer" and (finding.layer, finding.phase) == place
     ]
-    evidence = "; ".join([slowest.evidence, *(f"{finding.title.lower()}: {finding.evidence}" for finding in same)])
-    other_findings = [finding for finding in findings if finding not in same and finding.rule != "rank-wait"]
-    return [replace(slowest, evidence=evidence), *other_findings]
-
-
-def _slowest(evidence: Evidence, verdict: RankVerdict) -> Finding:
-    """The finding that the other ranks wait for one."""
-    saves = min(evidence.waited_ns, evidence.wall_ns)
     rows = np.flatnonzero(evidence.classes.is_a("comm") & evidence.inside)
     start, end = evidence.longest(rows) if len(rows) else (0, 0)
-    return Finding(
+    slowest = Finding(
         "slowest-rank",
         f"The other ranks wait for rank {verdict.rank}",
-        verdict.sentence,
-        verdict.layer or "",
-        verdict.phase or "",
+        "; ".join([verdict.sentence, *(f"{finding.title.lower()}: {finding.evidence}" for finding in same)]),
+        *place,
         start,
         end,
-        saves,
+        min(evidence.waited_ns, evidence.wall_ns),
         f"fix rank {verdict.rank} first: {verdict.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
         "high" if verdict.severity == "critical" else "medium",
         "the other ranks still wait as long when this rank does the same work as they do",
     )
+    return [slowest, *(finding for finding in findings if finding not in same and finding.rule != "rank-wait")]

@@ -258,10 +258,10 @@ class Evidence(Operations):
         beside = gaps["start_ns"].isin(end[copies & (names == "memcpy DtoH").to_numpy()])
         beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(start[copies & (names == "memcpy HtoD").to_numpy()])
         works = gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python"))
-        around: pd.DataFrame = gaps[
+        gaps_at_copies: pd.DataFrame = gaps[
             beside & works & (gaps["layer"] == NO_LAYER) & gaps["window"].isin(self.steps.index)
         ]
-        return around
+        return gaps_at_copies
 
     @cached_property
     def stalls(self) -> pd.DataFrame:
@@ -281,8 +281,8 @@ class Evidence(Operations):
         if calls is None or not self.choice.count:
             return False
         starts = calls["start_ns"].to_numpy()[self.among(calls["name"], _CAPTURES)]
-        begin, end = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["wall_ns"]).to_numpy()
-        return bool(((starts[:, None] >= begin) & (starts[:, None] < end)).any())
+        step_starts, end = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["wall_ns"]).to_numpy()
+        return bool(((starts[:, None] >= step_starts) & (starts[:, None] < end)).any())
 
     @cached_property
     def replays_graphs(self) -> bool:

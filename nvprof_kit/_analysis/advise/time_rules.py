@@ -91,8 +91,8 @@ def launch_bound(facts: Evidence) -> Iterator[Finding]:
     rows, stalls = facts.idle("launch", "unknown"), facts.stalls
     idle_ns = facts.idle_ns("launch", "unknown")
     stalls_ns = int(stalls["idle_ns"].sum())
-    around = facts.around_copies
-    late_ns = idle_ns - stalls_ns - int(around["idle_ns"][around["cause"] == "unknown"].sum())
+    copy_gaps = facts.around_copies
+    late_ns = idle_ns - stalls_ns - int(copy_gaps["idle_ns"][copy_gaps["cause"] == "unknown"].sum())
     unknown_ns = max(facts.idle_ns("unknown") - stalls_ns, 0)
     notes, saves = [], late_ns
     if stalls_ns >= STALL_SHARE * facts.wall_ns:
@@ -158,8 +158,8 @@ def _outside(facts: Evidence, places: pd.Series[int]) -> pd.Series[int]:
     ops = facts.ops
     kernels = (ops["kind"] == OP_KINDS.index("kernel")) & facts.inside & (facts.trace.ops["graph_node"] < 0)
     kernels &= (ops["layer"] == NO_LAYER) & (ops["phase"] != "optimizer")
-    many = int(kernels.sum()) >= OUTSIDE_KERNELS * facts.steps_and_gpus
-    return outside if many and OUTSIDE_SHARE * places.sum() <= outside.sum() < places.sum() else outside[:0]
+    is_loop = int(kernels.sum()) >= OUTSIDE_KERNELS * facts.steps_and_gpus
+    return outside if is_loop and OUTSIDE_SHARE * places.sum() <= outside.sum() < places.sum() else outside[:0]
 
 
 def _launch_advice(facts: Evidence) -> str:
@@ -184,10 +184,10 @@ def _steady_ns(facts: Evidence) -> int:
     rows = facts.steps
     stalls = facts.stalls.groupby("window")["idle_ns"].sum().reindex(rows.index, fill_value=0)
     idle_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"] - stalls
-    least, total = 0.05 if facts.steps_are_alike else 0.25, 0
+    quantile, total = 0.05 if facts.steps_are_alike else 0.25, 0
     for _, of_gpu in idle_ns.groupby([rows["process"], rows["device"]]):
         compared = of_gpu.iloc[1:] if len(of_gpu) >= STEPS_TO_JUDGE else of_gpu
-        total += int(compared.quantile(least, interpolation="lower")) * len(of_gpu)
+        total += int(compared.quantile(quantile, interpolation="lower")) * len(of_gpu)
     return total
 
 

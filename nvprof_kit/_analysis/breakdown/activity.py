@@ -46,22 +46,14 @@ class Activity:
         comm: Time by window with communication running, hidden or not, in ns, shape ``(w,)``.
         copy: The same for copies.
         sort: `COMPUTE`, `COMM` or `COPY` of each operation, shape ``(n,)``.
-        gap_window: Window of each idle gap, by device and start, shape ``(g,)``.
-        gap_start, gap_end: In ns.
+        gaps: The idle gaps.
     """
 
     state_ns: Int64Array
     comm: Int64Array
     copy: Int64Array
     sort: np.ndarray
-    gap_window: Int64Array
-    gap_start: Int64Array
-    gap_end: Int64Array
-
-    @property
-    def gaps(self) -> Gaps:
-        """The idle gaps."""
-        return Gaps(self.gap_window, self.gap_start, self.gap_end)
+    gaps: Gaps
 
 
 def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity:
@@ -92,8 +84,8 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
         gap_begin = line.moment(block_start[idle])
         gaps.append((window[idle], gap_begin, gap_begin + length[idle]))
     none = [np.zeros(0, dtype=np.int64)] * 3
-    gap_window, gap_start, gap_end = (np.concatenate(column) for column in zip(none, *gaps, strict=True))
-    return Activity(state_ns.reshape(count, 4), comm, copy, sort, gap_window, gap_start, gap_end)
+    columns = (np.concatenate(column) for column in zip(none, *gaps, strict=True))
+    return Activity(state_ns.reshape(count, 4), comm, copy, sort, Gaps(*columns))
 
 
 _BLOCK = 1 << 18

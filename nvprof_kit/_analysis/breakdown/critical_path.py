@@ -80,10 +80,28 @@ def critical_path(
     """
     import pandas as pd
 
-    pieces = _Walk(trace, windows, host, window).pieces()
-    sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
+    path = _Walk(trace, windows, host, window).pieces()
+    sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*path, strict=True))
     pid = windows.devices[int(windows.device[window])].pid
-    on_host = _on_host(trace, attribution, host, pid, _Intervals(tid, start, end, np.flatnonzero(sort == _HOST)))
+    # what the host does in its segments, cut as idle gaps are
+    host_tid, host_start, host_end = (values[sort == _HOST] for values in (tid, start, end))
+    activity = doing(host, attribution.ranges, trace.scheduled, (host_start, host_end))
+    never, pids = (np.full(len(host_tid), value) for value in (np.iinfo(np.int64).min, pid))
+    first = activity.of_threads.changes.before(host_tid, host_start)
+    waits = Waits(np.arange(len(host_tid)), pids, host_tid, host_start, host_end, first, never)
+    pieces = pieces_of(waits, activity, Callers(host, activity))
+    layers, phases = range_owners(attribution.ranges)
+    operator = activity.operator[pieces.call]
+    names = np.array(host.names, dtype=object)[host.name[operator]]
+    on_host = pd.DataFrame(
+        {
+            "layer": np.asarray(layers[pieces.range]),
+            "phase": np.asarray(phases[pieces.range]),
+            "operator": np.where(operator == NONE, "", names),
+            "sort": _HOST,
+            "ns": pieces.end - pieces.start,
+        }
+    )
     rows = np.flatnonzero(sort != _HOST)
     layer, phase = (np.asarray(column[op[rows]]) for column in op_owners(attribution))
     frame = pd.DataFrame(
@@ -98,40 +116,6 @@ def critical_path(
     table["share"] = total / max(int(windows.end[window] - windows.start[window]), 1)
     ranked: pd.DataFrame = table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
     return ranked
-
-
-class _Intervals(NamedTuple):
-    """Intervals by thread; `rows` selects some of them."""
-
-    tid: Int64Array
-    start: Int64Array
-    end: Int64Array
-    rows: Int64Array
-
-
-def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Intervals) -> pd.DataFrame:
-    """Host activity in the host segments of the path: layer, phase, operator, kind, ns."""
-    import pandas as pd
-
-    tid, start, end = (values[path.rows] for values in path[:3])
-    activity = doing(host, attribution.ranges, trace.scheduled, (start, end))
-    never = np.full(len(tid), np.iinfo(np.int64).min)
-    first = activity.of_threads.changes.before(tid, start)
-    waits = Waits(np.arange(len(tid)), np.full(len(tid), pid), tid, start, end, first, never)
-    pieces = pieces_of(waits, activity, Callers(host, activity))
-    layers, phases = range_owners(attribution.ranges)
-    frame: pd.DataFrame = pd.DataFrame(
-        {
-            "layer": np.asarray(layers[pieces.range]),
-            "phase": np.asarray(phases[pieces.range]),
-            "operator": np.array(host.names, dtype=object)[host.name[activity.operator[pieces.call]]],
-            "sort": _HOST,
-            "ns": pieces.end - pieces.start,
-        }
-    )
-    # NONE is -1 and would select the name of another call
-    frame.loc[activity.operator[pieces.call] == NONE, "operator"] = ""
-    return frame
 
 
 class _Walk:

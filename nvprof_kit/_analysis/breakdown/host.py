@@ -51,8 +51,10 @@ class HostCalls:
         self.system = np.append(kind == CALL_KINDS.index("system"), False)
         narrow = np.int16 if len(self.names) <= np.iinfo(np.int16).max else np.int32
         self.name = np.append(codes.astype(narrow), narrow(len(self.names) - 1))
-        self._pids, first = columns["pid"], _firsts(columns["tid"])
-        self.threads = dict(zip(columns["tid"][first].tolist(), columns["pid"][first].tolist(), strict=True))
+        self._pids = columns["pid"]
+        self.threads: dict[int, int] = {}
+        if frame is not None:
+            self.threads = dict(frame[["tid", "pid"]].drop_duplicates("tid").itertuples(index=False, name=None))
 
     def pid(self, calls: Int64Array) -> Int64Array:
         """The process of each given call, `NONE` for `NONE`."""
@@ -68,12 +70,11 @@ class HostCalls:
         if frame is None or not len(frame):
             return np.full(len(trace.ops), NONE, dtype=np.int64)
         ids = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
-        rows = np.flatnonzero(
-            _among(frame["correlation"].to_numpy(), ids["correlation"]) & ~(self.overhead | self.operator)[:-1]
-        )
-        launching = (frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
-        launches = Correlations(*launching).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
-        of_op: Int64Array = np.append(rows, NONE)[launches]
+        launched = ids["correlation"][ids["correlation"] >= 0]
+        launches = np.isin(frame["correlation"].to_numpy(), launched)
+        rows = np.flatnonzero(launches & ~(self.overhead | self.operator)[:-1])
+        launching = Correlations(*(frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns")))
+        of_op: Int64Array = np.append(rows, NONE)[launching.that_launched(*ids.values())]
         return of_op
 
     @cached_property
@@ -112,37 +113,3 @@ class HostCalls:
         calls = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator | self.system)[rows]]
         ordered: Int64Array = calls[np.argsort(self.start[calls], kind="stable")]
         return ordered
-
-
-def _firsts(values: Int64Array) -> Int64Array:
-    """One row of each distinct value; collapses runs of equal values first, which is faster."""
-    runs = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
-    firsts: Int64Array = runs[np.unique(values[runs], return_index=True)[1]]
-    return firsts
-
-
-_SPARSE = 1 << 26
-_BLOCK = 1 << 18
-"""Calls processed at a time, to limit memory."""
-
-
-def _among(ids: Int64Array, values: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which nonnegative ids occur in `values`.
-
-    Ids are counted from the start of the process, so those of a window late in a run are large but close together.
-    """
-    values = values[values >= 0]
-    occurs = np.zeros(len(ids), dtype=bool)
-    if not len(values):
-        return occurs
-    low, high = int(values.min()), int(values.max())
-    if high - low > _SPARSE:
-        values = np.sort(values)  # several times as fast as np.isin, because ids mostly ascend
-        matches: npt.NDArray[np.bool_] = values[np.minimum(np.searchsorted(values, ids), len(values) - 1)] == ids
-        return matches
-    table = np.zeros(high - low + 3, dtype=bool)
-    table[values - low + 1] = True
-    for first in range(0, len(ids), _BLOCK):  # in blocks, for memory
-        block = ids[first : first + _BLOCK]
-        occurs[first : first + _BLOCK] = table[np.clip(block, low - 1, high + 1) - low + 1]
-    return occurs

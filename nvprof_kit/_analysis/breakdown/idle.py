@@ -96,11 +96,11 @@ class _Splitter:
         self._gaps, self._host = gaps, host
         self._call, self._graph = _following(trace, windows, gaps, host)
         launched = np.where(self._call == NONE, gaps.start, host.end[self._call])
-        late = np.flatnonzero(launched > gaps.start)
+        unlaunched = np.flatnonzero(launched > gaps.start)
         queued = np.flatnonzero((self._call != NONE) & (gaps.end - np.maximum(launched, gaps.start) >= LONG_NS))
-        begin = np.concatenate((gaps.start[late], gaps.start[queued]))
-        end = np.concatenate((np.minimum(launched, gaps.end)[late], gaps.end[queued]))
-        self._doing = doing(host, attribution.ranges, trace.scheduled, (begin, end), trace.frames)
+        starts = np.concatenate((gaps.start[unlaunched], gaps.start[queued]))
+        end = np.concatenate((np.minimum(launched, gaps.end)[unlaunched], gaps.end[queued]))
+        self._doing = doing(host, attribution.ranges, trace.scheduled, (starts, end), trace.frames)
         self._event = np.append(self._doing.rows, NONE)
         self._callers = Callers(host, self._doing)
         self.layers, self.phases = range_owners(attribution.ranges)
@@ -175,15 +175,15 @@ class _Splitter:
         late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], np.iinfo(np.int64).min)
         pid = self._pid[self._gaps.window[block][rows]]
         waits = Waits(rows, pid, host.tid[call], start, until[rows], first, late_until)
-        late = np.flatnonzero(late_until > start)
-        event = event[late]
+        waited = np.flatnonzero(late_until > start)
+        event = event[waited]
         range_ = self._doing.ranges.nesting.innermost(host.tid[event], host.start[event])
         return waits, {
-            "gap": rows[late] + block.start,
+            "gap": rows[waited] + block.start,
             "layer": self.layers.codes[range_],
             "phase": self.phases.codes[range_],
             "call": host.name[event],
-            "lost_ns": np.minimum(late_until, end)[late] - start[late],
+            "lost_ns": np.minimum(late_until, end)[waited] - start[waited],
         }
 
     def _causes(

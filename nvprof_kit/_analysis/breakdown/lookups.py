@@ -100,17 +100,12 @@ class Timeline:
             max((interval.line.origin + interval.line.span for interval in nonempty), default=origin + 2) - origin,
         )
         parts = [_on_line(interval, lanes, line) for interval in changes]
-        # most changes are of one part, mostly of the calls: the others are put into it, which is faster than a sort
-        counts = [len(interval_part) for interval_part in parts]
-        largest = counts.index(max(counts))
-        smaller = [number for number in range(len(parts)) if number != largest]
-        more = np.concatenate([parts[number] for number in smaller])
-        part_of_more = np.repeat(np.array(smaller, dtype=np.int8), [counts[number] for number in smaller])
-        order = np.argsort(more, kind="stable")
-        position = np.searchsorted(parts[largest], more[order])
-        keys = np.insert(parts[largest], position, more[order])
-        interval_part = np.insert(np.full(counts[largest], largest, dtype=np.int8), position, part_of_more[order])
-        del parts  # each of these columns is as long as all changes
+        keys = np.concatenate(parts)
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        interval_part = np.repeat(np.arange(len(parts), dtype=np.int8), [len(part) for part in parts])[order]
+        counts = [len(part) for part in parts]
+        del parts, order  # each of these columns is as long as all changes
         last = np.append(keys[1:] > keys[:-1], True)[: len(keys)]  # of changes at the same time
         keys = keys[last]
         states = []

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
-from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
+from nvprof_kit._analysis.diff.gates import LEVEL, NOISE, Gate, GateOutcome, corrected, judge
 from nvprof_kit._analysis.diff.samples import KERNEL_COLUMNS, StepSums, block_sums, compared_kernels, step_sums
 from nvprof_kit._analysis.flops.work import Key as LayerPhase
 from nvprof_kit._analysis.kernels.classes import Rule
@@ -110,10 +110,8 @@ LEVELS = ("step", "phase", "class", "layer", "layer class")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-LEVEL, NOISE, TOLERANCE = 0.05, 0.01, 0.1
-"""The probability of reporting a change where there is none; the relative change below which none is reported; and the
-one within which a row is the same. If its interval reaches further, it is undecided.
-"""
+TOLERANCE = 0.1
+"""The relative change within which a row is the same. If its interval reaches further, it is undecided."""
 
 ALIKE = ("base_ns", "new_ns")
 """What equal blocks have in common; `change_ns` is their cost."""
@@ -193,12 +191,12 @@ class Diff(Result):
         matches: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
         return matches
 
-    def encode(self, form: str) -> bytes:
+    def encode(self, data_format: str) -> bytes:
         """As in `Result`; ``md`` is the full report, for a pull request comment."""
-        if form == "md":
+        if data_format == "md":
             report: str = renderers().diff_markdown(self)
             return report.encode("utf-8", "replace")
-        return super().encode(form)
+        return super().encode(data_format)
 
 
 def diff(
@@ -254,11 +252,11 @@ def diff(
     noise = Noise.between(min(len(before), len(after)), idle, on_gpu, run_noise)
     rows, widening, stalled = _rows(before, after, noise, with_communication)
     kernels, launches = compared_kernels(before, after)
-    limits = Limits(LEVEL, NOISE, allow_undecided, noise if noise.assumed else None)
+    assumed = noise if noise.assumed else None
     return Diff(
         rows=rows,
         kernels=kernels,
-        gates=tuple(judge(gate, rows, limits) for gate in gates),
+        gates=tuple(judge(gate, rows, assumed, allow_undecided) for gate in gates),
         base_steps=sum(len(sums.steps) for sums in before),
         new_steps=sum(len(sums.steps) for sums in after),
         warnings=as_issues("compared-anyway", (f"compared in spite of this: {reason}" for reason in reasons)),

@@ -90,26 +90,13 @@ def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return p_values
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a gate calls a change.
-
-    Attributes:
-        level: Probability of reporting a change where there is none.
-        noise: A relative change below this is not reported as one.
-        allow_undecided: Whether a gate that the captures cannot decide counts as held.
-        assumed: The noise between runs where it is assumed; a change within it holds.
-        negligible: Share of the step's time; a row that cannot have lost more than this is never undecided.
-    """
-
-    level: float
-    noise: float
-    allow_undecided: bool = False
-    assumed: Noise | None = None
-    negligible: float = 0.001
+LEVEL, NOISE, NEGLIGIBLE = 0.05, 0.01, 0.001
+"""The probability of reporting a change where there is none; the relative change below which none is reported; and the
+share of the step's time below which a possible loss is never undecided.
+"""
 
 
-def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
+def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided: bool = False) -> GateOutcome:
     """Whether a gate holds. It fails if a row became slower by the limit or more, beyond the noise; only the rows that
     the gate names are tested, so p is corrected for their number. It also fails if the captures cannot rule out such a
     slowdown: the upper bound (95 %) of a row reaches the limit, or a row is gone while NEW has others that may be the
@@ -118,29 +105,27 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
     Args:
         gate: The gate.
         rows: `nvprof_kit._analysis.diff.diff.Diff.rows`.
-        limits: What counts as a change.
+        assumed: The noise between runs where it is assumed; a change within it holds.
+        allow_undecided: Whether a gate that the captures cannot decide counts as held.
 
     Raises:
         UsageError: It limits nothing that either capture has.
     """
     rows_of_gate = _limited(gate, rows)
-    if limits.assumed:
+    if assumed:
         significant = (rows_of_gate["verdict"] == "slower").to_numpy()
     else:
-        significant = (corrected(rows_of_gate["p_alone"].to_numpy()) < limits.level) & ~(
-            rows_of_gate["change"].abs() < limits.noise
-        )
+        significant = (corrected(rows_of_gate["p_alone"].to_numpy()) < LEVEL) & ~(rows_of_gate["change"].abs() < NOISE)
     slower = rows_of_gate[((rows_of_gate["change"] >= gate.limit) & significant) | (rows_of_gate["verdict"] == "new")]
-    assumed = ", beyond the noise assumed for one run a side" if limits.assumed else ""
+    beyond = ", beyond the noise assumed for one run a side" if assumed else ""
     if len(slower):
-        return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %{assumed}")
-    undecided = rows_of_gate[
-        ~(rows_of_gate["at_most"] < gate.limit)
-        & (rows_of_gate["new_ns"] > 0)
-        & ~_negligible(rows_of_gate, rows, limits)
-    ]
-    if limits.assumed:  # what the assumed noise alone leaves open holds; what the steps leave open does not
-        noise = limits.assumed.step if gate.level == "step" else limits.assumed.operations
+        row = slower.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
+        return GateOutcome(gate, False, f"{named(row)} {_change(row)}, the limit is +{100 * gate.limit:g} %{beyond}")
+    step_ns = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
+    notable = ~(rows_of_gate["at_most"] * rows_of_gate["base_ns"] < NEGLIGIBLE * step_ns)
+    undecided = rows_of_gate[~(rows_of_gate["at_most"] < gate.limit) & (rows_of_gate["new_ns"] > 0) & notable]
+    if assumed:  # what the assumed noise alone leaves open holds; what the steps leave open does not
+        noise = assumed.step if gate.level == "step" else assumed.operations
         spread = (1 + undecided["at_most"]) / (1 + undecided["change"])
         undecided = undecided[~(spread <= math.exp(2 * ONE_SIDED * noise))]
     if len(undecided):
@@ -148,16 +133,16 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
         reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
         if len(undecided) > 1:
             reason += f" ({len(undecided)} of {len(rows_of_gate)} rows)"
-        return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
+        return GateOutcome(gate, allow_undecided, reason, undecided=True)
     gone = rows_of_gate[rows_of_gate["verdict"] == "gone"]
     renamed = rows[(rows["level"] == gate.level) & (rows["verdict"] == "new")]
     if len(gone) and len(renamed):
         reason = f"undecided: {named(gone.iloc[0])} is gone, and {named(renamed.iloc[0])} is new and not in the gate"
         reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(rows_of_gate)} rows are gone)"
-        return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
+        return GateOutcome(gate, allow_undecided, reason, undecided=True)
     row = rows_of_gate.sort_values("change", ascending=False, kind="stable").iloc[0]
     bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""
-    if limits.assumed and not bound:
+    if assumed and not bound:
         bound = ", within the noise assumed for one run a side"
     return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
 
@@ -176,18 +161,6 @@ def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
             "the table has, or --with-communication"
         )
     return rows_of_gate
-
-
-def _negligible(gated: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
-    """Which rows cost the step next to nothing, however large their relative change is."""
-    step = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
-    negligible: npt.NDArray[np.bool_] = (gated["at_most"] * gated["base_ns"] < limits.negligible * step).to_numpy()
-    return negligible
-
-
-def _worst(rows: pd.DataFrame) -> str:
-    row = rows.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
-    return f"{named(row)} {_change(row)}"
 
 
 def _bound(row: pd.Series) -> str:
