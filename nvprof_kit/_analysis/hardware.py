@@ -57,7 +57,7 @@ def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
 
 
 def peaks_of(
-    gpus: Iterable[str], given: Mapping[str, float] | None = None, capture: str | Path | None = None
+    gpus: Iterable[str], user_peaks: Mapping[str, float] | None = None, capture: str | Path | None = None
 ) -> Peaks | None:
     """The peaks of a capture's GPUs; None if unknown.
 
@@ -81,11 +81,11 @@ def peaks_of(
                 if peaks is None
                 else replace(measured, name=peaks.name, flops={**peaks.flops, **measured.flops})
             )
-    if not given:
+    if not user_peaks:
         return peaks
     if peaks is None:
-        return Peaks(", ".join(sorted(names)) or "the GPU", dict(given), source="--peak")
-    return replace(peaks, flops={**peaks.flops, **given}, source=f"{peaks.source}; --peak")
+        return Peaks(", ".join(sorted(names)) or "the GPU", dict(user_peaks), source="--peak")
+    return replace(peaks, flops={**peaks.flops, **user_peaks}, source=f"{peaks.source}; --peak")
 
 
 def _measured_peaks(path: Path, gpu: str) -> Peaks | None:

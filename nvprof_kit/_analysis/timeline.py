@@ -331,13 +331,13 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
         return np.zeros(len(order), dtype=np.int64)
     turn_index = np.arange(len(order)) - np.maximum.accumulate(np.where(is_free, np.arange(len(order)), 0))
     for turns in range(1, int(turn_index.max(initial=0)) + 2):
-        part = turn_index % turns
-        by_part = np.lexsort((starts, part, lanes))
-        same = (np.diff(lanes[by_part]) == 0) & (np.diff(part[by_part]) == 0)
+        lane_part = turn_index % turns
+        by_part = np.lexsort((starts, lane_part, lanes))
+        same = (np.diff(lanes[by_part]) == 0) & (np.diff(lane_part[by_part]) == 0)
         if not (same & (starts[by_part][1:] < finishes[by_part][:-1])).any():
             break
     result = np.empty(len(order), dtype=np.int64)
-    result[order] = part if len(order) else turn_index
+    result[order] = lane_part if len(order) else turn_index
     return result
 
 

@@ -165,12 +165,12 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
     recurring = [at for at in order if by_rank[at] >= RECURS]
     if not recurring:
         often = [at for at in order if by_rank[at] >= RECURS / 3]
-        late = f"in {stage} the median rank waits {cost} longer than the latest"
+        lateness = f"in {stage} the median rank waits {cost} longer than the latest"
         if len(often) == 2 and by_rank[often].sum() >= RECURS:
-            reason = f"ranks {ranks[often[0]]} and {ranks[often[1]]} are late in turn: {late}"
+            reason = f"ranks {ranks[often[0]]} and {ranks[often[1]]} are late in turn: {lateness}"
         else:
             reason = (
-                f"the slow rank rotates: {late}, which is another rank from step to step (rank {worst} most often, for "
+                f"the slow rank rotates: {lateness}, which is another rank from step to step (rank {worst} most often, for "
                 f"{100 * recurrence:.0f} % of the lost time)"
             )
         return Verdict("warning", reason, recurrence=recurrence, **facts)

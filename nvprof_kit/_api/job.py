@@ -400,7 +400,7 @@ def open_job(
     ranks: Mapping[str, int] | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
-    done: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Job:
     """Open the captures of a run's ranks, or the maps made from them.
 
@@ -415,7 +415,7 @@ def open_job(
         ranks: Rank by file name, for captures that do not contain their rank.
         workers: Threads that read captures. [default: one per processor]
         executor: Reads the captures instead of threads: any executor of `concurrent.futures`, or a Dask client's.
-        done: Called with the path of each capture when it is mapped.
+        notify: Called with the path of each capture when it is mapped.
 
     Raises:
         UsageError: No path is given, a path does not exist, or two captures have the same rank.
@@ -434,12 +434,12 @@ def open_job(
         return Job(JobTables(Path(named[0])), domain=domain, rules=read)
     tasks = tasks_of(named, "", domain, read, ranks or {})
     if maps is None and len(tasks) <= IN_MEMORY:
-        rank_maps = run(make_maps, tasks, workers=workers, executor=executor, done=done)
+        rank_maps = run(make_maps, tasks, workers=workers, executor=executor, notify=notify)
         return Job(JobTables(rank_maps), domain=domain, rules=read)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
     tasks = [replace(task, folder=str(folder)) for task in tasks]
-    names = map_into(folder, tasks, workers=workers, executor=executor, done=done)
+    names = map_into(folder, tasks, workers=workers, executor=executor, notify=notify)
     return Job(JobTables(folder, names), keep, domain=domain, rules=read)
 
 
@@ -454,7 +454,7 @@ def map_captures(
     executor: Executor | None = None,
     dask: str | None = None,
     part: tuple[int, int] = (0, 1),
-    done: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Condense captures to maps, which `open_job` reads; a map is reused while its capture is unchanged.
 
@@ -469,7 +469,7 @@ def map_captures(
         workers: As in `open_job`.
         executor: As in `open_job`.
         dask: Address of a Dask scheduler; its workers, which see captures and maps under the same paths, map instead.
-        done: As in `open_job`.
+        notify: As in `open_job`.
         part: ``(index, count)``: map only this part of the captures, so that several processes can share the work.
 
     Returns:
@@ -486,4 +486,4 @@ def map_captures(
     read = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
     tasks = tasks_of(list(captures), str(maps), domain_of(read, domain), read, ranks or {})[part[0] :: part[1]]
     with nullcontext(executor) if dask is None else on_dask(dask) as chosen:
-        return map_into(Path(maps), tasks, workers=workers, executor=chosen, done=done)
+        return map_into(Path(maps), tasks, workers=workers, executor=chosen, notify=notify)

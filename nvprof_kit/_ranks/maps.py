@@ -152,7 +152,7 @@ def run(
     *,
     workers: int | None = None,
     executor: Executor | None = None,
-    done: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> list[_Answer]:
     """Map captures in threads, or in an executor.
 
@@ -161,25 +161,25 @@ def run(
         tasks: The captures.
         workers: Number of threads; None for one per processor.
         executor: Maps instead of threads.
-        done: Called with the path of each capture when it is mapped.
+        notify: Called with the path of each capture when it is mapped.
 
     Returns:
         What the function returned, in the order of the tasks.
     """
     if executor is None and min(workers or os.cpu_count() or 1, len(tasks)) > 1:
         with ThreadPoolExecutor(min(workers or os.cpu_count() or 1, len(tasks))) as threads:
-            return run(function, tasks, executor=threads, done=done)
+            return run(function, tasks, executor=threads, notify=notify)
     if executor is None:
         answers = []
         for task in tasks:
-            done(task.capture)
+            notify(task.capture)
             answers += function(task)
         return answers
     futures = {executor.submit(function, task): task.capture for task in tasks}
     try:
         for future in as_completed(futures):
             future.result()
-            done(futures[future])
+            notify(futures[future])
     except BaseException:
         for future in futures:
             future.cancel()
@@ -193,7 +193,7 @@ def map_into(
     *,
     workers: int | None = None,
     executor: Executor | None = None,
-    done: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Map captures into a folder; those whose maps can be reused are not sent to the executor.
 
@@ -202,10 +202,10 @@ def map_into(
     """
     reused = reusable(folder, [task.fingerprint() for task in tasks])
     for capture in reused:
-        done(capture)
+        notify(capture)
     new = [task for task in tasks if task.capture not in reused]
     names = [name for names_of_capture in reused.values() for name in names_of_capture]
-    return names + run(map_capture, new, workers=workers, executor=executor, done=done)
+    return names + run(map_capture, new, workers=workers, executor=executor, notify=notify)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ JOB.add(ranks)
 @JOB.verb(
     "nvprof-kit ranks run-rank*.sqlite",
     also=(open_job,),
-    without=("ranks", "executor", "done"),
+    without=("ranks", "executor", "notify"),
     writes=WITH_PAGE,
     under=ranks,
 )
@@ -92,7 +92,7 @@ def compare(
             rules=rules,
             ranks=_ranks_by_file(rank),
             workers=workers,
-            done=lambda capture: report(f"mapping {capture}"),
+            notify=lambda capture: report(f"mapping {capture}"),
         )
         report("comparing ranks")
         if output.data_format == "html":
@@ -107,7 +107,7 @@ def compare(
 @JOB.verb(
     "nvprof-kit ranks map -o maps/ captures/",
     also=(map_captures,),
-    without=("ranks", "executor", "done"),
+    without=("ranks", "executor", "notify"),
     name="map",
     under=ranks,
 )
@@ -145,22 +145,22 @@ def map_(
             output,
             ranks=_ranks_by_file(rank),
             part=(index, count),
-            done=lambda capture: report(f"mapping {capture}"),
+            notify=lambda capture: report(f"mapping {capture}"),
             **options,
         )
     click.echo(f"{output}: {len(names)} maps", err=True)
 
 
-def _numbers(option: str, text: str, words: Sequence[str], count: int | None = None) -> list[int]:
+def _numbers(option: str, text: str, texts: Sequence[str], count: int | None = None) -> list[int]:
     """The numbers in the text of an option.
 
     Raises:
         UsageError: A word is not a number, or there are not this many.
     """
-    wrong = [word for word in words if not re.fullmatch(r"\s*\d{1,9}\s*", word)]
-    if wrong or len(words) != (count or len(words)):
+    wrong = [word for word in texts if not re.fullmatch(r"\s*\d{1,9}\s*", word)]
+    if wrong or len(texts) != (count or len(texts)):
         raise UsageError(f"{option} {text}: {(wrong or [text])[0]!r} is no number; needed {_FORMS[option]}")
-    return [int(word) for word in words]
+    return [int(word) for word in texts]
 
 
 _FORMS = {

@@ -64,7 +64,7 @@ def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_
             open_job(captures, workers=2),
             open_job(captures, workers=2, maps=tmp_path / "maps"),
             open_job(tmp_path / "maps"),
-            open_job(captures, executor=executor, done=seen.append),
+            open_job(captures, executor=executor, notify=seen.append),
         ]
     assert sorted(seen) == [str(path) for path in captures]
     answers = [job.answer().to_dict() for job in jobs]
