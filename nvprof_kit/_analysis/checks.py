@@ -30,11 +30,11 @@ class Checks(Result):
     """Findings about the machine or about captures.
 
     Attributes:
-        found: The findings by ``machine`` or by capture: what was seen, why it matters, and how to fix it.
+        findings: The findings by ``machine`` or by capture: what was seen, why it matters, and how to fix it.
         warnings: Always empty; what could be a warning is a finding.
     """
 
-    found: Mapping[str, Sequence[Finding]]
+    findings: Mapping[str, Sequence[Finding]]
     warnings: tuple[Issue, ...] = ()
 
     columns: ClassVar = {"doctor": COLUMNS}
@@ -42,7 +42,7 @@ class Checks(Result):
     @property
     def ok(self) -> bool:
         """Whether no finding is an error."""
-        return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
+        return not any(finding.severity == "error" for findings in self.findings.values() for finding in findings)
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -51,7 +51,7 @@ class Checks(Result):
 
         rows = [
             (subject, finding.severity, finding.title, finding.evidence, finding.why, finding.fix)
-            for subject, findings in self.found.items()
+            for subject, findings in self.findings.items()
             for finding in findings
         ]
         table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)

@@ -73,13 +73,13 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "gree
 def findings_report(checks: Checks) -> list[RenderableType]:
     """The findings by subject, the most severe first, and their number by severity."""
     parts: list[RenderableType] = []
-    for subject, findings in checks.found.items():
-        parts += [Text(subject, "bold")] if len(checks.found) > 1 else []
+    for subject, findings in checks.findings.items():
+        parts += [Text(subject, "bold")] if len(checks.findings) > 1 else []
         for finding in findings:
             severity = (f"{finding.severity:8}", _STYLES[finding.severity])
             parts.append(Text.assemble(severity, f"{finding.title}: {finding.evidence}"))
             parts += [Text(f"{'':8}why  {finding.why}", "dim")] if finding.why else []
             parts += [Text(f"{'':8}fix  {finding.fix}")] if finding.fix else []
-    counts = Counter(finding.severity for findings in checks.found.values() for finding in findings)
+    counts = Counter(finding.severity for findings in checks.findings.values() for finding in findings)
     named = (f"{counts[level]} {level}{'s' * (level != 'ok' and counts[level] != 1)}" for level in SEVERITIES)
     return [*parts, "", ", ".join(text for text, level in zip(named, SEVERITIES, strict=True) if counts[level])]
