@@ -63,7 +63,7 @@ def peaks_of(
 
     Args:
         gpus: Their names; if they are different models, the peaks are unknown.
-        given: FLOP/s by data type from the user; they override all others.
+        user_peaks: FLOP/s by data type from the user; they override all others.
         capture: The capture. What `nvprof-kit doctor --measure` left beside it overrides the built-in figures.
 
     Raises:

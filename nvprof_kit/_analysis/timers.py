@@ -170,8 +170,8 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
             reason = f"ranks {ranks[often[0]]} and {ranks[often[1]]} are late in turn: {lateness}"
         else:
             reason = (
-                f"the slow rank rotates: {lateness}, which is another rank from step to step (rank {worst} most often, for "
-                f"{100 * recurrence:.0f} % of the lost time)"
+                f"the slow rank rotates: {lateness}, which is another rank from step to step (rank {worst} most often, "
+                f"for {100 * recurrence:.0f} % of the lost time)"
             )
         return Verdict("warning", reason, recurrence=recurrence, **facts)
     *first, last = (str(ranks[at]) for at in sorted(recurring))
