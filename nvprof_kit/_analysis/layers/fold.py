@@ -206,25 +206,22 @@ class FoldedTree:
     tree: pd.DataFrame
     line: Int64Array
 
-    def folding(self, tree: pd.DataFrame) -> Folding:
-        """Which layers share a row.
-
-        Args:
-            tree: The unfolded tree.
-        """
-        label, count, differences = (self.tree[name].tolist() for name in ("layer", "count", "unlike"))
-        lines = {layer: line_number for layer, line_number in zip(tree["layer"], self.line.tolist(), strict=True)
-                 if layer != NO_LAYER}  # fmt: skip
-        return Folding(
-            {layer: label[line_number] for layer, line_number in lines.items() if count[line_number] > 1},
-            {layer: differences[line_number] for layer, line_number in lines.items()},
-        )
-
     def joined(self, values: pd.Series[int], how: str = "sum") -> pd.Series[int]:
         """Aggregate another column of the unfolded tree by ``sum`` or ``max``; missing if all values are."""
         groups = values.reset_index(drop=True).groupby(self.line)
         column: pd.Series[int] = groups.max() if how == "max" else groups.sum(min_count=1)
         return column
+
+
+def tree_blocks(tree: pd.DataFrame) -> Blocks:
+    """The layers of `nvprof_kit._analysis.layers.layers.Layers.tree`, without what ran outside layers."""
+    inside = tree[tree["layer"] != NO_LAYER]
+    # a collective includes waiting for other ranks
+    times = [
+        (inside[f"{phase}_ns"] - inside[f"{phase}_comm_ns"] if f"{phase}_comm_ns" in inside else inside[f"{phase}_ns"])
+        for phase in _PHASES
+    ]
+    return Blocks(tuple(inside["layer"]), tuple(inside["parent"]), np.stack(times, axis=1).astype(np.float64))
 
 
 def fold(tree: pd.DataFrame, folds: bool | None = True) -> FoldedTree:
@@ -237,9 +234,7 @@ def fold(tree: pd.DataFrame, folds: bool | None = True) -> FoldedTree:
     import pandas as pd
 
     layers, outside = ([*np.flatnonzero((tree["layer"] == NO_LAYER) == is_outside)] for is_outside in (False, True))
-    inside = tree.iloc[layers]
-    blocks = Blocks(tuple(inside["layer"]), tuple(inside["parent"]), _computing(inside))
-    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in _rows(blocks, folds)]
+    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in _rows(tree_blocks(tree), folds)]
     rows += [_Row(NO_LAYER, "", [int(node)]) for node in outside]
     line = np.empty(len(tree), dtype=np.int64)
     for line_number, row in enumerate(rows):
@@ -357,15 +352,6 @@ class _Folder:
                 difference = _difference(np.median(times[group], axis=0), main, self._kinds)
             rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, difference))
         return rows
-
-
-def _computing(tree: pd.DataFrame) -> Floats:
-    """Compute time of each row by phase, shape ``(rows, phases)``; a collective includes waiting for other ranks."""
-    columns = [
-        tree[f"{phase}_ns"].to_numpy() - (tree[f"{phase}_comm_ns"].to_numpy() if f"{phase}_comm_ns" in tree else 0)
-        for phase in _PHASES
-    ]
-    return np.stack(columns, axis=1).astype(np.float64)
 
 
 def equal_groups(times: Floats, min_blocks: int) -> list[list[int]]:

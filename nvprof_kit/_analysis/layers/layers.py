@@ -190,9 +190,9 @@ class Layers(Result):
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         rows = self.table(view)
         if self.select.fold:
-            from nvprof_kit._analysis.layers.fold import fold
+            from nvprof_kit._analysis.layers.fold import Folding, tree_blocks
 
-            rows = fold(self.tree).folding(self.tree).marked(rows)
+            rows = Folding.of(tree_blocks(self.tree), folds=True).marked(rows)
         return self.select.of(rows)
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvprof_kit._analysis.layers.fold import fold, fold_ranked
+from nvprof_kit._analysis.layers.fold import Folding, fold, fold_ranked, tree_blocks
 from nvprof_kit._result.column import Column
 from nvprof_kit.names import NO_LAYER
 
@@ -53,7 +53,7 @@ def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> Non
         ("model.layers.3", 1, 150, "forward +50 %"),
         ("model.layers.3.mlp", 1, 50, ""),
     ]
-    names = {layer: fold(tree).folding(tree).into.get(layer, "") for layer in tree["layer"]}
+    names = {layer: Folding.of(tree_blocks(tree), folds=True).into.get(layer, "") for layer in tree["layer"]}
     assert names["model"] == names["model.layers.3"] == ""
     assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
 
@@ -104,7 +104,7 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], fo
     tree = made(*rows)
     folded = fold(tree, folds)
     assert folded.tree["count"].sum() == len(tree)
-    assert set(folded.folding(tree).differences) == set(tree["layer"]) - {NO_LAYER}
+    assert set(Folding.of(tree_blocks(tree), folds).differences) == set(tree["layer"]) - {NO_LAYER}
     for column in ("calls", "forward_ns", "backward_ns", "total_ns"):
         for depth in (0, 1):
             kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
