@@ -57,7 +57,18 @@ def main(path: str, stretches_name: str) -> None:
     _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
     gc.disable()  # the collector would traverse a million live dicts again and again
-    outcome = _outcome(path, stretches_name)
+    try:
+        with open(path, "rb") as file:
+            outcome = _columns(_PlainUnpickler(file).load(), stretches_name)
+    except pickle.UnpicklingError as error:
+        more = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
+        outcome = {"error": f"refused as a snapshot: {more}{_one_line(error)}; nothing in it was run"}
+    except MemoryError:
+        outcome = {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
+    except _Refused as error:
+        outcome = {"error": str(error)}
+    except Exception as error:  # a damaged or crafted pickle can raise anything
+        outcome = {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"}
     try:
         pickle.dump(outcome, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
@@ -71,21 +82,6 @@ def _limit(of: int, to: int) -> None:
     hard = resource.getrlimit(of)[1]
     to = to if hard == resource.RLIM_INFINITY else min(to, hard)
     resource.setrlimit(of, (to, to))
-
-
-def _outcome(path: str, stretches_name: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return _columns(_PlainUnpickler(file).load(), stretches_name)
-    except pickle.UnpicklingError as error:
-        more = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
-        return {"error": f"refused as a snapshot: {more}{_one_line(error)}; nothing in it was run"}
-    except MemoryError:
-        return {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
-    except _Refused as error:
-        return {"error": str(error)}
-    except Exception as error:  # a damaged or crafted pickle can raise anything
-        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"}
 
 
 def _one_line(error: Exception) -> str:
@@ -299,6 +295,14 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
     _apart([segment.get("blocks") for segment in segments], "segments.blocks")
     for segment in segments:
         blocks += _rows(segment.get("blocks"), "segments.blocks", dict)
+    pools = [row.get("segment_pool_id", (0, 0)) for row in segments]
+    for pool in pools:
+        if (
+            not isinstance(pool, (list, tuple))
+            or len(pool) != 2
+            or not all(isinstance(number, int) and abs(number) < 2**64 for number in pool)
+        ):
+            raise _Refused(_not("segments.segment_pool_id", "a pair of whole numbers"))
     kinds = ["expandable" if row.get("is_expandable") else row.get("segment_type") for row in segments]
     addressed = all("address" in block for block in blocks)
     requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
@@ -308,23 +312,13 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
         **integers,
         **sizes,
         "kind": _texts(kinds, "segments.segment_type"),
-        "pool": _texts([_pool(row.get("segment_pool_id", (0, 0))) for row in segments], "segments.segment_pool_id"),
+        "pool": _texts([str(tuple(pool)) for pool in pools], "segments.segment_pool_id"),
         "count": array("q", [len(segment["blocks"]) for segment in segments]).tobytes(),
         "block_address": _integers(blocks, "address", "segments.blocks") if addressed else None,
         "block_size": _integers(blocks, "size", "segments.blocks"),
         "block_requested": _integers(requested, "requested_size", "segments.blocks"),
         "block_state": _texts([block.get("state") for block in blocks], "segments.blocks.state"),
     }
-
-
-def _pool(pool_id: Any) -> str:
-    if (
-        not isinstance(pool_id, (list, tuple))
-        or len(pool_id) != 2
-        or not all(isinstance(number, int) and abs(number) < 2**64 for number in pool_id)
-    ):
-        raise _Refused(_not("segments.segment_pool_id", "a pair of whole numbers"))
-    return str(tuple(pool_id))
 
 
 def _stretches(value: Any) -> list[tuple[int, str]]:
