@@ -331,7 +331,7 @@ def test_a_python_function_that_the_gpu_waits_for_is_named(tmp_path: Path, funct
 
 RULES = {
     rule
-    for rule in re.findall(r"^\| `([a-z0-9-]+)` \|.*\|.*\|$", (ROOT / "docs" / "advise.md").read_text(), re.MULTILINE)
+    for rule in re.findall(r"^\| ?`([a-z0-9-]+)` ?\|.*\|.*\|$", (ROOT / "docs" / "advise.md").read_text(), re.MULTILINE)
     if rule not in ("slowest-rank", "far-from-limit")
 }
 """The rules of the page, but those that need more than a capture: other ranks, or counts."""
