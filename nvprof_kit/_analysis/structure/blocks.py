@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -148,17 +147,17 @@ def find_passes(sequence: Sequence) -> list[Pass]:
         model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
         model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
     for split in (_split_steps, _split_stacks):
-        passes = _each(passes, partial(split, sequence))
+        passes = _each(passes, sequence, split)
     aligner = Aligner(sequence.kind)
-    widths: dict[bytes, int] = {}
+    widths: dict[bytes, tuple[int, int]] = {}
     cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
     recomputed_at = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
     for model_pass in passes:
-        model_pass.anchors = _join_inner(sequence, model_pass)
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1].tobytes()
-        if span not in widths:
-            widths[span] = _width(sequence, model_pass)
-        model_pass.width = widths[span]
+        if span not in widths or widths[span][0] != len(model_pass.anchors):  # passes with the same kernels are alike
+            model_pass.anchors = _join_inner(sequence, model_pass)
+            widths[span] = len(model_pass.anchors), _width(sequence, model_pass)
+        model_pass.width = widths[span][1]
     for index, model_pass in enumerate(passes):
         if not model_pass.width:
             continue
@@ -186,8 +185,11 @@ def _outside(sequence: Sequence, start: int, end: int, passes: list[Pass]) -> In
     positions = start + np.flatnonzero(sequence.outer[start:end])
     if not len(positions):
         return positions
-    inside = [gap for model_pass in passes for gap in _gaps(sequence, model_pass)]
-    return positions[~np.isin(sequence.token[positions], np.concatenate([sequence.token[:0], *inside]))]
+    outside = np.ones(len(positions), dtype=bool)
+    for model_pass in passes:
+        between = sequence.token[model_pass.anchors[0].last + 1 : model_pass.anchors[-1].first]
+        outside &= (sequence.token[positions][:, None] != between).all(axis=1)
+    return positions[outside]
 
 
 def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Anchor]]:
@@ -228,16 +230,24 @@ def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pa
     return [Pass(direction, anchors[start_at:end]) for start_at, end in pairwise([0, *breaks, len(anchors)])]
 
 
-def _each(passes: list[Pass], split: Callable[[Pass], list[tuple[int, int, int]]]) -> list[Pass]:
+def _each(
+    passes: list[Pass], sequence: Sequence, split: Callable[[Sequence, Pass], list[tuple[int, int, int]]]
+) -> list[Pass]:
     """The passes, each divided before some anchors: their indices, where the part before ends at the latest, and where
     the part after begins at the earliest.
     """
     divided: list[Pass] = []
+    cuts_of: dict[tuple[bytes, int], list[tuple[int, int, int]]] = {}  # passes with the same kernels are cut alike
     for model_pass in passes:
-        anchors = model_pass.anchors
-        cuts = [(0, 0, model_pass.left), *split(model_pass), (len(anchors), model_pass.right, 0)]
-        for (first, _, left), (end, right, _) in pairwise(cuts):
-            divided.append(Pass(model_pass.direction, anchors[first:end], left, right))
+        anchors, origin = model_pass.anchors, model_pass.left
+        key = sequence.token[origin : model_pass.right].tobytes(), len(anchors)
+        if key not in cuts_of:
+            cuts_of[key] = [(index, end - origin, start - origin) for index, end, start in split(sequence, model_pass)]
+        cuts = [(index, end + origin, start + origin) for index, end, start in cuts_of[key]]
+        for (first, _, left), (last, right, _) in pairwise(
+            [(0, 0, origin), *cuts, (len(anchors), model_pass.right, 0)]
+        ):
+            divided.append(Pass(model_pass.direction, anchors[first:last], left, right))
     return divided
 
 
