@@ -74,7 +74,7 @@ def names_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, st
 
 
 def seen_by_doctor(path: Path) -> list[str]:
-    (findings,) = nvprof_kit.doctor(path).found.values()
+    (findings,) = nvprof_kit.doctor(path).findings.values()
     return [f"{finding.rule}: {finding.evidence}" for finding in findings if finding.severity != "ok"]
 
 

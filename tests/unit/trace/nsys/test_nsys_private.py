@@ -87,7 +87,7 @@ def capture(tmp_path: Path) -> Path:
 
 def privacy(path: Path) -> str:
     """What doctor says of private data in a capture."""
-    (findings,) = nvprof_kit.doctor(path).found.values()
+    (findings,) = nvprof_kit.doctor(path).findings.values()
     return "; ".join(finding.evidence for finding in findings if finding.rule == "privacy")
 
 
