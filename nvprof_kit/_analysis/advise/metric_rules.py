@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.advise.evidence import Evidence, share
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._analysis.metrics import metrics
 from nvprof_kit._findings import Finding
@@ -89,7 +87,11 @@ def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
     rows = samples[samples["device"] == device]
     names = rows["metric"].astype(str)
     clock = rows[names.str.match(_CLOCK)].sort_values("time_ns")
-    clock = clock[_works(facts, device, clock["time_ns"].to_numpy())]
+    ops = facts.trace.ops[(facts.trace.ops["device"] == device).to_numpy() & facts.inside]
+    begun, ended = (
+        np.searchsorted(np.sort(ops[name]), clock["time_ns"], side="right") for name in ("start_ns", "end_ns")
+    )
+    clock = clock[begun > ended]  # while it works
     if len(clock) < SAMPLES:
         return
     values = clock["value"].to_numpy()
@@ -119,15 +121,6 @@ def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
         "limit, cool it, or lock a clock that it can hold (nvidia-smi -lgc)",
         "medium", "nvidia-smi names no reason for lower clocks while the program runs",
     )  # fmt: skip
-
-
-def _works(facts: Evidence, device: int, times_ns: Int64Array) -> npt.NDArray[np.bool_]:
-    """Whether operations of this GPU run at these moments."""
-    ops = facts.trace.ops[(facts.trace.ops["device"] == device).to_numpy() & facts.inside]
-    starts, ends = (np.sort(ops[name].to_numpy()) for name in ("start_ns", "end_ns"))
-    running = np.searchsorted(starts, times_ns, side="right") > np.searchsorted(ends, times_ns, side="right")
-    works: npt.NDArray[np.bool_] = running
-    return works
 
 
 def _slower_gpu(facts: Evidence) -> Iterator[Finding]:

@@ -71,17 +71,17 @@ def launch_table(
     rows = np.flatnonzero((host.of_op >= 0) & is_counted)
     group, places = _places(attribution, rows)
     count = len(places)
-    long, call_ns = (
-        (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows],
-        _shared_duration(host, rows),
-    )
+    long = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows]
+    sharing = np.bincount(
+        host.of_op[host.of_op >= 0], minlength=len(host.tid)
+    )  # operations of a graph share their call
+    call_ns = ((host.end - host.start) // np.maximum(sharing, 1))[host.of_op[rows]]
     columns = {
         "ops": np.bincount(group, minlength=count),
         "gpu_ns": exact_sums(group, long, count),
         "call_ns": exact_sums(group, call_ns, count),
         "short_ops": np.bincount(group[long < call_ns], minlength=count),
     }
-    del long, call_ns
     delay = np.maximum(trace.ops["start_ns"].to_numpy()[rows] - host.end[host.of_op[rows]], 0)
     table = pd.DataFrame(columns, index=places)
     table["delay_ns"] = pd.Series(delay).groupby(group).median().astype("int64").to_numpy()
@@ -106,15 +106,6 @@ def _places(attribution: Attribution, rows: Int64Array) -> tuple[Int64Array, pd.
     texts = [categorical.categories.to_numpy()[code].astype(str).astype(object) for categorical, code in codes]
     places: pd.MultiIndex = pd.MultiIndex.from_arrays(texts, names=["layer", "phase"])
     return group, places
-
-
-def _shared_duration(host: HostCalls, rows: Int64Array) -> Int64Array:
-    """Duration of the launching call of some operations divided by the number of operations that it launched."""
-    call_of_op = host.of_op
-    sharing = np.bincount(call_of_op[call_of_op >= 0], minlength=len(host.tid))
-    call = call_of_op[rows]
-    shared: Int64Array = (host.end[call] - host.start[call]) // sharing[call]
-    return shared
 
 
 QUEUE_COLUMNS: Columns = {
