@@ -10,7 +10,6 @@ collective, the causes of that collective apply: a chain leads to its first caus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,24 +20,6 @@ from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CAUSES: Mapping[str, str] = {
-    "more_kernels": "the late rank ran more kernels there",
-    "slower_kernels": "the late rank ran the same number of kernels there, but they took longer",
-    "host": "the late rank's device was idle: its host had not yet launched the next work",
-    "data_loading": "it was idle while its data loader worked",
-    "allocation": "it was idle while memory was allocated or freed",
-    "profiler": "it was idle while the profiler delayed the program",
-    "garbage_collection": "its host collected Python garbage and had not yet launched the next work",
-    "warm_up": "it was idle while its host loaded or compiled code",
-    "copy": "its copies took longer",
-    "transfer": "another of its collectives transferred data more slowly",
-    "collective": "it was delayed by another collective of unknown cause",
-    "pipeline": "it is another pipeline stage and had its own work to do, no more than its peers",
-    "start_up": "its profiler had started later, or was ahead less: there is no common point before",
-    "unresolved": "less than the clock uncertainty, or no cause was found",
-}
-"""The causes of waiting."""
 
 _OF_DOING = {
     "launch": "host",
