@@ -252,7 +252,7 @@ class Evidence(Operations):
         """The idle gaps outside layers in which the host works on what a copy through pageable memory brought it, or
         prepares what one takes away; rows of `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`.
         """
-        gaps, names = self.times.gaps, self.trace.ops["name"].astype(str)
+        gaps, names = self.times.gaps, self.trace.ops["name"]
         copies = (self.trace.ops["host_memory"] == "pageable").to_numpy() & self.inside
         start, end = self.ops["start_ns"], self.ops["end_ns"]
         beside = gaps["start_ns"].isin(end[copies & (names == "memcpy DtoH").to_numpy()])
