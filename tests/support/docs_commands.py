@@ -72,6 +72,7 @@ _STAGE = "[RANK {}] {}, start={:.6f}, end={:.6f}, cpu_dur=0.800000s, cuda_dur=90
 WORDS = {
     " /shared/maps": " maps",
     "--step 12": "--step 4",
+    "flops before.sqlite": "flops run.sqlite",
     "model.layers.1 ": "encoder.layers.1 ",
     "--fail-on": "--allow-undecided --anyway --fail-on",
 }
