@@ -257,6 +257,7 @@ class Capture:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
         from nvprof_kit._analysis.attribution.attribution import Operations
         from nvprof_kit._analysis.layers.layers import OPTIONAL, layers
+        from nvprof_kit._trace.flops_file import find_flops, read_flops
         from nvprof_kit._trace.jobs.finding import of_process
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
@@ -265,23 +266,17 @@ class Capture:
             operations = Operations(of_process(operations.trace, self.path, process), self._kernel_rules)
         chosen = _steps(steps)
         result = layers(operations, steps=chosen, by_step=by == "step", memory=memory, splits=splits)
-        return replace(self._with_limits(result, operations), depth=depth).selected(**rows)
+        sources, counts = self.sources, find_flops(self.path)
+        if counts is not None and "step" not in result.rows:
+            from nvprof_kit._analysis.flops.work import with_limits
 
-    def _with_limits(self, result: Layers, operations: Operations) -> Layers:
-        """Add what the file of counts beside the capture tells; a damaged one is a warning."""
-        from nvprof_kit._trace.flops_file import find_flops, read_flops
-
-        file = find_flops(self.path)
-        if file is None or "step" in result.rows:
-            return replace(result, sources=self.sources)
-        from nvprof_kit._analysis.flops.work import with_limits
-
-        try:
-            result = with_limits(result, operations, read_flops(file))
-        except CaptureError as error:
-            issue = Issue("counts", "warning", 0.0, f"no limits: {error}")
-            return replace(result, sources=self.sources, warnings=(*result.warnings, issue))
-        return replace(result, sources=(*self.sources, file, *(result.peaks.files if result.peaks else ())))
+            try:
+                result = with_limits(result, operations, read_flops(counts))
+                sources = (*sources, counts, *(result.peaks.files if result.peaks else ()))
+            except CaptureError as error:  # the times are complete without limits
+                issue = Issue("counts", "warning", 0.0, f"no limits: {error}")
+                result = replace(result, warnings=(*result.warnings, issue))
+        return replace(result, sources=sources, depth=depth).selected(**rows)
 
     def breakdown(
         self, view: BreakdownView | None = None, *, steps: Steps = None, **rows: Unpack[RowOptions]
@@ -835,6 +830,14 @@ class Capture:
         )
         if times is not None:  # only the findings need these tables, which are as large as the capture
             times = replace(times, gaps=times.gaps.iloc[:0].copy(), waits=times.waits.iloc[:0].copy())
+        left_out = []
+        if not with_findings and findings is not False:  # the page of a large capture has them only on request
+            path = self.path
+            left_out = [
+                f"what to do: nvprof-kit advise {path}",
+                f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
+                f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
+            ]
         sheet = sheet_of(
             trace,
             step,
@@ -843,18 +846,9 @@ class Capture:
             steps=steps,
             attributed=operations,
             broken_down=times,
-            left_out=[] if with_findings or findings is False else _not_looked_for(self.path),
+            left_out=left_out,
         )
         return replace(sheet, flops=flops), unfit
-
-
-def _not_looked_for(path: Path) -> list[str]:
-    """What the page of a large capture contains only on request."""
-    return [
-        f"what to do: nvprof-kit advise {path}",
-        f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
-        f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
-    ]
 
 
 def _with_work(result: Diff) -> Diff:

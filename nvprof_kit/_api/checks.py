@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         if measure is not None:
             raise UsageError("--measure measures this machine, not a capture; name one or the other")
         from nvprof_kit._analysis.doctor import examine_captures, examine_issues, examine_trace
+        from nvprof_kit._api.capture import Capture
         from nvprof_kit._trace.nsys.health import read_health
         from nvprof_kit._trace.open import open_capture
 
@@ -56,13 +58,13 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         more_captures = [Path(capture) for capture in captures if str(capture) not in traces]
         findings_by_path = examine_captures([read_health(path) for path in more_captures])
         findings_by_path |= {path: examine_trace(open_capture(path)) for path in traces}
-        return Checks(
-            {
-                str(path): by_severity((*findings_by_path[str(path)], *examine_issues(_issues(Path(path)))))
-                for path in captures
-            },
-            sources=tuple(map(Path, captures)),
-        )
+        findings = {}
+        for path in map(str, captures):
+            issues: tuple[Issue, ...] = ()
+            with suppress(NvprofKitError):  # the other findings tell of a capture that cannot be read
+                issues = Capture(Path(path)).layers().warnings
+            findings[path] = by_severity((*findings_by_path[path], *examine_issues(issues)))
+        return Checks(findings, sources=tuple(map(Path, captures)))
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine
 
@@ -72,16 +74,6 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
 
         measured = [measure_peaks(measure)]
     return Checks({"machine": [*examine_machine(read_machine(command)), *measured]})
-
-
-def _issues(capture: Path) -> tuple[Issue, ...]:
-    """What the analysis says of a capture; nothing of one that cannot be read, of which other checks tell."""
-    from nvprof_kit._api.capture import Capture
-
-    try:
-        return Capture(capture).layers().warnings
-    except NvprofKitError:
-        return ()
 
 
 def scrubbed_name(capture: str | Path) -> Path:

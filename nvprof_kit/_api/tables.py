@@ -48,7 +48,13 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         if name not in self._made:
             if name not in set(self):
                 raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
-            self._made[name] = self._attributed() if name == ATTRIBUTED else self._raw(name)
+            if name == ATTRIBUTED:
+                from nvprof_kit._analysis.attribution.attribution import attributed
+
+                ops = self["ops"]
+                self._made[name] = attributed(self._read(()), ops)
+            else:
+                self._made[name] = self._raw(name)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -74,12 +80,6 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
         frame: pd.DataFrame = empty_frame(name) if table is None else table
         return frame
-
-    def _attributed(self) -> pd.DataFrame:
-        from nvprof_kit._analysis.attribution.attribution import attributed
-
-        ops = self["ops"]
-        return attributed(self._read(()), ops)
 
 
 def optional_columns() -> set[str]:

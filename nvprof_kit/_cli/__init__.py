@@ -11,9 +11,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NoReturn, TextIO
+from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -26,7 +25,9 @@ _COMPLETE = "_NVPROF_KIT_COMPLETE"
 """Set by a shell that asks for completions, as click's scripts do."""
 
 _OBJECTS = 50_000
-"""New objects until a collection; Python's default is some hundred or thousand."""
+"""New objects until Python looks for cyclic garbage; its default is some hundred or thousand, but importing pandas
+alone makes a hundred thousand that live until the end, and each collection visits them all.
+"""
 
 
 click.version_option(__version__, message="nvprof-kit %(version)s", help="Print the version and exit.")(group)
@@ -38,16 +39,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Errors are one line on stderr; for a defect, the line has the path of a file with the traceback.
     """
-    _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        _replace_unencodable(stream)
+    _prepare_streams()
     if instruction := os.environ.get(_COMPLETE):
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(group, {}, "nvprof-kit", _COMPLETE, instruction))
+    usual = gc.get_threshold()
+    if usual[0]:  # 0: it is switched off
+        gc.set_threshold(max(usual[0], _OBJECTS), *usual[1:])
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
-        with _rare_collections(), group.make_context("nvprof-kit", arguments) as context:
+        with group.make_context("nvprof-kit", arguments) as context:
             group.invoke(context)
         sys.stdout.flush()
         status = 0
@@ -57,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         error.show()
         status = error.exit_code
     except click.ClickException as error:
-        status = _complain(_usage(error), error.exit_code)
+        where = getattr(getattr(error, "ctx", None), "command_path", "nvprof-kit")
+        status = _complain(f"{error.format_message().rstrip('.')} (see {where} --help)", error.exit_code)
     except NvprofKitError as error:
         status = _complain(str(error), error.exit_code)
     except BrokenPipeError:  # stdout was closed early: `nvprof-kit layers run.sqlite | head`
@@ -71,21 +74,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
     except Exception as error:
         status = _complain(_unforeseen(error), os.EX_SOFTWARE)
+    finally:
+        gc.set_threshold(*usual)
     sys.exit(status)
 
 
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let Python look for cyclic garbage less often: importing pandas alone makes a hundred thousand objects that live
-    until the end, and each collection visits them all.
-    """
-    usual = gc.get_threshold()
-    if usual[0]:  # 0: it is switched off
-        gc.set_threshold(max(usual[0], _OBJECTS), *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (``2>&-``): no opened file may get its descriptor
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open until the process ends
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")  # print ``?`` for characters that the terminal's encoding lacks
 
 
 def _complain(message: str, exit_code: int) -> int:
@@ -105,24 +105,3 @@ def _unforeseen(error: Exception) -> str:
         traceback.print_exception(error)
         return f"a defect of nvprof-kit ({error_text}): please report it with the traceback above"
     return f"a defect of nvprof-kit ({error_text}): please report it with {file.name}"
-
-
-def _usage(error: click.ClickException) -> str:
-    """The message for a wrong command line, with a hint at the help."""
-    context = getattr(error, "ctx", None)
-    where = context.command_path if context else "nvprof-kit"
-    return f"{error.format_message().rstrip('.')} (see {where} --help)"
-
-
-def _open_closed_streams() -> None:
-    """Replace a closed stdout or stderr (``2>&-``) with the null device, so that no opened file gets its descriptor."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open until the process ends
-
-
-def _replace_unencodable(stream: TextIO) -> None:
-    """Print ``?`` for characters that the terminal's encoding lacks, instead of an error."""
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="replace")

@@ -85,7 +85,11 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
     """
     for input_path in inputs:
         for source in belongings(Path(input_path)):
-            if _same(Path(path), source):
+            try:
+                is_same = os.path.samefile(Path(path), source)  # through symbolic and hard links
+            except OSError:  # one is missing
+                is_same = os.path.realpath(Path(path)) == os.path.realpath(source)
+            if is_same:
                 reason = "is the input" if source == Path(input_path) else f"is {source}, which belongs to the input"
                 raise UsageError(
                     f"{path}: {reason} {input_path}: the output must not overwrite it; choose another file"
@@ -108,14 +112,6 @@ def belongings(source: Path) -> list[Path]:
     paths += [path.with_name(path.name + end) for path in tuple(paths) for end in ("-wal", "-shm", "-journal")]
     paths += source.iterdir() if source.is_dir() else ()
     return paths
-
-
-def _same(path: Path, other: Path) -> bool:
-    """Whether two paths are the same file, through symbolic and hard links; if one is missing, the same location."""
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _reason(error: OSError, path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,6 @@ from nvprof_kit._result import formats
 from nvprof_kit.errors import NvprofKitError, UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._api.job import Job
     from nvprof_kit._result.result import Result
 
 
@@ -33,24 +33,17 @@ def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
 
 @READ.question(Capture.advise, "nvprof-kit advise run.sqlite", without=("fold", "job"))
 def advise(capture: Capture, **options: Any) -> Result:
-    job = click.get_current_context().meta.setdefault("nvprof_kit.job", [])
-    if not job:
-        job.append(_job(capture))
-    return capture.advise(job=job[0], **options)
+    context = click.get_current_context()
+    if "nvprof_kit.job" not in context.meta:  # the captures of the command as one job, opened for the first of them
+        context.meta["nvprof_kit.job"] = None
+        captures = context.params["captures"]
+        if len(captures) > 1:
+            from nvprof_kit._api.job import open_job
 
-
-def _job(capture: Capture) -> Job | None:
-    """The captures of the command as one job, if they are the ranks of one run."""
-    captures = click.get_current_context().params["captures"]
-    if len(captures) < 2:
-        return None
-    from nvprof_kit._api.job import open_job
-
-    try:
-        job = open_job(captures, domain=capture.domain, rules=capture._rules)
-        return job if job.verdict.rank is not None else None
-    except NvprofKitError:  # they are not ranks of one run: each is looked at alone
-        return None
+            with suppress(NvprofKitError):  # they are not ranks of one run: each is looked at alone
+                job = open_job(captures, domain=capture.domain, rules=capture._rules)
+                context.meta["nvprof_kit.job"] = job if job.verdict.rank is not None else None
+    return capture.advise(job=context.meta["nvprof_kit.job"], **options)
 
 
 class _Sides(click.Command):
