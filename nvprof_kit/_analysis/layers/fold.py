@@ -349,7 +349,11 @@ class _Folder:
             nodes = [node for index in group for node in sets[index]]
             difference = note
             if not difference and main is not None and group is not max(groups, key=len):
-                difference = _difference(np.median(times[group], axis=0), main, self._kinds)
+                # the phase in which it differs the most from its equals
+                median = np.median(times[group], axis=0)
+                kind = int(np.abs(median - main).argmax())
+                change = f"{100 * (median[kind] / main[kind] - 1):+.0f} %" if main[kind] else "only here"
+                difference = f"{self._kinds[kind]} {change}"
             rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, difference))
         return rows
 
@@ -412,15 +416,6 @@ def _heaps(times: Floats, min_blocks: int) -> npt.NDArray[np.bool_] | None:
             is_low: npt.NDArray[np.bool_] = values <= low[-1]
             return is_low
     return None
-
-
-def _difference(times: Floats, equals: Floats, kinds: Sequence[str]) -> str:
-    """The phase in which a block differs the most from its equals, and by how much."""
-    kind = int(np.abs(times - equals).argmax())
-    if not equals[kind]:
-        return f"{kinds[kind]} only here"
-    change = 100 * (times[kind] / equals[kind] - 1)
-    return f"{kinds[kind]} {change:+.0f} %"
 
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")

@@ -205,22 +205,16 @@ def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mappi
     if memory is None or not len(memory):
         joined = rows.assign(**dict.fromkeys(MEMORY_COLUMNS))
     else:
-        memory = memory.assign(instance=_instances(memory["step"], numbers)).drop(columns="step")
+        # numbers can repeat: each run of one is an instance; if that is not what was recorded, the first of the number
+        step = memory["step"]
+        runs = (step != step.shift()).cumsum() - 1
+        in_turn = step[runs.diff().fillna(1) > 0].tolist() == list(numbers.values())
+        first = {number: instance for instance, number in reversed(list(numbers.items()))}
+        instance = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
+        memory = memory.assign(instance=instance.astype("Int64")).drop(columns="step")
         joined = rows.merge(memory.groupby(keys, sort=False, dropna=False).agg(how).reset_index(), on=keys, how="left")
     typed: pd.DataFrame = joined.astype(dict.fromkeys(MEMORY_COLUMNS, "Int64"))
     return typed
-
-
-def _instances(step: pd.Series[int], numbers: Mapping[int, int]) -> pd.Series[int]:
-    """The step instance of each call, from the step numbers in time order. If numbers repeat, each run of one number is
-    an instance; if that does not match the recorded instances, use the first instance with the number.
-    """
-    runs = (step != step.shift()).cumsum() - 1
-    in_turn = step[runs.diff().fillna(1) > 0].tolist() == list(numbers.values())
-    first = {number: instance for instance, number in reversed(list(numbers.items()))}
-    numbered = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
-    instances: pd.Series[int] = numbered.astype("Int64")
-    return instances
 
 
 def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:

@@ -117,7 +117,11 @@ def sum_layers(
     ranges = attribution.ranges
     keyed = _keyed(ranges, attribution)
     tree = ModelTree.of_ranges(ranges, dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
-    keys_of_parents = _without_ranges(keyed.keys, tree)
+    # the ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the blocks
+    # of a model, not the model, but the model's total in `recompute` includes theirs
+    with_ranges = set(keyed.keys)
+    above = ((outer, phase) for layer, phase in keyed.keys if layer != NO_LAYER for outer in tree.around(layer))
+    keys_of_parents = [key for key in dict.fromkeys(above) if key not in with_ranges]
     keyed = replace(keyed, keys=[*keyed.keys, *keys_of_parents])
     width = columns.width
     cells, count = (len(keyed.keys), width), len(keyed.keys) * width
@@ -216,15 +220,6 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
         outside=outside,
         loop_phases=loop_phases,
     )
-
-
-def _without_ranges(keys: list[tuple[str, str]], tree: ModelTree) -> list[tuple[str, str]]:
-    """The ancestors of each layer in its phases that have no range there: activation checkpointing recomputes the
-    blocks of a model, not the model, but the model's total in `recompute` includes theirs.
-    """
-    keys_with_ranges = set(keys)
-    above = {(ancestor, phase): None for layer, phase in keys if layer != NO_LAYER for ancestor in tree.around(layer)}
-    return [key for key in above if key not in keys_with_ranges]
 
 
 def _codes(values: npt.NDArray[Any], codes: dict[str, int]) -> Int64Array:
@@ -395,13 +390,22 @@ def split(
         is_shown: The operations that rows and tree cover.
     """
     ops = operations.trace.ops
-    sums = _part_sums((ops["end_ns"] - ops["start_ns"]).to_numpy(), operations.attribution, parts, is_shown)
-    nothing = np.zeros(len(parts.columns), dtype=np.int64)
+    duration = (ops["end_ns"] - ops["start_ns"]).to_numpy()
+    layer_of_op, phase_of_op = op_owners(operations.attribution)
+    count, phases = len(parts.columns), len(phase_of_op.categories)
+    codes = (layer_of_op.codes.astype(np.int64) * phases + phase_of_op.codes)[is_shown]
+    cells = len(layer_of_op.categories) * phases * count
+    table = exact_sums(codes * count + parts.code[is_shown], duration[is_shown], cells).reshape(-1, count)
+    sums = {
+        (str(layer_of_op.categories[code // phases]), str(phase_of_op.categories[code % phases])): table[code]
+        for code in np.unique(codes).tolist()
+    }
+    nothing = np.zeros(count, dtype=np.int64)
     keys = zip(rows["layer"].tolist(), rows["phase"].tolist(), strict=True)
-    values = np.array([sums.get(key, nothing) for key in keys], dtype=np.int64).reshape(-1, len(parts.columns))
+    values = np.array([sums.get(key, nothing) for key in keys], dtype=np.int64).reshape(-1, count)
     tree_keys = zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True)
     line_of_key = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(tree_keys)}
-    self_times = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
+    self_times = np.zeros((len(tree), count), dtype=np.int64)
     for (layer, phase), times in sums.items():
         self_times[line_of_key[layer, phase if layer == NO_LAYER else ""]] += times
     nested = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(self_times)
@@ -409,18 +413,3 @@ def split(
         rows.assign(**{name: values[:, index] for index, name in enumerate(parts.columns)}),
         tree.assign(**{name: nested[:, index] for index, name in enumerate(parts.columns)}),
     )
-
-
-def _part_sums(
-    duration: Int64Array, attribution: Attribution, parts: Parts, is_shown: npt.NDArray[np.bool_]
-) -> dict[tuple[str, str], Int64Array]:
-    """The time of each (layer, phase) by part; layers with the same name are added up."""
-    layer, phase = op_owners(attribution)
-    count, phases = len(parts.columns), len(phase.categories)
-    codes = (layer.codes.astype(np.int64) * phases + phase.codes)[is_shown]
-    cell = codes * count + parts.code[is_shown]
-    table = exact_sums(cell, duration[is_shown], len(layer.categories) * phases * count).reshape(-1, count)
-    return {
-        (str(layer.categories[code_number // phases]), str(phase.categories[code_number % phases])): table[code_number]
-        for code_number in np.unique(codes).tolist()
-    }

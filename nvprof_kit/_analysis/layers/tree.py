@@ -35,7 +35,15 @@ class ModelTree:
         """The tree of some layers that have ranges, in depth-first preorder."""
         names = list(layers)
         parent = parents(ranges, names)
-        order = _preorder(ranges, names, parent)
+        first = _first_seen(ranges)
+        children: dict[str, list[str]] = {}
+        for layer in names:
+            children.setdefault(parent[layer], []).append(layer)
+        order: list[str] = []
+        stack = _siblings(children.get("", []), first)[::-1]
+        while stack:
+            order.append(stack.pop())
+            stack.extend(_siblings(children.get(order[-1], []), first)[::-1])
         return cls(tuple(order), tuple(parent[layer] for layer in order))
 
     @classmethod
@@ -117,7 +125,11 @@ def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) 
             prefixes = (".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
             parent[layer] = next((prefix for prefix in prefixes if prefix in names), "")
     for layer in layers:
-        _cut_circle(layer, parent)
+        inside, top = {layer}, layer
+        while parent[top] and parent[top] not in inside:
+            top = parent[top]
+            inside.add(top)
+        parent[top] = ""  # it is the top already, or closes a cycle
     return parent
 
 
@@ -132,31 +144,6 @@ def with_ancestors(layer: str, parent: Mapping[str, str]) -> list[str]:
 def layer_parents(ranges: Ranges) -> dict[str, str]:
     """`parents` of every layer that has a range."""
     return parents(ranges, list(dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES)))
-
-
-def _cut_circle(layer: str, parent: dict[str, str]) -> None:
-    seen = {layer}
-    current = layer
-    while parent[current]:
-        if parent[current] in seen:
-            parent[current] = ""
-            return
-        current = parent[current]
-        seen.add(current)
-
-
-def _preorder(ranges: Ranges, layers: list[str], parent: Mapping[str, str]) -> list[str]:
-    """The layers in depth-first preorder."""
-    first = _first_seen(ranges)
-    children: dict[str, list[str]] = {}
-    for layer in layers:
-        children.setdefault(parent[layer], []).append(layer)
-    order: list[str] = []
-    stack = _siblings(children.get("", []), first)[::-1]
-    while stack:
-        order.append(stack.pop())
-        stack.extend(_siblings(children.get(order[-1], []), first)[::-1])
-    return order
 
 
 def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
