@@ -86,16 +86,11 @@ def makers(operators: Operators) -> Int64Array:
     forward = np.flatnonzero(~operators.backward & (operators.sequence >= 0))
     linked = operators.forward_tid[nodes] != NONE
     maker[nodes[linked]] = _last_before(operators, forward, nodes[linked], operators.forward_tid[nodes[linked]])
-    unresolved = nodes[~linked]
-    if len(unresolved):
-        maker[unresolved] = _makers_on_any_thread(operators, forward, unresolved)
-    return maker
-
-
-def _makers_on_any_thread(operators: Operators, forward: Int64Array, nodes: Int64Array) -> Int64Array:
+    nodes = nodes[~linked]
+    if not len(nodes):
+        return maker
     inside = _nest(operators, nodes).parent != NONE
-    same_thread = np.full(len(nodes), NONE, dtype=np.int64)
-    other = same_thread.copy()
+    same_thread, other = (np.full(len(nodes), NONE, dtype=np.int64) for _ in range(2))
     hits = np.zeros(len(nodes), dtype=np.int64)
     for thread in np.unique(operators.tid[forward]).tolist():
         forward_here = forward[operators.tid[forward] == thread]
@@ -106,7 +101,8 @@ def _makers_on_any_thread(operators: Operators, forward: Int64Array, nodes: Int6
         hits += ~here & (candidates != NONE)
     other[hits > 1] = NONE
     first, second = np.where(inside, same_thread, other), np.where(inside, other, same_thread)
-    return np.where((first != NONE) | (hits > 1), first, second)
+    maker[nodes] = np.where((first != NONE) | (hits > 1), first, second)
+    return maker
 
 
 def _last_before(operators: Operators, forward: Int64Array, nodes: Int64Array, thread: Int64Array) -> Int64Array:
@@ -186,7 +182,14 @@ def envelopes(operators: Operators, owner: Int64Array, outer: Int64Array) -> Env
     """
     nodes, group, order = _in_order(operators)
     nodes, group = nodes[order], group[order]
-    chain = _chains(owner[nodes], outer)
+    # each node's layer range and what encloses it, outermost first; padded with NONE, (n, levels)
+    walk = [owner[nodes]]
+    while (walk[-1] != NONE).any():
+        walk.append(outer[walk[-1]])
+    upwards = np.stack(walk[:-1], axis=1) if len(walk) > 1 else np.empty((len(nodes), 0), dtype=np.int64)
+    position = np.count_nonzero(upwards != NONE, axis=1)[:, None] - 1 - np.arange(upwards.shape[1])[None, :]
+    chain = np.take_along_axis(upwards, np.maximum(position, 0), axis=1) if upwards.size else upwards
+    chain = np.where(position >= 0, chain, NONE)
     begun = np.concatenate(([True], group[1:] != group[:-1])) if len(nodes) else np.zeros(0, dtype=bool)
     parts: list[tuple[Int64Array, Int64Array]] = []
     for level in chain.T:
@@ -201,18 +204,6 @@ def envelopes(operators: Operators, owner: Int64Array, outer: Int64Array) -> Env
     levels = np.repeat(np.arange(len(parts)), [len(first) for first, _ in parts])
     first_operators, end = operators.take(nodes[firsts]), operators.take(nodes[lasts])
     return Envelopes(first_operators.start, end.end, first_operators.pid, first_operators.tid, chain[firsts, levels])
-
-
-def _chains(innermost: Int64Array, outer: Int64Array) -> Int64Array:
-    """For each layer range its enclosing ranges, outermost first, then itself; padded with `NONE`, ``(n, levels)``."""
-    walk = [innermost]
-    while (walk[-1] != NONE).any():
-        walk.append(outer[walk[-1]])
-    upwards = np.stack(walk[:-1], axis=1) if len(walk) > 1 else np.empty((len(innermost), 0), dtype=np.int64)
-    depth = np.count_nonzero(upwards != NONE, axis=1)
-    position = depth[:, None] - 1 - np.arange(upwards.shape[1])[None, :]
-    turned = np.take_along_axis(upwards, np.maximum(position, 0), axis=1) if upwards.size else upwards
-    return np.where(position >= 0, turned, NONE)
 
 
 def nearest(is_layer: _Bools, nesting: Nesting) -> Int64Array:

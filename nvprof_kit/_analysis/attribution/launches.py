@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -126,7 +124,22 @@ class Creations:
         nodes = trace.graph_nodes
         self.tid = np.append(nodes["tid"].to_numpy(), NONE)
         self.time = np.append(nodes["start_ns"].to_numpy(), 0)
-        self._root, self._created = _lineage(nodes)
+        # the original of each node that was cloned, directly or through other clones, and the row that created each
+        pids, ids, originals = (nodes[column].to_numpy().tolist() for column in ("pid", "node", "original"))
+        copied_from: dict[tuple[int, int], tuple[int, int]] = {}
+        self._created: dict[tuple[int, int], int] = {}
+        for row, (pid, node, original) in enumerate(zip(pids, ids, originals, strict=True)):
+            if original >= 0:
+                copied_from[pid, node] = pid, original
+            else:
+                self._created.setdefault((pid, node), row)
+        self._root: dict[tuple[int, int], tuple[int, int]] = {}
+        for key in copied_from:
+            root, clones = key, {key}
+            while root in copied_from and copied_from[root] not in clones:
+                root = copied_from[root]
+                clones.add(root)
+            self._root[key] = root
 
     def of(self, pid: Int64Array, node: Int64Array) -> Int64Array:
         """The row of `Trace.graph_nodes` that first created each node, or the node it was cloned from; else `NONE`."""
@@ -139,25 +152,3 @@ class Creations:
                 [self._created.get(self._root.get(key, key), NONE) for key in keys], dtype=np.int64
             )[node_of_row]
         return rows
-
-
-def _lineage(nodes: Any) -> tuple[dict[tuple[int, int], tuple[int, int]], dict[tuple[int, int], int]]:
-    """For each node, the original node it was cloned from (directly or through other clones); for each original node,
-    the row of its creation.
-    """
-    pids, ids, originals = (nodes[column].to_numpy().tolist() for column in ("pid", "node", "original"))
-    copied_from = {
-        (pid, node): (pid, original) for pid, node, original in zip(pids, ids, originals, strict=True) if original >= 0
-    }
-    created: dict[tuple[int, int], int] = {}
-    for row, (pid, node, original) in enumerate(zip(pids, ids, originals, strict=True)):
-        if original < 0:
-            created.setdefault((pid, node), row)
-    roots = {}
-    for key in copied_from:
-        root, seen = key, {key}
-        while root in copied_from and copied_from[root] not in seen:
-            root = copied_from[root]
-            seen.add(root)
-        roots[key] = root
-    return roots, created

@@ -8,6 +8,7 @@ integers, so that one sort or search handles all of them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -121,31 +122,17 @@ def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
     """
     first_end = end.copy()
     more: list[tuple[int, int, int]] = []
-    for thread in np.unique(tid):
-        _cut_thread(start, end, np.flatnonzero(tid == thread), first_end, more)
-    extra = np.array(more, dtype=np.int64).reshape(-1, 3).T
-    ranges = np.arange(len(start))
-    of, piece_start, finish = (np.concatenate(parts) for parts in zip((ranges, start, first_end), extra, strict=True))
-    order = np.lexsort((piece_start, of, -end[of], start[of]))
-    return Pieces(of[order], piece_start[order], finish[order], piece_start[order] == start[of[order]])
-
-
-def _cut_thread(
-    start: Int64Array, end: Int64Array, rows: Int64Array, first_end: Int64Array, more: list[tuple[int, int, int]]
-) -> None:
-    """Cut the ranges of one thread in event order: set the ends of first pieces and append the others to `more`."""
-    lasting = rows[end[rows] > start[rows]]
-    events = sorted(
-        [(int(end[i]), 0, 0, int(i)) for i in lasting] + [(int(start[i]), 1, -int(end[i]), int(i)) for i in lasting]
-    )
-    open_ranges: list[int] = []
+    lasting = [(int(start[row]), int(end[row]), int(row)) for row in np.flatnonzero(end > start)]
+    events = sorted([(e, 0, 0, row) for _, e, row in lasting] + [(s, 1, -e, row) for s, e, row in lasting])
+    open_on: dict[int, list[int]] = defaultdict(list)
     begun: dict[int, int] = {}
-    for time, is_start, _, index in events:
+    for time, is_start, _, row in events:
+        open_ranges = open_on[int(tid[row])]
         if is_start:
-            open_ranges.append(index)
-            begun[index] = time
+            open_ranges.append(row)
+            begun[row] = time
             continue
-        position = open_ranges.index(index)
+        position = open_ranges.index(row)
         for above in open_ranges[position:]:
             if begun[above] == start[above]:
                 first_end[above] = time
@@ -153,6 +140,11 @@ def _cut_thread(
                 more.append((above, begun[above], time))
             begun[above] = time
         del open_ranges[position]
+    extra = np.array(more, dtype=np.int64).reshape(-1, 3).T
+    ranges = np.arange(len(start))
+    of, piece_start, finish = (np.concatenate(parts) for parts in zip((ranges, start, first_end), extra, strict=True))
+    order = np.lexsort((piece_start, of, -end[of], start[of]))
+    return Pieces(of[order], piece_start[order], finish[order], piece_start[order] == start[of[order]])
 
 
 def peel(

@@ -143,9 +143,19 @@ def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting)
     tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
     # those that begin together by thread, so that the order of rows in the file does not matter
     tops = tops[np.lexsort((ranges.tid[tops], ranges.start[tops]))]
-    alone = len(np.unique(ranges.tid[tops])) < 2
-    of_top = np.arange(len(tops)) if alone else np.array(_shared(ranges, tops), dtype=np.int64)
-    first_tops = np.unique(of_top, return_index=True)[1]
+    # a range that begins while its number is open on other threads, and not yet on its own, joins that instance
+    current: dict[int, tuple[int, int, set[int]]] = {}
+    of_top: list[int] = []
+    first_tops: list[int] = []
+    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
+    for top, (number, start, end, tid) in enumerate(zip(*columns, strict=True)):
+        instance, latest_end, threads = current.get(number, (NONE, start, set()))
+        if start >= latest_end or tid in threads:
+            instance, latest_end, threads = len(first_tops), end, set()
+            first_tops.append(top)
+        threads.add(tid)
+        current[number] = instance, max(latest_end, end), threads
+        of_top.append(instance)
     instance_of_row = np.full(len(ranges.rows), NONE, dtype=np.int64)
     instance_of_row[tops] = of_top
     return Instances(ranges.number[tops[first_tops]], instance_of_row[outermost])
@@ -164,22 +174,3 @@ def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> 
     while ((above := np.append(enclosing, NONE)[current]) >= 0).any():
         current = np.where(above >= 0, above, current)
     return current
-
-
-def _shared(ranges: StepRanges, tops: Int64Array) -> list[int]:
-    """The instance of each outermost range if several threads have step ranges. A range that begins while its number is
-    open on other threads, and not yet on its own, joins that instance.
-    """
-    current: dict[int, tuple[int, int, set[int]]] = {}
-    instances: list[int] = []
-    count = 0
-    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
-    for number, start, end, tid in zip(*columns, strict=True):
-        instance, latest_end, threads = current.get(number, (NONE, start, set()))
-        if start >= latest_end or tid in threads:
-            instance, latest_end, threads = count, end, set()
-            count += 1
-        threads.add(tid)
-        current[number] = instance, max(latest_end, end), threads
-        instances.append(instance)
-    return instances
