@@ -109,9 +109,19 @@ def name_blocks(trace: Trace, config: ModelConfig) -> Trace:
         if match := pattern.match(str(text.categories[code])):
             numbers.setdefault(match[1], set()).add(int(match[2]))
     counts = {stack: len(values) for stack, values in numbers.items()}
-    partners = _partners(counts, config)
+    sides = [list(counts)]
+    if len(config.counts) == 2:
+        sides = [[stack for stack in counts if side in stack] for side in ("encoder", "decoder")]
+        if not all(sides):
+            sides = [[stack] for stack in sorted(counts)] if len(counts) == 2 else []
+    partners = {
+        stack: number
+        for number, stacks in enumerate(sides)
+        for stack in stacks
+        if counts[stack] == config.counts[number]
+    }
     expected = " and ".join(map(str, config.counts))
-    if not partners:
+    if len(set(partners.values())) < len(config.counts):
         stacks = ", ".join(f"{count} {stack}" for stack, count in sorted(counts.items(), key=lambda item: -item[1])[:4])
         stacks = stacks or "none"
         sentence = f"{config.source} says {expected} blocks, the capture shows {stacks}; no name is taken from it"
@@ -133,22 +143,6 @@ def name_blocks(trace: Trace, config: ModelConfig) -> Trace:
 
     texts = labels(text.codes.to_numpy(), [rename(str(name)) for name in text.categories])
     return _with_issue(replace(trace, ranges=trace.ranges.assign(text=texts)), Issue("model", "note", 1.0, sentence))
-
-
-def _partners(counts: dict[str, int], config: ModelConfig) -> dict[str, int]:
-    """For each stack of the capture, which stack of the model it is; empty if one of the model's has none."""
-    if len(config.counts) == 1:
-        return {stack: 0 for stack, count in counts.items() if count == config.counts[0]}
-    sides = [[stack for stack in counts if side in stack] for side in ("encoder", "decoder")]
-    if not all(sides):
-        sides = [[stack] for stack in sorted(counts)] if len(counts) == 2 else []
-    partners = {
-        stack: number
-        for number, stacks in enumerate(sides)
-        for stack in stacks
-        if counts[stack] == config.counts[number]
-    }
-    return partners if set(partners.values()) == {0, 1} else {}
 
 
 def _with_issue(trace: Trace, issue: Issue) -> Trace:

@@ -41,7 +41,8 @@ def add_structure(trace: Trace) -> Trace:
         The capture with the ranges, or as it was if nothing repeats; `CaptureInfo.warnings` says which.
     """
     ranges = _Ranges(trace)
-    total, explained, devices = 0, 0, []
+    total, explained = 0, 0
+    texts, doubts = [], []
     for sequence in sequences(trace):
         total += int(sequence.duration.sum())
         passes = find_passes(sequence)
@@ -53,15 +54,26 @@ def add_structure(trace: Trace) -> Trace:
         edges = [(block.first, block.last + 1) for model_pass in passes for block in model_pass.blocks]
         explained += int(np.diff(time_before[np.array(edges)]).sum())
         ranges.add(sequence, passes, names)
-        devices.append((passes, stacks, names))
-    if not devices:
+        for number, (stack, name) in enumerate(zip(stacks, names, strict=True)):
+            directions = [model_pass.direction for model_pass in passes if model_pass.stack == number]
+            forward, backward = directions.count(FORWARD), directions.count(BACKWARD)
+            texts.append(f"{len(stack.blocks)} {name} in {forward} forward and {backward} backward passes")
+            if forward and backward and forward != backward:
+                doubts.append(f"{name} have {forward} forward, {backward} backward passes")
+    if not texts:
         sentence = (
             "nothing names the layers, and the order of kernels shows no blocks that repeat; annotate the model with "
             "nvprof_kit.annotate_model(model), or capture several steps"
         )
         issue = Issue("no-evidence", "warning", 1.0, sentence)
         return replace(trace, info=replace(trace.info, evidence="none", warnings=(*trace.info.warnings, issue)))
-    issue = Issue("structure", "note", 1.0, _sentence(devices, explained / max(total, 1)))
+    text = "; ".join(f"{text} (of {count} devices)" if count > 1 else text for text, count in Counter(texts).items())
+    doubt = f"; in doubt: {', '.join(dict.fromkeys(doubts))}" if doubts else ""
+    sentence = (
+        f"layers are from structure, the order of kernels alone: {text}; {explained / max(total, 1):.1%} of the "
+        f"kernels' time in blocks{doubt}"
+    )
+    issue = Issue("structure", "note", 1.0, sentence)
     info = replace(trace.info, evidence=EVIDENCE, warnings=(*trace.info.warnings, issue))
     return ranges.trace(info)
 
@@ -73,23 +85,6 @@ def _names(stacks: list[Pass]) -> list[str]:
     if len(stacks) == 2 and sorted(widths) == [1, 2]:
         return ["decoder.blocks" if width == 2 else "encoder.blocks" for width in widths]
     return [f"stack{number}.blocks" for number in range(len(stacks))]
-
-
-def _sentence(devices: list[tuple[list[Pass], list[Pass], list[str]]], share: float) -> str:
-    """What the layers are from, how much they explain, and what speaks against them."""
-    texts = []
-    doubts = []
-    for passes, stacks, names in devices:
-        for number, (stack, name) in enumerate(zip(stacks, names, strict=True)):
-            same = [model_pass for model_pass in passes if model_pass.stack == number]
-            forward = sum(model_pass.direction == FORWARD for model_pass in same)
-            texts.append(f"{len(stack.blocks)} {name} in {forward} forward and {len(same) - forward} backward passes")
-            if forward and len(same) - forward and forward != len(same) - forward:
-                doubts.append(f"{name} have {forward} forward, {len(same) - forward} backward passes")
-    text = "; ".join(f"{text} (of {count} devices)" if count > 1 else text for text, count in Counter(texts).items())
-    doubt = f"; in doubt: {', '.join(dict.fromkeys(doubts))}" if doubts else ""
-    explained = f"{share:.1%} of the kernels' time in blocks"
-    return f"layers are from structure, the order of kernels alone: {text}; {explained}{doubt}"
 
 
 class _Ranges:
