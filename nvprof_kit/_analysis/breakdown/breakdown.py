@@ -249,8 +249,14 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         steps, instances = steps[is_listed].reset_index(drop=True), instances[is_listed]
     all_ops, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
     if windows.in_step.any():
-        all_ops, of_parts = choice.of_ops(attribution), _in_steps(idling, windows, choice)
-        of_wait = windows.instance[idling.gaps["window"].to_numpy()[idling.waits["gap"].to_numpy()]]
+        all_ops = choice.of_ops(attribution)
+        of_gap = windows.instance[idling.gaps["window"].to_numpy()]
+        if not choice.everything:
+            of_part = of_gap[idling.parts["gap"].to_numpy()]
+            of_parts = np.append(choice.shown, False)[of_part]
+            if not choice.asked:  # outside steps, the host's fetching of data counts
+                of_parts |= (of_part < 0) & (idling.parts["cause"] == "dataloader").to_numpy()
+        of_wait = of_gap[idling.waits["gap"].to_numpy()]
         idling = replace(idling, waits=idling.waits[np.append(choice.shown, choice.everything)[of_wait]])
     median_index = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(is_listed[:median_index]))
@@ -306,18 +312,6 @@ def _check(steps: pd.DataFrame) -> None:
     causes = steps[[f"idle_{cause}_ns" for cause in CAUSES]].sum(axis=1)
     if not (parts == steps["wall_ns"]).all() or not (causes == steps["idle_ns"]).all():
         raise AssertionError("the parts of a step do not add up to its wall time: please report this")
-
-
-def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> npt.NDArray[np.bool_]:
-    """Which parts of gaps are in the included steps, or outside steps while the host was fetching data."""
-    parts, window = idling.parts, idling.gaps["window"].to_numpy()
-    if choice.everything:
-        return np.ones(len(parts), dtype=bool)
-    gap = parts["gap"].to_numpy()
-    is_shown: npt.NDArray[np.bool_] = np.append(choice.shown, False)[windows.instance][window][gap]
-    if not choice.asked:
-        is_shown |= (windows.instance < 0)[window][gap] & (parts["cause"] == "dataloader").to_numpy()
-    return is_shown
 
 
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:

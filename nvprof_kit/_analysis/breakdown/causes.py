@@ -210,6 +210,10 @@ def doing(
         cause[here[taken]] = cause[parents[taken]]
         lacking = operator[here] == NONE
         operator[here[lacking]] = operator[parents[lacking]]
+    fetches = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
+    collecting = [code for code, name in enumerate(ranges.names) if _COLLECTS.search(name.text)]
+    collects = np.isin(ranges.name, collecting) & ~ranges.is_one_of(LAYER_CATEGORIES)
+    range_cause = np.select([collects, fetches], [NAMES.index("gc"), NAMES.index("dataloader")], NONE)
     in_layer = np.append(ranges.layer_range >= 0, False)
     activity = Doing(
         host,
@@ -219,7 +223,7 @@ def doing(
         np.append(cause, np.int8(NONE)),
         np.append(operator, NONE),
         np.append(_prepares(host, rows, parent), False),
-        _range_causes(ranges),
+        np.append(inherit(range_cause, ranges.nesting), NONE).astype(np.int8),
         in_layer,
         in_layer | np.append(ranges.phase_range >= 0, False),
         IntervalUnion(*np.zeros((3, 0), dtype=np.int64)),
@@ -275,14 +279,6 @@ def _prepares(host: HostCalls, rows: Int64Array, parent: Int64Array) -> npt.NDAr
     return prepares
 
 
-def _range_causes(ranges: Ranges) -> npt.NDArray[np.int8]:
-    loads = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
-    texts = np.array([bool(_COLLECTS.search(name.text)) for name in ranges.names], dtype=bool)
-    collects = (texts[ranges.name] if len(texts) else np.zeros(0, dtype=bool)) & ~ranges.is_one_of(LAYER_CATEGORIES)
-    cause = np.where(collects, NAMES.index("gc"), np.where(loads, NAMES.index("dataloader"), NONE))
-    return np.append(inherit(cause.astype(np.int64), ranges.nesting), NONE).astype(np.int8)
-
-
 def _profiler(host: HostCalls) -> IntervalUnion:
     loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name]
     chosen = np.flatnonzero((host.overhead & ~loads)[:-1])
@@ -299,9 +295,13 @@ def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[IntervalUnion | None, tuple
 def _loading(activity: Doing, loads: Int64Array) -> IntervalUnion:
     """The loading intervals, by thread."""
     host, calls = activity.host, activity.rows[loads]
-    tid, start, end = host.tid[calls], host.start[calls], host.end[calls]
-    noted = _noted_loading(activity)
-    tid, start, end = (np.concatenate(both) for both in zip((tid, start, end), noted, strict=True))
+    # what is recorded as profiler overhead is on each thread in a call at its start
+    is_noted = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name] & host.overhead
+    noted, threads = np.flatnonzero(is_noted[:-1]), activity.stack.changes.lanes
+    thread, overhead = np.repeat(threads, len(noted)), np.tile(noted, len(threads))
+    in_call = activity.stack.innermost(thread, host.start[overhead]) != NONE
+    tid, calls = np.append(host.tid[calls], thread[in_call]), np.append(calls, overhead[in_call])
+    start, end = host.start[calls], host.end[calls]
     operator, range_ = (
         activity.operator[activity.stack.innermost(tid, start)],
         activity.ranges.nesting.innermost(tid, start),
@@ -316,20 +316,6 @@ def _loading(activity: Doing, loads: Int64Array) -> IntervalUnion:
     low = np.where(inside, np.maximum(low, host.start[operator]), low)
     high = np.where(inside, np.minimum(high, host.end[operator]), high)
     return IntervalUnion(tid, np.minimum(low, start), np.maximum(high, end))
-
-
-def _noted_loading(activity: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Thread, start and end of loading recorded as profiler overhead, on each thread in a call at its start."""
-    host = activity.host
-    loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name] & host.overhead
-    rows = np.flatnonzero(loads[:-1])
-    parts = [np.zeros((3, 0), dtype=np.int64)]
-    for tid in activity.stack.changes.lanes if len(rows) else ():
-        its = np.full(len(rows), tid)
-        rows_of_thread = rows[activity.stack.innermost(its, host.start[rows]) != NONE]
-        parts.append(np.stack([its[: len(rows_of_thread)], host.start[rows_of_thread], host.end[rows_of_thread]]))
-    tids, starts, ends = np.concatenate(parts, axis=1)
-    return tids, starts, ends
 
 
 def _between_work(

@@ -105,26 +105,16 @@ def kernels_of_calls(trace: Trace, rows: Int64Array) -> Int64Array:
     """
     if trace.collectives is None or not len(trace.collectives):
         return np.zeros(0, dtype=np.int64)
-    calls = {name: trace.collectives[name].to_numpy() for name in ("start_ns", "end_ns", "pid", "tid", "correlation")}
+    calls = {name: trace.collectives[name].to_numpy() for name in ("start_ns", "end_ns", "tid")}
     ends_group = (trace.collectives["call"] == "ncclGroupEnd").to_numpy()
     calls["ends_group"] = ends_group.astype(np.int64)
-    linked = calls["correlation"] >= 0
-    owner = np.full(len(linked), NONE, dtype=np.int64)
-    owner[linked] = _by_correlation(trace, rows, {name: values[linked] for name, values in calls.items()})
+    linked = trace.collectives["correlation"].to_numpy() >= 0
+    keys = ["pid", "correlation"]
+    kernels = trace.ops.iloc[rows][keys].assign(kernel=np.arange(len(rows))).drop_duplicates(keys)
+    kernel = trace.collectives[keys].merge(kernels, how="left", on=keys)["kernel"].fillna(NONE)
+    owner: Int64Array = kernel.to_numpy().astype(np.int64)
     owner[~linked] = _by_time(trace, rows, {name: values[~linked] for name, values in calls.items()})
     return np.where(ends_group, NONE, owner)
-
-
-def _by_correlation(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> Int64Array:
-    """The kernel, an index into `rows`, with the correlation id of each call, or `NONE`."""
-    import pandas as pd
-
-    ops = trace.ops.iloc[rows][["pid", "correlation"]].assign(kernel=np.arange(len(rows)))
-    first = ops.drop_duplicates(["pid", "correlation"])
-    keys = pd.DataFrame({"pid": calls["pid"], "correlation": calls["correlation"]})
-    matches = keys.merge(first, how="left", on=["pid", "correlation"])["kernel"].fillna(NONE)
-    owner: Int64Array = matches.to_numpy().astype(np.int64)
-    return owner
 
 
 def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> Int64Array:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners, range_owners
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.nesting import NONE
 from nvprof_kit._analysis.attribution.windows import Windows, median_place
 from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -130,19 +130,14 @@ class _Walk:
         self._start, self._end = start[self._ops], end[self._ops]
         self._stream = trace.ops["stream"].to_numpy()[self._ops]
         self._call = host.of_op[self._ops]
-        self._before = self._on_stream()
+        order = np.lexsort((self._start, self._stream))
+        follows = self._stream[order][1:] == self._stream[order][:-1]
+        self._before = np.full(len(order), NONE, dtype=np.int64)  # the previous operation of each on its stream
+        self._before[order[1:][follows]] = order[:-1][follows]
         self._host = host
         waits = np.flatnonzero(host.waits[:-1])
         waits = waits[np.argsort(host.start[waits], kind="stable")]
         self._waits = {tid: waits[host.tid[waits] == tid] for tid in np.unique(host.tid[self._call]).tolist()}
-
-    def _on_stream(self) -> Int64Array:
-        """The previous operation of each on its stream, or `NONE`."""
-        order = np.lexsort((self._start, self._stream))
-        previous = np.full(len(order), NONE, dtype=np.int64)
-        same = self._stream[order][1:] == self._stream[order][:-1]
-        previous[order[1:][same]] = order[:-1][same]
-        return previous
 
     def pieces(self) -> list[_Piece]:
         """The path from the end of the step back to its start, without gaps or overlaps."""

@@ -128,7 +128,10 @@ class _Splitter:
         is_copy = (
             self._is_copy[copy] & host.waits[copy] & (call[queued] != NONE) & (end[queued] - until[queued] >= LONG_NS)
         )
-        function = self._functions(pieces, (end - start)[early])
+        function = np.full(len(pieces.wait), NONE)
+        if activity.functions is not None:  # outside calls, operators and layers
+            function = activity.functions.at(pieces.tid, pieces.start, (end - start)[early])
+            function = np.where((pieces.call != NONE) | activity.in_layer[pieces.range], NONE, function)
         cases = [is_copy, call[queued] == NONE, self._graph[block][queued]]
         of_queued = np.select(cases, [NAMES.index(name) for name in ("sync", "other", "graph")], NAMES.index("queued"))
         cause = np.concatenate((self._causes(pieces, waits, self._graph[block], function), of_queued))
@@ -207,14 +210,6 @@ class _Splitter:
             loads_data = activity.functions.loads_data[function]
             cases.append((function != NONE, np.where(loads_data, NAMES.index("dataloader"), PYTHON)))
         return np.select([case for case, _ in cases], [cause for _, cause in cases], UNKNOWN)
-
-    def _functions(self, pieces: Pieces, gap_ns: Int64Array) -> Int64Array:
-        """The Python function of each piece outside calls, operators and layers, or `NONE`."""
-        activity = self._doing
-        if activity.functions is None:
-            return np.full(len(pieces.wait), NONE)
-        function = activity.functions.at(pieces.tid, pieces.start, gap_ns)
-        return np.where((pieces.call != NONE) | activity.in_layer[pieces.range], NONE, function)
 
 
 def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> tuple[Int64Array, npt.NDArray[np.bool_]]:

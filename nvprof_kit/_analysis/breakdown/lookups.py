@@ -197,7 +197,9 @@ class Stack:
         lanes = few(lane)
         lane_index = np.searchsorted(lanes, lane)
         starts, finishes = line.at(lane_index, start), line.at(lane_index, end)
-        order = _by_lane_and_time(lane_index, starts, finishes)
+        order = np.argsort(lane_index.astype(np.int16), kind="stable")  # by radix, in one pass
+        if not (starts[order][1:] > starts[order][:-1]).all():  # calls of a thread are mostly in the file by start
+            order = np.lexsort((-finishes, starts))
         order = order[finishes[order] > starts[order]]
         nesting = peel(starts, finishes, order, shorten=True)
         assert nesting is not None, "what is shortened nests"
@@ -223,12 +225,3 @@ class Stack:
         """The innermost interval open on a lane at a time, or `NONE`, shape ``(n,)``."""
         owners: Int64Array = self.owner[self.changes.before(lane, time)].astype(np.int64)
         return owners
-
-
-def _by_lane_and_time(lane_index: Int64Array, starts: Int64Array, finishes: Int64Array) -> Int64Array:
-    """The order of intervals by lane and start, the longest of equals first."""
-    if len(lane_index) and lane_index.max() <= np.iinfo(np.int16).max:
-        order: Int64Array = np.argsort(lane_index.astype(np.int16), kind="stable")  # by radix, in one pass
-        if (starts[order][1:] > starts[order][:-1]).all():  # calls of a thread are in the file by start
-            return order
-    return np.lexsort((-finishes, starts))

@@ -134,7 +134,8 @@ def comm_table(
     """
     rows = np.flatnonzero((active.sort == COMM) & is_counted)
     names = trace.ops["name"].cat
-    collective = [_collective(str(name)) for name in names.categories]
+    matches = (_COLLECTIVE.search(str(name)) for name in names.categories)
+    collective = [match.group(1).replace("_", "") if match else "other" for match in matches]
     frame = _chosen(trace, attribution, bare, rows)
     frame["collective"] = np.array([*collective, ""], dtype=object)[names.codes.to_numpy()[rows]]
     moved = messages(trace, rows)
@@ -212,7 +213,12 @@ def copy_table(
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
     frame = _chosen(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
-    frame["link"], peak = _links(trace, rows)
+    device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
+    (gpus, kinds), pair = distinct_rows(device, names.codes.to_numpy()[rows].astype(np.int64))
+    pairs = zip(gpus.tolist(), kinds.tolist(), strict=True)
+    links = [link_of(trace.info.gpu_name(gpu), str(names.categories[kind])) for gpu, kind in pairs]
+    frame["link"] = np.array([link.name for link in links], dtype=object)[pair]
+    peak = np.array([link.gb_per_s for link in links], dtype=np.float64)[pair]
     frame["at_peak_ns"] = frame["bytes"].to_numpy() / peak
     call = host.of_op[rows]
     frame["blocking"] = host.waits[call] | (frame["memory"] == "pageable").to_numpy()
@@ -223,16 +229,6 @@ def copy_table(
     table["of_link"] = groups["at_peak_ns"].sum(min_count=1) / table["gpu_ns"].clip(lower=1)
     table["blocking"] = groups["blocking"].sum()
     return _finished(table)
-
-
-def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.float64]]:
-    """Name and peak bandwidth (10⁹ bytes per second) of each copy's link."""
-    device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
-    (gpus, kinds), pair = distinct_rows(device, names.codes.to_numpy()[rows].astype(np.int64))
-    pairs = zip(gpus.tolist(), kinds.tolist(), strict=True)
-    links = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs]
-    peak = np.array([link.gb_per_s for link in links], dtype=np.float64)
-    return np.array([link.name for link in links], dtype=object)[pair], peak[pair]
 
 
 def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
@@ -262,8 +258,3 @@ def _finished(table: pd.DataFrame) -> pd.DataFrame:
         ["exposed_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
     )
     return ranked
-
-
-def _collective(name: str) -> str:
-    match = _COLLECTIVE.search(name)
-    return match.group(1).replace("_", "") if match else "other"
