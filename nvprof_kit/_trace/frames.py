@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.schema import TABLES, Column
+from nvprof_kit._trace.schema import TABLES
 
 MISSING_PAYLOAD = int(np.iinfo(np.int64).min)
 """Means "no payload" in plain int64 columns."""
@@ -31,7 +31,18 @@ def make_frame(table: str, columns: Mapping[str, Any]) -> Any:
 
     schema = TABLES[table]
     names = [name for name, column in schema.items() if name in columns or not column.optional]
-    typed = {name: _typed(columns[name], schema[name]) for name in names}
+    typed: dict[str, Any] = {}
+    for name in names:
+        values, dtype = columns[name], schema[name].dtype
+        if dtype == "category":
+            typed[name] = values if isinstance(values, pd.Categorical) else pd.Categorical(values)
+        elif dtype != "Int64":
+            typed[name] = np.asarray(values, dtype=dtype)
+        elif isinstance(values, pd.api.extensions.ExtensionArray):
+            typed[name] = values
+        else:
+            plain = np.asarray(values, dtype=np.int64)
+            typed[name] = pd.arrays.IntegerArray(plain, plain == MISSING_PAYLOAD)
     return pd.DataFrame(typed | {name: _repeated(typed[name]) for name in _OFTEN_ONE if name in typed}, copy=False)
 
 
@@ -49,17 +60,6 @@ def _repeated(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def empty_frame(table: str) -> Any:
     """An empty table of the schema."""
     return make_frame(table, {name: () for name in TABLES[table]})
-
-
-def _typed(values: Any, column: Column) -> Any:
-    import pandas as pd
-
-    if column.dtype == "category":
-        return values if isinstance(values, pd.Categorical) else pd.Categorical(values)
-    if column.dtype == "Int64" and not isinstance(values, pd.api.extensions.ExtensionArray):
-        plain = np.asarray(values, dtype=np.int64)
-        return pd.arrays.IntegerArray(plain, plain == MISSING_PAYLOAD)
-    return values if column.dtype == "Int64" else np.asarray(values, dtype=column.dtype)
 
 
 def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:

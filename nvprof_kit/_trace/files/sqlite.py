@@ -145,7 +145,16 @@ class SqliteFile(Database):
             name: [column for column in ((item,) if isinstance(item, str) else item) if self.has(table, column)]
             for name, item in columns.items()
         }
-        items = {name: _item(present, name in texts) for name, present in sources.items() if present}
+        # the driver takes a column without values in its first rows for integers, so text is never NULL
+        values_of = {
+            name: [f"[{column}]" for column in present] + (["''"] if name in texts else [])
+            for name, present in sources.items()
+            if present
+        }
+        items = {
+            name: values[0] if len(values) == 1 else f"coalesce({', '.join(values)})"
+            for name, values in values_of.items()
+        }
         read_columns = {column for present in sources.values() for column in present}
         unread = [
             _invalid(condition.column)
@@ -311,14 +320,6 @@ def _clause(where: Sequence[Where]) -> str:
         else:
             parts.append(f"({condition} AND [{column}] < '')" if excluded else condition)
     return f" WHERE {' AND '.join(parts)}" if parts else ""
-
-
-def _item(columns: Sequence[str], is_text: bool) -> str:
-    """The SELECT item for the first of these columns with a value. The driver takes a column without values in its
-    first rows for integers, so text is never NULL.
-    """
-    values = [f"[{column}]" for column in columns] + (["''"] if is_text else [])
-    return values[0] if len(values) == 1 else f"coalesce({', '.join(values)})"
 
 
 class _Column:

@@ -11,10 +11,9 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.kineto.events import Events, Rows, joined, number
+from nvprof_kit._trace.kineto.events import Events, joined, number
 from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
@@ -101,7 +100,14 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
     coalesced = coalesced.take(coalesced.by_name(lambda name: name == _COALESCED, bool))
     if len(coalesced) and operators.collective_arguments:
         operator_rows = np.array(list(operators.collective_arguments), dtype=np.int64)
-        operator_rows = operator_rows[~_launches_one(operators.take(operator_rows), rows[0], events.calls)]
+        with_message = operators.take(operator_rows)
+        launched = events.calls.take(np.isin(events.calls.number("correlation"), rows[0].number("correlation")))
+        launches_one = np.zeros(len(with_message), dtype=np.bool_)  # their kernels have rows already
+        for thread in np.unique(launched.tid).tolist():
+            launch_times = np.sort(launched.start_ns[launched.tid == thread])
+            first, end = (np.searchsorted(launch_times, edge) for edge in (with_message.start_ns, with_message.end_ns))
+            launches_one |= (with_message.tid == thread) & (end > first)
+        operator_rows = operator_rows[~launches_one]
         arguments += [operators.collective_arguments[argument] for argument in operator_rows.tolist()]
         rows += [operators.take(operator_rows), coalesced]
         arguments += [_GROUP_END] * len(coalesced)
@@ -127,17 +133,6 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
             for peer in (_number(argument.source if argument.destination is None else argument.destination),)
         ],
     }
-
-
-def _launches_one(operators: Rows, kernels: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
-    """Which operators launch one of the kernels themselves."""
-    is_launching = np.zeros(len(operators), dtype=np.bool_)
-    launched = calls.take(np.isin(calls.number("correlation"), kernels.number("correlation")))
-    for thread in np.unique(launched.tid).tolist():
-        launch_times = np.sort(launched.start_ns[launched.tid == thread])
-        first, end = (np.searchsorted(launch_times, edge) for edge in (operators.start_ns, operators.end_ns))
-        is_launching |= (operators.tid == thread) & (end > first)
-    return is_launching
 
 
 _GROUP_END = Args(collective="ncclGroupEnd")

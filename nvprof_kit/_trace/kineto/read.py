@@ -70,7 +70,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     if not has_ours(events):
         optional = {*optional, "name"}  # the names of kernels may have to show the layers
     if on_gpu:
-        ops, api = _gpu_ops(events, process, optional), _launches(events, process, optional)
+        ops, api = _gpu_ops(events, process, optional)
     else:
         ops, api = _cpu_ops(events.operators, process, optional)
         api |= {"duration_ns": np.zeros_like(api["start_ns"])} if "duration_ns" in optional else {}
@@ -110,7 +110,8 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
 # ---------------------------------------------------------------- operations
 
 
-def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
+def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Operations on the GPU, and the calls that launch them."""
     parts = events.gpu
     rows = joined([part_rows for _, part_rows in parts], ["device", "stream", "correlation", "bytes", "graph_node"])
     kinds = np.array([OP_KINDS.index(kind) for kind, _ in parts], dtype=np.int8)
@@ -124,7 +125,16 @@ def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[st
         "graph_node": np.where(nodes > 0, nodes, -1),
         "kind": np.repeat(kinds, [len(part_rows) for _, part_rows in parts]),
     }
-    return ops | _optional(rows, optional)
+    calls = events.calls
+    calls = calls.take(calls.number("correlation", MISSING) != MISSING)
+    api = {
+        "start_ns": calls.start_ns,
+        "tid": calls.tid,
+        "pid": np.full(len(calls), process, dtype=np.int64),
+        "correlation": calls.number("correlation"),
+        **({"duration_ns": calls.end_ns - calls.start_ns} if "duration_ns" in optional else {}),
+    }
+    return ops | _optional(rows, optional), api
 
 
 def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
@@ -137,18 +147,6 @@ def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
     if "host_memory" in optional:
         columns["host_memory"] = rows.label(host_memory)
     return columns
-
-
-def _launches(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
-    calls = events.calls
-    calls = calls.take(calls.number("correlation", MISSING) != MISSING)
-    return {
-        "start_ns": calls.start_ns,
-        "tid": calls.tid,
-        "pid": np.full(len(calls), process, dtype=np.int64),
-        "correlation": calls.number("correlation"),
-        **({"duration_ns": calls.end_ns - calls.start_ns} if "duration_ns" in optional else {}),
-    }
 
 
 def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -73,29 +73,20 @@ def number_style(cells: Iterable[str]) -> NumberStyle:
         text = cell.strip()
         if not _NUMBER.fullmatch(text) or _SCALED_BY_NCU.fullmatch(text) or not ("." in text or "," in text):
             continue
-        decimal = _decimal_of(text)
-        if decimal is None:
-            uncertain = True
+        marks = [letter for letter in text if letter in ".,"]
+        integer, *_, fraction = re.split(r"[.,]", text.lstrip("+-").split("e")[0].split("E")[0])
+        if len(set(marks)) == 2:
+            votes[marks[-1]] += 1
+        elif len(marks) > 1:
+            votes["," if marks[0] == "." else "."] += 1
+        elif len(fraction) != 3 or len(integer) > 3 or integer == "0":
+            votes[marks[0]] += 1
         else:
-            votes[decimal] += 1
+            uncertain = True
     if votes["."] == votes[","]:
         return NumberStyle(".", certain=not uncertain and not votes["."])
     best = max(votes, key=votes.__getitem__)
     return NumberStyle(best, certain=min(votes.values()) == 0)
-
-
-def _decimal_of(text: str) -> str | None:
-    """The separator that must be decimal; None if the number is ambiguous."""
-    marks = [letter for letter in text if letter in ".,"]
-    other = {".": ",", ",": "."}
-    if len(set(marks)) == 2:
-        return marks[-1]
-    if len(marks) > 1:
-        return other[marks[0]]
-    integer, fraction = re.split(r"[.,]", text.lstrip("+-").split("e")[0].split("E")[0])
-    if len(fraction) != 3 or len(integer) > 3 or integer == "0":
-        return marks[0]
-    return None
 
 
 def parse_number(cell: str, style: NumberStyle) -> float | None:

@@ -186,7 +186,10 @@ def _export(command: list[str], report: Path, target: Path, named: Path) -> None
             raise
     if process.returncode == 0 and target.exists():
         return
-    written_by, installed = _report_version(report), _version(command[0])
+    with report.open("rb") as file:  # 2022.4 and older write no version into the first line
+        match = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
+    written_by = tuple(int(digits) for digits in match.groups()) if match else ()
+    installed = _version(command[0])
     if written_by > installed:
         raise ToolError(
             f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the "
@@ -197,13 +200,6 @@ def _export(command: list[str], report: Path, target: Path, named: Path) -> None
     raise CaptureError(
         f"{named}: nsys could not export the report ({message[-200:] or 'it gave no reason'}); record or copy it again"
     )
-
-
-def _report_version(report: Path) -> tuple[int, ...]:
-    """The nsys version in a report's first line; empty if absent (2022.4 and older)."""
-    with report.open("rb") as file:
-        match = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
-    return tuple(int(digits) for digits in match.groups()) if match else ()
 
 
 def _version(nsys: str) -> tuple[int, ...]:

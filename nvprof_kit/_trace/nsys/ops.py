@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, few, labels
@@ -56,35 +55,32 @@ def op_tables(db: Database) -> list[str]:
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
     """Columns of the schema's ``ops``, all kinds concatenated, with names as ids. Does not need pandas.
 
-    Each table is read alone, because in a union of them SQLite copies every value once more.
+    Each table is read alone, because in a union of them SQLite copies every value once more. Most captures have one
+    process, one GPU and no graphs: such columns are not read.
     """
-    tables = op_tables(db)
-    parts = [_read_table(db, table, optional) for table in tables]
+    tables, parts = op_tables(db), []
+    for table in tables:
+        columns = {name: column for name, column in _OFTEN_ONE.items() if db.has(table, column)}
+        constants = db.constants(table, columns.values())
+        if any(value is None and column != "graphNodeId" for column, value in constants.items()):
+            constants = {}  # the full read says what is wrong
+        read = read_columns(db, table, _sources(db, table, optional, constants))
+        if "host_memory" in optional:
+            read["host_memory"] = host_memory(read.pop("source_memory"), read.pop("destination_memory"))
+        if "shared_bytes" in optional:
+            static, dynamic = (read.pop(name) for name in _PARTS)
+            read["shared_bytes"] = np.where((static == -1) | (dynamic == -1), -1, static + dynamic)
+        for name, column in columns.items():
+            if column in constants:
+                value = constants[column]
+                read[name] = np.broadcast_to(np.int64(-1 if value is None else value), len(read["start_ns"]))
+        parts.append(read)
     kinds = [OP_KINDS.index(_OP_TABLES[table]) for table in tables]
     kind = np.repeat(np.array(kinds, dtype=np.int8), [len(table_columns["start_ns"]) for table_columns in parts])
     # pop: a part's column is free before the next is joined
     return {name: _joined([table_columns.pop(name) for table_columns in parts]) for name in [*parts[0]]} | {
         "kind": kind
     }
-
-
-def _read_table(db: Database, table: str, optional: Collection[str]) -> Columns:
-    """The columns of one table. Most captures have one process, one GPU and no graphs: such columns are not read."""
-    columns = {name: column for name, column in _OFTEN_ONE.items() if db.has(table, column)}
-    constants = db.constants(table, columns.values())
-    if any(value is None and column != "graphNodeId" for column, value in constants.items()):
-        constants = {}  # the full read says what is wrong
-    read = read_columns(db, table, _sources(db, table, optional, constants))
-    if "host_memory" in optional:
-        read["host_memory"] = host_memory(read.pop("source_memory"), read.pop("destination_memory"))
-    if "shared_bytes" in optional:
-        static, dynamic = (read.pop(name) for name in _PARTS)
-        read["shared_bytes"] = np.where((static == -1) | (dynamic == -1), -1, static + dynamic)
-    for name, column in columns.items():
-        if column in constants:
-            value = constants[column]
-            read[name] = np.broadcast_to(np.int64(-1 if value is None else value), len(read["start_ns"]))
-    return read
 
 
 def _joined(parts: list[Int64Array]) -> Int64Array:
@@ -117,7 +113,17 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
             db.warn(
                 f"CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is {min(strange)} in {rows} rows: copies of unknown direction"
             )
-        ops["name"] = _op_names(db, ops["kind"], read["name"])
+        # a kernel's name is a string in the file, other names follow from kind and direction
+        pairs, index = distinct(read["name"] * len(OP_KINDS) + ops["kind"])
+        strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
+        names = []
+        for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
+            kernel, copy, _, graph, _ = (code == kind_code for kind_code in range(len(OP_KINDS)))
+            names.append(
+                strings.get(id_, "(unnamed kernel)") if kernel else f"memcpy {_COPY_KINDS.get(id_, '')}".strip() if copy
+                else "whole CUDA graph" if graph else OP_KINDS[code]
+            )  # fmt: skip
+        ops["name"] = labels(index, names)
     if "host_memory" in optional:
         ops["host_memory"] = host_memory_names(read["host_memory"])
     if "mangled" in optional:
@@ -151,17 +157,3 @@ def _sources(
     if "shared_bytes" in optional:
         sources |= _PARTS
     return sources | {name: column for name, column in _SOURCES.items() if name in optional}
-
-
-def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
-    """Names of the operations: a kernel's is a string in the file, other names follow from kind and direction."""
-    pairs, index = distinct(ids * len(OP_KINDS) + kind)
-    strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
-    named = []
-    for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
-        kernel, copy, _, graph, _ = (code == kind_code for kind_code in range(len(OP_KINDS)))
-        named.append(
-            strings.get(id_, "(unnamed kernel)") if kernel else f"memcpy {_COPY_KINDS.get(id_, '')}".strip() if copy
-            else "whole CUDA graph" if graph else OP_KINDS[code]
-        )  # fmt: skip
-    return labels(index, named)

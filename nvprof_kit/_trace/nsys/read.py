@@ -41,6 +41,13 @@ _LIBRARY = re.compile(
     r"^(nccl|nvshmem|cublas|cudnn|cufft|cusparse|cusolver|cutlass|cccl|thrust|nvtx|ucx|ucp|openmp|mpi)", re.I
 )
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+_CALLS_ONLY = (
+    "CUDA calls but no kernel, copy or memset in the collected window; include GPU work in the window (a later "
+    "--delay, a longer --duration, cudaProfilerStop after a synchronize)"
+)
+_NO_CUDA = (
+    "no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`"
+)
 
 
 def read_nsys(db: Database, request: Request) -> Trace:
@@ -59,7 +66,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
     check_rows(db, ("StringIds",))
     check_enums(db)
     warn_of_descriptions(db)
-    reason = _lacking_operations(db)
+    reason = "" if op_tables(db) else _CALLS_ONLY if tables.RUNTIME in db.tables else _NO_CUDA
     if reason and not request.cpu_only:
         raise CaptureError(f"{db.named}: {reason}")
     domains = tables.nvtx_domains(db)
@@ -168,20 +175,6 @@ def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> di
         "frames": lambda: dict.fromkeys(FRAMES, ()),
     }
     return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
-
-
-def _lacking_operations(db: Database) -> str:
-    """Why the capture has no GPU operations, and what to do; '' if it has some."""
-    if op_tables(db):
-        return ""
-    if tables.RUNTIME in db.tables:
-        return (
-            "CUDA calls but no kernel, copy or memset in the collected window; include GPU work in the window (a later "
-            "--delay, a longer --duration, cudaProfilerStop after a synchronize)"
-        )
-    return (
-        "no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`"
-    )
 
 
 def _check_has_domain(db: Database, domains: tables.Domains, domain: str) -> None:

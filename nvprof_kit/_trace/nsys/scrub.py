@@ -221,7 +221,14 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
                 f"{source}: the table {table} has no column {min(missing)}, so private data in it would stay; export "
                 "the report with a release of nsys that nvprof-kit knows (2021 to 2026)"
             )
-    homes = _outer_homes(db, columns)
+    texts = [
+        str(value)
+        for table in _NAMED
+        if table in columns
+        for (value,) in db.execute(f"SELECT value FROM {table} WHERE value LIKE '%HOME=%' OR value LIKE '%PROFILE=%'")
+    ]
+    homes = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
+    outer_homes = sorted(path for path in homes if len(re.split(r"[/\\]", path)) > 2 and not _HOME.search(path))
     removed: Counter[str] = Counter()
 
     def rewrite(name: str, change: Callable[[str], str]) -> None:
@@ -235,7 +242,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
             if column in columns.get(table, ()):
                 removed[kind] += db.execute(statement.format(table=table)).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
-    removed["names of home folders"] += _homes(db, columns, homes)
+    removed["names of home folders"] += _homes(db, columns, outer_homes)
     if pattern is not None:
         db.create_function("matches", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
         for table, names in columns.items():
@@ -243,18 +250,6 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
                 sql = f'UPDATE "{table}" SET "{name}" = {_GONE_TEXT} WHERE matches("{name}")'
                 removed["texts that --also matches"] += db.execute(sql).rowcount
     return dict(removed)
-
-
-def _outer_homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> list[str]:
-    """The home folders of the program's environment, if they are not in /home or /Users."""
-    texts = [
-        str(value)
-        for table in _NAMED
-        if table in columns
-        for (value,) in db.execute(f"SELECT value FROM {table} WHERE value LIKE '%HOME=%' OR value LIKE '%PROFILE=%'")
-    ]
-    homes = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
-    return sorted(path for path in homes if len(re.split(r"[/\\]", path)) > 2 and not _HOME.search(path))
 
 
 def _homes(db: sqlite3.Connection, columns: dict[str, set[str]], outer: Collection[str]) -> int:

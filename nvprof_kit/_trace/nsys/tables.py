@@ -156,7 +156,11 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     for process, id_ in pairs:
         keep |= (pid == process) & (read["domain"] == id_)
     if not keep.all():
-        _warn_of_unregistered(db, pid[~keep], read["domain"][~keep], registered)
+        (pids, ids), index = distinct_rows(pid[~keep], read["domain"][~keep])
+        unregistered = [pair not in registered for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
+        if count := int(np.array(unregistered)[index].sum()):
+            db.warn(f"NVTX_EVENTS.domainId or globalTid of {count} events names a domain that their process has not "
+                    "registered: they are not read")  # fmt: skip
     if (unknown := ~np.isin(read["kind"], kinds)).any():
         db.warn(f"NVTX_EVENTS.eventType is unknown in {int(unknown.sum())} events, which are not read: "
                 + ", ".join(map(str, np.unique(read["kind"][unknown])[:5])))  # fmt: skip
@@ -171,17 +175,6 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         "category": labels(index, [domains.categories.get(row, "") for row in zip(*keys, strict=True)]),
         "text": _range_texts(db, read["text_id"], read["text"]),
     }
-
-
-def _warn_of_unregistered(db: Database, pid: Int64Array, domain: Int64Array, registered: set[tuple[int, int]]) -> None:
-    """Warn about events whose domain their process never registered."""
-    pairs, counts = np.unique(np.stack([pid, domain], axis=1), axis=0, return_counts=True)
-    events = [
-        count for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True) if tuple(pair) not in registered
-    ]
-    if events:
-        db.warn(f"NVTX_EVENTS.domainId or globalTid of {sum(events)} events names a domain that their process has not "
-                "registered: they are not read")  # fmt: skip
 
 
 def _pairs_of(domains: Domains, domain: str) -> set[tuple[int, int]]:
@@ -295,15 +288,13 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
 
 
 def _orphans(process: int, ops: Columns, api: Columns) -> Int64Array:
-    """The correlation ids of a process's operations without a call."""
-    is_of_process = (ops["pid"] == process) & (ops["correlation"] >= 0)
-    return _not_in(ops["correlation"][is_of_process], api["correlation"][api["pid"] == process])
-
-
-def _not_in(ids: Int64Array, sorted_ids: Int64Array) -> Int64Array:
-    """The ids that are not in `sorted_ids`. Both are nearly sorted, because the ids come from a counter."""
-    sorted_ids = sorted_ids if (sorted_ids[1:] >= sorted_ids[:-1]).all() else np.sort(sorted_ids)
-    order = np.append(sorted_ids, np.iinfo(np.int64).max)
+    """The correlation ids of a process's operations without a call. Ids come from a counter, so they are nearly sorted
+    in both tables.
+    """
+    ids = ops["correlation"][(ops["pid"] == process) & (ops["correlation"] >= 0)]
+    launched = api["correlation"][api["pid"] == process]
+    launched = launched if (launched[1:] >= launched[:-1]).all() else np.sort(launched)
+    order = np.append(launched, np.iinfo(np.int64).max)
     blocks = (ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK))
     missing = [block[order[np.searchsorted(order, block)] != block] for block in blocks]
     return np.concatenate(missing) if missing else ids

@@ -97,13 +97,31 @@ def _columns(plain: Any, stretches_name: str) -> dict[str, Any]:
     settings = plain.get("allocator_settings")
     stacks = _Stacks()
     histories = _apart(_rows(plain["device_traces"], "device_traces", list), "device_traces")
+    devices = [_history(history, stacks) for history in histories]
+    segments = _segments(_rows(plain["segments"], "segments", dict))
+    pairs = plain.get(stretches_name) or []
+    pairs = _rows(pairs, "nvprof_kit's stretches", tuple if pairs and isinstance(pairs[0], tuple) else list)
+    if not all(
+        len(row) == 2 and isinstance(row[0], int) and abs(row[0]) < 2**62 and isinstance(row[1], str) for row in pairs
+    ):
+        raise _Refused(_not("nvprof_kit's stretches", "pairs of a time and a text"))
+    rows = _rows(plain.get("external_annotations") or [], "external_annotations", dict)
+    try:
+        annotations = [(row["time_us"], row["device"], row["stage"] == "START", row["name"]) for row in rows]
+    except KeyError as error:
+        raise _Refused(_not(f"external_annotations.{error.args[0]}", "in every row")) from None
+    if not all(
+        isinstance(time, int) and abs(time) < 2**62 and isinstance(device, int) and isinstance(name, str)
+        for time, device, _, name in annotations
+    ):
+        raise _Refused(_not("external_annotations", "rows of a time, a device and a name"))
     return {
-        "devices": [_history(history, stacks) for history in histories],
+        "devices": devices,
         "frames": stacks.frames,
         "stacks": (stacks.codes.tobytes(), stacks.lengths.tobytes()),
-        "segments": _segments(_rows(plain["segments"], "segments", dict)),
-        "stretches": _stretches(plain.get(stretches_name) or []),
-        "annotations": _annotations(plain.get("external_annotations") or []),
+        "segments": segments,
+        "stretches": [(time, _whole_letters(text)) for time, text in pairs],
+        "annotations": [(time, device, is_start, _whole_letters(name)) for time, device, is_start, name in annotations],
         "settings": {
             key: value
             for key, value in (settings.items() if isinstance(settings, dict) else ())
@@ -201,8 +219,23 @@ def _whole_letters(text: str) -> str:
 def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
     rows = _rows(history, "device_traces", dict)
     actions, labels = _Codes("device_traces.action"), _Codes("device_traces.user_metadata")
-    batches = [_batch(rows[at : at + _BATCH], actions, labels, stacks) for at in range(0, len(rows), _BATCH)]
-    columns = {name: b"".join([batch[name] for batch in batches]) for name in (*_EVENT, "action", "label", "stack")}
+    batches = []
+    for at in range(0, len(rows), _BATCH):
+        batch = rows[at : at + _BATCH]
+        try:
+            row_actions = list(map(itemgetter("action"), batch))
+        except KeyError:
+            raise _Refused(_not("device_traces.action", "in every row")) from None
+        batches.append({
+            **{name: _integers(batch, name, "device_traces", missing) for name, missing in _EVENT.items()},
+            "action": actions.of(row_actions),
+            "label": labels.of([row.get("user_metadata") or "" for row in batch]),
+            "stack": array("q", [
+                stacks.number(frames) if action == "alloc" and (frames := row.get("frames")) else -1
+                for row, action in zip(batch, row_actions, strict=True)
+            ]).tobytes(),
+        })  # fmt: skip
+    columns = {name: b"".join([part[name] for part in batches]) for name in (*_EVENT, "action", "label", "stack")}
     return columns | {
         "action": (columns["action"], _distinct(actions)),
         "label": (columns["label"], _distinct(labels)),
@@ -211,22 +244,6 @@ def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
 
 _EVENT = {"addr": 0, "size": None, "stream": 0, "time_us": 0}
 """The integers of an event, and what stands for those that it may lack."""
-
-
-def _batch(rows: list[dict[str, Any]], actions: _Codes, labels: _Codes, stacks: _Stacks) -> dict[str, bytes]:
-    try:
-        row_actions = list(map(itemgetter("action"), rows))
-    except KeyError:
-        raise _Refused(_not("device_traces.action", "in every row")) from None
-    return {
-        **{name: _integers(rows, name, "device_traces", missing) for name, missing in _EVENT.items()},
-        "action": actions.of(row_actions),
-        "label": labels.of([row.get("user_metadata") or "" for row in rows]),
-        "stack": array("q", [
-            stacks.number(frames) if action == "alloc" and (frames := row.get("frames")) else -1
-            for row, action in zip(rows, row_actions, strict=True)
-        ]).tobytes(),
-    }  # fmt: skip
 
 
 class _Stacks:
@@ -319,30 +336,6 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
         "block_requested": _integers(requested, "requested_size", "segments.blocks"),
         "block_state": _texts([block.get("state") for block in blocks], "segments.blocks.state"),
     }
-
-
-def _stretches(value: Any) -> list[tuple[int, str]]:
-    rows = _rows(value, "nvprof_kit's stretches", tuple if value and isinstance(value[0], tuple) else list)
-    if not all(
-        len(row) == 2 and isinstance(row[0], int) and abs(row[0]) < 2**62 and isinstance(row[1], str) for row in rows
-    ):
-        raise _Refused(_not("nvprof_kit's stretches", "pairs of a time and a text"))
-    return [(row[0], _whole_letters(row[1])) for row in rows]
-
-
-def _annotations(value: Any) -> list[tuple[int, int, bool, str]]:
-    """User annotations: time in µs, device, whether it is a begin, name."""
-    rows = _rows(value, "external_annotations", dict)
-    try:
-        annotations = [(row["time_us"], row["device"], row["stage"] == "START", row["name"]) for row in rows]
-    except KeyError as error:
-        raise _Refused(_not(f"external_annotations.{error.args[0]}", "in every row")) from None
-    if not all(
-        isinstance(time, int) and abs(time) < 2**62 and isinstance(device, int) and isinstance(name, str)
-        for time, device, _, name in annotations
-    ):
-        raise _Refused(_not("external_annotations", "rows of a time, a device and a name"))
-    return [(time, device, is_start, _whole_letters(name)) for time, device, is_start, name in annotations]
 
 
 if __name__ == "__main__":
