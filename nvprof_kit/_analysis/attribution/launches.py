@@ -86,19 +86,17 @@ class _Ids:
             self._rows = np.append(order if rows is None else rows[order], NONE)
 
     def rows_of(self, ids: Int64Array, times: Int64Array) -> Int64Array:
-        row = self._places(ids, times)
-        return row if self._rows is None else self._rows[row]
-
-    def _places(self, ids: Int64Array, times: Int64Array) -> Int64Array:
         if self._table is not None:
             within = (ids >= self._low) & (ids <= self._high)
             looked_up = self._table[np.clip(ids, self._low, self._high) - self._low]
-            return np.where(within, looked_up, NONE).astype(np.int64)
-        first, behind = (np.searchsorted(self._ids, ids, side=side) for side in ("left", "right"))
-        row = behind - 1
-        while (is_late := (row > first) & (self._starts[np.maximum(row, 0)] > times)).any():
-            row = np.where(is_late, row - 1, row)
-        return np.where(behind > first, row, NONE)
+            row = np.where(within, looked_up, NONE).astype(np.int64)
+        else:
+            first, behind = (np.searchsorted(self._ids, ids, side=side) for side in ("left", "right"))
+            row = behind - 1
+            while (is_late := (row > first) & (self._starts[np.maximum(row, 0)] > times)).any():
+                row = np.where(is_late, row - 1, row)
+            row = np.where(behind > first, row, NONE)
+        return row if self._rows is None else self._rows[row]
 
 
 def _table(ids: Int64Array, low: int, high: int) -> npt.NDArray[np.int32] | None:

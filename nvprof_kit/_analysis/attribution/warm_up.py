@@ -90,8 +90,12 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     if warm.all():
         return StepChoice(chosen)
     median_ns = int(wall[~warm][median_place(wall[~warm])])  # a step's, as in breakdown and on the page
-    left_out = [_reason(int(number[index]), int(wall[index]), int(loading[index] if loads[index] else 0), median_ns)
-                for index in np.flatnonzero(warm).tolist()]  # fmt: skip
+    left_out = [
+        f"step {number[index]} took {wall[index] / 1e6:,.3f} ms where the median of the others is "
+        f"{median_ns / 1e6:,.3f} ms"
+        + (f", {loading[index] / 1e6:,.3f} ms of it loading or compiling code" if loads[index] else "")
+        for index in np.flatnonzero(warm).tolist()
+    ]
     return StepChoice(~warm, left_out=tuple(left_out))
 
 
@@ -110,8 +114,3 @@ def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
     starts, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
     lane = np.zeros(len(starts), dtype=np.int64)
     return Cover(lane, starts, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
-
-
-def _reason(number: int, wall: int, loading: int, median_ns: int) -> str:
-    sentence = f"step {number} took {wall / 1e6:,.3f} ms where the median of the others is {median_ns / 1e6:,.3f} ms"
-    return f"{sentence}, {loading / 1e6:,.3f} ms of it loading or compiling code" if loading else sentence

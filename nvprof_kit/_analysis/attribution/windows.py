@@ -203,7 +203,9 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     inside = np.flatnonzero(attribution.step >= 0)
     start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
     device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
-    starts, ends = _ranges(attribution, count)
+    ranges = attribution.ranges
+    rows = np.flatnonzero(ranges.step >= 0)  # those of an instance overlap if several processes run it
+    starts, ends = _ends(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
     first, last = _ends(instance, start, end, count)
     ran = np.bincount(instance, minlength=count) > 0
     walls = ends - starts
@@ -225,13 +227,6 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
         }
     )
     return times
-
-
-def _ranges(attribution: Attribution, count: int) -> tuple[Int64Array, Int64Array]:
-    """First start and last end of each instance's ranges, which overlap if several processes run it."""
-    ranges = attribution.ranges
-    rows = np.flatnonzero(ranges.step >= 0)
-    return _ends(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
 
 
 def _ends(instance: Int64Array, start: Int64Array, end: Int64Array, count: int) -> tuple[Int64Array, Int64Array]:

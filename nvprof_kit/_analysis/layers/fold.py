@@ -290,22 +290,19 @@ class _Folder:
         self._children: dict[int, list[int]] = {}
         for node, parent in enumerate(blocks.parents):
             self._children.setdefault(node_of_layer.get(parent, -1), []).append(node)
-        self._shape = self._shapes(len(self._layer))
+        # an id for each node; nodes with the same structure (submodules by name) have the same id
+        numbers: dict[tuple[tuple[str, int], ...], int] = {}
+        self._shape = [0] * len(self._layer)
+        for node in reversed(range(len(self._layer))):  # children before their parent
+            children = self._children.get(node, [])
+            parts = sorted((self._below_name(node, child), self._shape[child]) for child in children)
+            self._shape[node] = numbers.setdefault(tuple(parts), len(numbers))
         self.rows: list[_Row] = []
 
     def walk(self) -> list[_Row]:
         """The rows, in model order."""
         self._below([-1], "")
         return self.rows
-
-    def _shapes(self, nodes: int) -> list[int]:
-        """An id for each node; nodes with the same structure (submodules by name) have the same id."""
-        numbers: dict[tuple[tuple[str, int], ...], int] = {}
-        shapes = [0] * nodes
-        for node in reversed(range(nodes)):  # children before their parent
-            parts = sorted((self._below_name(node, child), shapes[child]) for child in self._children.get(node, []))
-            shapes[node] = numbers.setdefault(tuple(parts), len(numbers))
-        return shapes
 
     def _below_name(self, parent: int, node: int) -> str:
         """A layer's name relative to its parent; its full path with ``*`` for numbers if that does not extend the
@@ -382,22 +379,16 @@ def equal_groups(times: Floats, min_blocks: int) -> list[list[int]]:
         if (halves := _heaps(times[members], min_blocks)) is not None:
             waiting += [members[halves], members[~halves]]
             continue
-        like = _like(times[members])
+        median = np.median(times[members], axis=0)
+        far = np.abs(times[members] - median)
+        spread = _SIGMAS * _MAD_TO_SIGMA * np.median(far, axis=0)
+        if len(members) < _FEW:
+            spread = np.minimum(spread, _OF_FEW * median)
+        like = np.all(far <= np.maximum(np.maximum(spread, _OF_PHASE * median), _OF_BLOCK * median.sum()), axis=1)
         if np.count_nonzero(like) >= min_blocks:
             groups.append(members[like].tolist())
             waiting.append(members[~like])
     return sorted(groups)
-
-
-def _like(times: Floats) -> npt.NDArray[np.bool_]:
-    median = np.median(times, axis=0)
-    far = np.abs(times - median)
-    spread = _SIGMAS * _MAD_TO_SIGMA * np.median(far, axis=0)
-    if len(times) < _FEW:
-        spread = np.minimum(spread, _OF_FEW * median)
-    allowed = np.maximum(np.maximum(spread, _OF_PHASE * median), _OF_BLOCK * median.sum())
-    is_like: npt.NDArray[np.bool_] = np.all(far <= allowed, axis=1)
-    return is_like
 
 
 def _heaps(times: Floats, min_blocks: int) -> npt.NDArray[np.bool_] | None:
@@ -430,13 +421,11 @@ def fold_label(paths: Sequence[str]) -> str:
     """One path for several that differ in numbers: ``stages.0-3.blocks.0-5``."""
     if len(paths) == 1:
         return paths[0]
-    columns = zip(*(path.split(".") for path in paths), strict=True)
-    return ".".join(_part(parts) for parts in columns)
-
-
-def _part(parts: Iterable[str]) -> str:
-    different = list(dict.fromkeys(parts))
-    return different[0] if len(different) == 1 else numbers_text(sorted(int(number) for number in different))
+    label = []
+    for parts in zip(*(path.split(".") for path in paths), strict=True):
+        different = set(parts)
+        label.append(parts[0] if len(different) == 1 else numbers_text(sorted(map(int, different))))
+    return ".".join(label)
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
