@@ -69,13 +69,21 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     """Divide the time of every device into steps; a single window outside steps if the capture has none."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     devices, of_op = devices_of(trace)
-    runs, instance = _runs(attribution.ranges), attribution.step
+    # when each process ran each instance: from the first start to the last end of its ranges there
+    ranges = attribution.ranges
+    rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
+    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
+    step, pid = ranges.step[rows], ranges.pid[rows]
+    first = np.flatnonzero(np.concatenate(([True], (np.diff(step) != 0) | (np.diff(pid) != 0)))[: len(rows)])
+    last_end = np.maximum.reduceat(ranges.whole_end[rows], first) if len(first) else np.zeros(0, dtype=np.int64)
+    runs = _Runs(step[first], ranges.start[rows[first]], last_end, pid[first])
+    instance = attribution.step
     kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
     parts = []
     for number, lane in enumerate(devices):
         device_ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
         ops = _Ops(start[device_ops], end[device_ops], instance[device_ops], kernel[device_ops])
-        parts.append(_tile(runs, lane.pid, attribution.ranges, ops, number))
+        parts.append(_tile(runs, lane.pid, ranges, ops, number))
     if not parts:  # nothing ran
         return Windows(devices, of_op, *(np.zeros(0, dtype=np.int64) for _ in range(5)))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -116,18 +124,6 @@ class _Runs(NamedTuple):
     start: Int64Array
     end: Int64Array
     pid: Int64Array
-
-
-def _runs(ranges: Ranges) -> _Runs:
-    """When each process ran each instance: from the first start to the last end of its ranges there."""
-    rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
-    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
-    instance, pid = ranges.step[rows], ranges.pid[rows]
-    first_of_run = np.flatnonzero(np.concatenate(([True], (np.diff(instance) != 0) | (np.diff(pid) != 0)))[: len(rows)])
-    end = (
-        np.maximum.reduceat(ranges.whole_end[rows], first_of_run) if len(first_of_run) else np.zeros(0, dtype=np.int64)
-    )
-    return _Runs(instance[first_of_run], ranges.start[rows[first_of_run]], end, pid[first_of_run])
 
 
 def _others_end(ops: _Ops, steps: int) -> Int64Array:
