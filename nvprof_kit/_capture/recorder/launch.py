@@ -69,7 +69,9 @@ def parse_python(command: Sequence[str]) -> PythonCommand:
             options += [word, *(remaining[:1] if word == "--check-hash-based-pycs" else [])]
             remaining = remaining[1:] if word == "--check-hash-based-pycs" else remaining
             continue
-        flags, letter, value = _cluster(word)
+        cluster = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)  # flags, and an option that takes a value
+        assert cluster is not None
+        flags, letter, value = cluster.groups()
         options += [f"-{flags}"] if flags else []
         if letter and not value:
             value = remaining.pop(0) if remaining else ""
@@ -81,13 +83,6 @@ def parse_python(command: Sequence[str]) -> PythonCommand:
     if word == "-":
         raise UsageError(f"`{' '.join(command)}` names no program to record; needed a script, -m module or -c code")
     return PythonCommand((command[0], *options), (word,), tuple(remaining))
-
-
-def _cluster(word: str) -> tuple[str, str, str]:
-    """Parse a word of short options: the flags, the option that takes a value or '', and its value if attached."""
-    match = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
-    assert match is not None
-    return match.group(1), match.group(2), match.group(3)
 
 
 def runner_argv(path: Path, options: RecordOptions, command: PythonCommand, limits: Limits = ALL) -> list[str]:
@@ -128,43 +123,30 @@ def record_program(
         Schedule.parse(limits.schedule)
     launch = parse_launch(command)
     parsed = parse_python(command if launch is None else launch.program)
-    if not force:
-        _refuse_existing(path)
+    if not force:  # nor are those of ranks and windows replaced: run.rank0.json.gz, run.1.json.gz
+        stem, dot, suffix = path.name.partition(".json")
+        pattern = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
+        existing = sorted(file.name for file in path.parent.iterdir() if pattern.fullmatch(file.name))
+        if existing:
+            raise UsageError(
+                f"{path.with_name(existing[0])} exists; choose another name with -o, or replace it with --force"
+            )
     if len(parsed.target) == 1 and not os.path.exists(parsed.target[0]):
         raise UsageError(f"{parsed.target[0]}: no such script to record")
     interpreter = shutil.which(parsed.interpreter[0])
     if interpreter is None:
         raise ToolError(f"{parsed.interpreter[0]}: no such interpreter on PATH")
-    _check_interpreter(parsed.interpreter)
+    # the program's interpreter may differ from this one
+    probe = subprocess.run([*parsed.interpreter, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        python, missing = parsed.interpreter[0], probe.stderr.strip().rpartition("\n")[2]
+        package = {"torch": "torch", "nvprof_kit": "nvprof-kit", "torch,nvprof_kit": "torch nvprof-kit"}.get(missing)
+        if package is None:
+            raise ToolError(f"{python} does not start: {missing}")
+        raise ToolError(f"{python} has no {missing.replace(',', ' and no ')}; {python} -m pip install {package}")
     argv = runner_argv(path, options, parsed, limits)
     if launch is not None:
         argv = launch.command(argv)
         interpreter = shutil.which(argv[0]) or argv[0]
     sys.stdout.flush()
     os.execve(interpreter, argv, {**os.environ, **(environ or {})})
-
-
-def _refuse_existing(path: Path) -> None:
-    """Reject existing traces, including those of ranks and windows: ``run.json.gz``, ``run.rank0.json.gz``,
-    ``run.1.json.gz``.
-    """
-    stem, dot, suffix = path.name.partition(".json")
-    pattern = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
-    existing = sorted(file.name for file in path.parent.iterdir() if pattern.fullmatch(file.name))
-    if existing:
-        raise UsageError(
-            f"{path.with_name(existing[0])} exists; choose another name with -o, or replace it with --force"
-        )
-
-
-def _check_interpreter(interpreter: Sequence[str]) -> None:
-    """Check that the program's interpreter, which may differ from this one, has the packages needed to record."""
-    probe = subprocess.run([*interpreter, "-c", _PROBE], capture_output=True, text=True, check=False)
-    if probe.returncode == 0:
-        return
-    missing = probe.stderr.strip().rpartition("\n")[2]
-    package = {"torch": "torch", "nvprof_kit": "nvprof-kit", "torch,nvprof_kit": "torch nvprof-kit"}.get(missing)
-    if package is None:
-        raise ToolError(f"{interpreter[0]} does not start: {missing}")
-    packages = missing.replace(",", " and no ")
-    raise ToolError(f"{interpreter[0]} has no {packages}; {interpreter[0]} -m pip install {package}")

@@ -140,7 +140,10 @@ class record(ContextDecorator):
         if _running is not None:
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
         if self.options.stacks and sys.version_info >= (3, 12):
-            _import_compiler()
+            # With stacks, PyTorch 2.4 cannot end a recording in which annotations and optimizers imported this: "Python
+            # replay stack is empty", https://github.com/pytorch/pytorch/issues/101632.
+            with suppress(ImportError):  # also without torch, which is said later
+                import torch._dynamo  # noqa: F401
         profiler = _new_profiler(self.options)
         with _quiet_kineto(), warnings.catch_warnings():
             # PyTorch 2.11 warns before any cycle that it will forget the events of earlier ones
@@ -287,7 +290,10 @@ class Traces(Sink):
                 stacklevel=4,
             )
             return
-        self._recorder = record(self._path_of(window), **vars(self._options))
+        path = Path(self._path or of_rank(_DEFAULT))
+        if self._several:
+            path = part_of(path, str(window.number + 1))  # numbered from 1 like the reports of nsys
+        self._recorder = record(path, **vars(self._options))
         self._recorder.warm_up()
 
     def start(self, window: Window) -> None:
@@ -314,11 +320,6 @@ class Traces(Sink):
         if recorder is not None:
             recorder.cancel()
 
-    def _path_of(self, window: Window) -> Path:
-        """``run.json.gz``, or numbered from 1 like the reports of nsys."""
-        path = Path(self._path or of_rank(_DEFAULT))
-        return part_of(path, str(window.number + 1)) if self._several else path
-
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
@@ -336,15 +337,6 @@ def _quiet_kineto() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
-
-
-def _import_compiler() -> None:
-    """Import what annotations and optimizers import: with stacks, PyTorch 2.4 cannot end a recording in which it was.
-
-    Seen with Python 3.12: "Python replay stack is empty", https://github.com/pytorch/pytorch/issues/101632.
-    """
-    with suppress(ImportError):  # also without torch, which is said later
-        import torch._dynamo  # noqa: F401
 
 
 def running() -> record | None:
@@ -396,30 +388,26 @@ def _new_profiler(options: RecordOptions) -> Any:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
+    from torch._C._profiler import _ExperimentalConfig
+
+    settings: dict[str, Any] = {"profile_all_threads": True}
+    if options.stacks:
+        settings["record_python_gc_info"] = True
+    experimental = None
+    while settings and experimental is None:
+        try:
+            experimental = _ExperimentalConfig(**settings)
+        except TypeError:  # an older PyTorch lacks the last option
+            settings.popitem()
     return profile(
         activities=activities,
         with_stack=options.stacks,
         record_shapes=options.shapes,
         profile_memory=options.memory,
-        **_experimental(options),
+        experimental_config=experimental,
         # without acc_events: it would make PyTorch read all events into Python at stop, which is not needed here and
         # fails if a stack has an undecodable name (UnicodeDecodeError in PyTorch 2.13)
     )
-
-
-def _experimental(options: RecordOptions) -> dict[str, Any]:
-    """Experimental options of newer PyTorch releases: all threads and, with stacks, Python garbage collections."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    settings: dict[str, Any] = {"profile_all_threads": True} | (
-        {"record_python_gc_info": True} if options.stacks else {}
-    )
-    while settings:
-        try:
-            return {"experimental_config": _ExperimentalConfig(**settings)}
-        except TypeError:  # an older PyTorch lacks the last option
-            settings.popitem()
-    return {}
 
 
 def _is_enabled() -> bool:
@@ -447,7 +435,9 @@ def _export(profiler: Any, path: Path) -> bool:
             raise OSError("PyTorch could not write it; is the disk full?")
         empty = partial.stat().st_size < 1 << 16 and not _EVENT.search(partial.read_bytes())
         if path.name.endswith(".gz"):
-            _compress(partial, packed)
+            # the fastest level: a third larger than with the default level, in a tenth of the time
+            with partial.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
             partial = packed
         partial.replace(path)
         return empty
@@ -455,12 +445,6 @@ def _export(profiler: Any, path: Path) -> bool:
         for left in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
             left.unlink(missing_ok=True)
             left.with_name(f"{left.name}.tmp").unlink(missing_ok=True)  # PyTorch leaves this file after a failure
-
-
-def _compress(trace: Path, packed: Path) -> None:
-    """Compress a trace at the fastest level: a third larger than with the default level, in a tenth of the time."""
-    with trace.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
-        shutil.copyfileobj(source, target, 1 << 20)
 
 
 def _cuda() -> Any:

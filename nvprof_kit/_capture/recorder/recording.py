@@ -83,14 +83,27 @@ class Recording:
     def begin(self) -> None:
         """Called when torch has been imported."""
         self._thread = threading.get_ident()
-        self._watch_steps()
+        loop.on_step = self._step_began
+
+        def forget() -> None:
+            loop.on_step = None
+
+        self._undo += [forget, after_optimizer_steps(self._optimizer_stepped)]
         if self._limits.schedule:
             schedule = Schedule.parse(self._limits.schedule)
             self._traces = _Traces(self._path, schedule.repeat != 1, self._options)
             self._windows = Windows(schedule, self._traces)
             self._windows.__enter__()
         elif self._options.stacks:
-            self._at_first_call()
+            # every Python function call is an event: skip the imports and the model construction
+            from torch.nn.modules.module import register_module_forward_pre_hook
+
+            def called(*_call: object) -> None:
+                first_call.remove()
+                if self._recorder is None and os.getpid() == self._pid:
+                    self._record()
+
+            first_call = register_module_forward_pre_hook(called)
         else:
             self._record()
 
@@ -140,26 +153,7 @@ class Recording:
             deadline.start()
             self._undo.append(deadline.cancel)
 
-    def _at_first_call(self) -> None:
-        """With stacks, every Python function call is an event: skip the imports and the model construction."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        def called(*_call: object) -> None:
-            handle.remove()
-            if self._recorder is None and os.getpid() == self._pid:
-                self._record()
-
-        handle = register_module_forward_pre_hook(called)
-
     # steps
-
-    def _watch_steps(self) -> None:
-        loop.on_step = self._step_began
-
-        def forget() -> None:
-            loop.on_step = None
-
-        self._undo += [forget, after_optimizer_steps(self._optimizer_stepped)]
 
     def _optimizer_stepped(self, optimizer: object) -> None:
         if self._counts is None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 from zipfile import is_zipfile
 
@@ -71,8 +71,11 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(end.number, signal.SIG_DFL)
         os.kill(os.getpid(), end.number)
     except Exception as error:
-        error.__traceback__ = _program_frames(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback = error.__traceback__  # from the program's first frame on
+        while traceback is not None and any(traceback.tb_frame.f_globals is room for room in (globals(), vars(runpy))):
+            traceback = traceback.tb_next
+        error.__traceback__ = traceback
+        sys.excepthook(type(error), error, traceback)
         return 1
     return 0
 
@@ -109,18 +112,14 @@ def _run(command: Sequence[str]) -> None:
     else:
         sys.argv = list(command)
         sys.path[:1] = sys.path[:1] if safe_path else [os.path.dirname(os.path.realpath(command[0]))]
-        _run_script(command[0])
-
-
-def _run_script(path: str) -> None:
-    """Run a script; unlike ``sys.argv[0]``, its ``__file__`` is absolute, so that it stays valid after ``os.chdir``."""
-    if os.path.isdir(path) or path.endswith(".pyc") or is_zipfile(path):
-        runpy.run_path(path, run_name="__main__")
-        return
-    loader = SourceFileLoader("__main__", os.path.abspath(path))
-    main_module = sys.modules["__main__"] = ModuleType("__main__")
-    main_module.__dict__.update(__file__=loader.path, __loader__=loader, __builtins__=builtins, __cached__=None)
-    exec(compile(loader.get_data(path), loader.path, "exec", dont_inherit=True), main_module.__dict__)
+        if os.path.isdir(command[0]) or command[0].endswith(".pyc") or is_zipfile(command[0]):
+            runpy.run_path(command[0], run_name="__main__")
+            return
+        # unlike sys.argv[0], __file__ is absolute, so that it stays valid after os.chdir
+        loader = SourceFileLoader("__main__", os.path.abspath(command[0]))
+        main_module = sys.modules["__main__"] = ModuleType("__main__")
+        main_module.__dict__.update(__file__=loader.path, __loader__=loader, __builtins__=builtins, __cached__=None)
+        exec(compile(loader.get_data(command[0]), loader.path, "exec", dont_inherit=True), main_module.__dict__)
 
 
 def _unwind_on_signals() -> None:
@@ -138,25 +137,6 @@ def _unwind_on_signals() -> None:
             signal.signal(number, end)
 
 
-def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's first frame on."""
-    while traceback is not None and any(traceback.tb_frame.f_globals is room for room in (globals(), vars(runpy))):
-        traceback = traceback.tb_next
-    return traceback
-
-
-def _end_fork(left: SystemExit) -> NoReturn:
-    """End a forked process without interpreter shutdown, which is impossible while PyTorch's profiler is active."""
-    status = left.code if isinstance(left.code, int) else int(left.code is not None)
-    if left.code is not None and not isinstance(left.code, int):
-        print(left.code, file=sys.stderr)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status & 0xFF)
-
-
 if __name__ == "__main__":
     process = os.getpid()
     try:
@@ -164,4 +144,12 @@ if __name__ == "__main__":
     except SystemExit as left:
         if os.getpid() == process:
             raise
-        _end_fork(left)
+        # a forked process ends without interpreter shutdown, which is impossible while PyTorch's profiler is active
+        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+        if left.code is not None and not isinstance(left.code, int):
+            print(left.code, file=sys.stderr)
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status & 0xFF)
