@@ -18,7 +18,16 @@ def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     checks = (_gpu, _nsys, _ncu, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
     findings = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:
-        findings += _missing(machine.program)
+        findings += [
+            checked(
+                "warning" if word.endswith(".py") else "error",
+                "program",
+                f"'{word}' is not found, or cannot be run",
+                "the program would not start here",
+                "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
+            )
+            for word in machine.program.missing
+        ]
         if machine.program.interpreter is not None or not machine.program.missing:
             findings += [*_python(machine.program, machine), *_source(machine.program)]
     return by_severity(findings)
@@ -245,17 +254,6 @@ def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Findin
 # ---------------------------------------------------------------- the program to profile
 
 
-def _missing(program: Program) -> Iterator[Finding]:
-    for word in program.missing:
-        yield checked(
-            "warning" if word.endswith(".py") else "error",
-            "program",
-            f"'{word}' is not found, or cannot be run",
-            "the program would not start here",
-            "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
-        )
-
-
 def _python(program: Program, machine: Machine) -> Iterator[Finding]:
     if program.interpreter is None:
         yield checked(
@@ -284,6 +282,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "without it the program emits no ranges",
             f"{name} -m pip install nvprof-kit",
         )
+    torch, cuda, nvtx = (versions.get(package) for package in ("torch", "cuda", "nvtx"))
     if versions.get("broken"):
         yield checked(
             "error",
@@ -292,38 +291,29 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "the program would not run",
             "reinstall torch",
         )
-    elif versions.get("torch"):
-        yield from _torch(name, versions["torch"] or "", versions.get("cuda"), machine)
-    yield from _nvtx(versions.get("nvtx"), machine)
-
-
-def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Iterator[Finding]:
-    if cuda is None and machine.gpus:
+    elif torch and cuda is None and machine.gpus:
         yield checked(
             "error",
             "torch",
-            f"torch {version} is a build without CUDA",
+            f"torch {torch} is a build without CUDA",
             "the program runs on the CPU, and the capture has no kernels",
             f"{name} -m pip install torch --index-url https://download.pytorch.org/whl/cu126 (or your CUDA's)",
         )
-    elif cuda and machine.driver_cuda and numbers(cuda)[:1] > numbers(machine.driver_cuda)[:1]:
+    elif torch and cuda and machine.driver_cuda and numbers(cuda)[:1] > numbers(machine.driver_cuda)[:1]:
         yield checked(
             "error",
             "torch",
-            f"torch {version} needs CUDA {cuda}, the driver supports {machine.driver_cuda}",
+            f"torch {torch} needs CUDA {cuda}, the driver supports {machine.driver_cuda}",
             "it will find no GPU",
             "update the driver, or install a torch build for an older CUDA",
         )
-    else:
-        yield checked("ok", "torch", f"torch {version}" + (f" for CUDA {cuda}" if cuda else ""))
-
-
-def _nvtx(version: str | None, machine: Machine) -> Iterator[Finding]:
-    if version and machine.nsys and numbers(version) >= (0, 2, 12) and numbers(machine.nsys)[:2] <= (2024, 2):
+    elif torch:
+        yield checked("ok", "torch", f"torch {torch}" + (f" for CUDA {cuda}" if cuda else ""))
+    if nvtx and machine.nsys and numbers(nvtx) >= (0, 2, 12) and numbers(machine.nsys)[:2] <= (2024, 2):
         yield checked(
             "note",
             "nvtx",
-            f"nvtx {version} does not detect nsys {machine.nsys}",
+            f"nvtx {nvtx} does not detect nsys {machine.nsys}",
             "nvprof-kit's own ranges are still recorded; those that other packages make with nvtx are not",
             "update nsys, or: pip install nvtx==0.2.11",
         )

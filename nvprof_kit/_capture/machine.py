@@ -139,6 +139,12 @@ def read_machine(
     cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
     for_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", _text(root / "proc/driver/nvidia/params"))
     capabilities = re.search(r"CapEff:\s*([0-9a-fA-F]+)", _text(root / "proc/self/status"))
+    control_group = re.search(r"kubepods|docker|containerd|lxc", _text(root / "proc/1/cgroup"))
+    container = control_group[0] if control_group else ""
+    for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
+        if (root / mark).exists():
+            container = name
+            break
     processes = {_text(path).strip() for path in root.glob("proc/[0-9]*/comm")}
     temporary = environ.get("TMPDIR", "/tmp")
     lock = Path(temporary) / "nsight-compute-lock"
@@ -152,7 +158,7 @@ def read_machine(
         perf_event_paranoid=_number(_text(root / "proc/sys/kernel/perf_event_paranoid")),
         counters_for_admin=None if for_admin is None else for_admin[1] == "1",
         capabilities=int(capabilities[1], 16) if capabilities else 0,
-        container=_container(root),
+        container=container,
         wsl="microsoft" in _text(root / "proc/version").lower(),
         environment={name: value for name, value in environ.items() if name.startswith(_OF_PROFILERS)},
         processes=tuple(sorted(name for name in processes if name.startswith(("nv-hostengine", "dcgm", "dynolog")))),
@@ -187,31 +193,20 @@ def _gpus(listing: str | None) -> tuple[Gpu, ...]:
     )
 
 
-def _container(root: Path) -> str:
-    for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
-        if (root / mark).exists():
-            return name
-    match = re.search(r"kubepods|docker|containerd|lxc", _text(root / "proc/1/cgroup"))
-    return match[0] if match else ""
-
-
 _OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT", "KINETO_USE_DAEMON")
-
-
-def _shebang(name: str) -> str | None:
-    """The Python interpreter of a script on the PATH, such as torchrun."""
-    path = shutil.which(name)
-    first = "" if path is None else _text(Path(path)).partition("\n")[0]
-    arguments = first.removeprefix("#!").split() if first.startswith("#!") else []
-    return next((word for word in arguments if _PYTHON.fullmatch(Path(word).name)), None)
 
 
 def _program(command: Sequence[str], run: Run) -> Program:
     """The first Python in a command line, possibly after a launcher, and its script."""
     script = next((word for word in command if word.endswith(".py")), None)
     source = _text(Path(script)) if script else ""
-    python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None) or _shebang(command[0])
-    missing: tuple[str, ...] = () if shutil.which(command[0]) else (command[0],)
+    executable = shutil.which(command[0])
+    python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None)
+    if python is None and executable is not None:  # that of a script on the PATH, such as torchrun
+        first = _text(Path(executable)).partition("\n")[0]
+        words = first[2:].split() if first.startswith("#!") else []
+        python = next((word for word in words if _PYTHON.fullmatch(Path(word).name)), None)
+    missing: tuple[str, ...] = () if executable else (command[0],)
     if script and script != command[0] and not Path(script).exists():
         missing += (script,)
     if python is None:

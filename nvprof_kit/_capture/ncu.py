@@ -363,9 +363,13 @@ def measure_program(  # noqa: PLR0912, PLR0915
             for match in _REFUSED.finditer(log)
             for name in (match[1] or match[2]).split(",")
         }
-        remaining = (
-            [name for name in sections if not refused & _metrics_of_section(tool, name)] if refused else sections
-        )
+        if not refused:
+            break
+        remaining = []
+        for name in sections:
+            listing = run_command([tool, "--list-metrics", "--section", name]) or ""
+            if refused.isdisjoint(line.strip().lstrip("-").partition(".")[0] for line in listing.splitlines()):
+                remaining.append(name)
         measured = [name for name in metrics if name.partition(".")[0] not in refused]
         if [*remaining, *measured] == [*sections, *metrics]:
             break
@@ -391,11 +395,6 @@ def measure_program(  # noqa: PLR0912, PLR0915
     status, _ = publish(stage, Path(output).parent, status, force=force, quiet=quiet)
     say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}", quiet=quiet)
     return status
-
-
-def _metrics_of_section(ncu: str, section: str) -> set[str]:
-    listing = run_command([ncu, "--list-metrics", "--section", section]) or ""
-    return {line.strip().lstrip("-").partition(".")[0] for line in listing.splitlines()}
 
 
 def _failed(status: int, message: str) -> ToolError:

@@ -62,29 +62,22 @@ def choose_rank(ranks: str = "0", *, local: bool = False) -> Rank:
     if local and local_rank is None:
         raise UsageError(f"--local: no local rank is known: none of {', '.join(_LOCAL_RANK)} is set")
     list_number = local_rank if local and local_rank is not None else rank
-    gpu = "" if local_rank is None else _gpu(local_rank)
-    return Rank(rank, _run_id(), _in_list(list_number, ranks), gpu)
-
-
-def _number(variables: tuple[str, ...]) -> int | None:
-    """The value of the first variable that is set to a number."""
-    values = (os.environ.get(variable, "") for variable in variables)
-    return next((int(value) for value in values if re.fullmatch(r"[0-9]+", value)), None)
-
-
-def _in_list(number: int, ranks: str) -> bool:
-    if ranks == "all":
-        return True
-    chosen = False
-    for item in ranks.removesuffix(",").split(","):
+    is_chosen = ranks == "all"
+    for item in () if is_chosen else ranks.removesuffix(",").split(","):
         match = _PART.fullmatch(item)
         if match is None:
             raise UsageError(f"--ranks {ranks}: '{item}' is no rank, no range 0-7 and no stride 0-31:8")
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if first > last:
             raise UsageError(f"--ranks {ranks}: no rank lies from {first} to {last}")
-        chosen |= number in range(first, last + 1, stride)
-    return chosen
+        is_chosen |= list_number in range(first, last + 1, stride)
+    return Rank(rank, _run_id(), is_chosen, "" if local_rank is None else _gpu(local_rank))
+
+
+def _number(variables: tuple[str, ...]) -> int | None:
+    """The value of the first variable that is set to a number."""
+    values = (os.environ.get(variable, "") for variable in variables)
+    return next((int(value) for value in values if re.fullmatch(r"[0-9]+", value)), None)
 
 
 def _run_id() -> str:

@@ -502,10 +502,19 @@ def finish_report(
     Returns:
         The run's status; 1 if that was 0 and nothing was captured or a file stays behind.
     """
-    if status >= 128 and status not in (129, 130, 143) and not _export_anew(nsys, stage, export):
-        say(f"nsys was killed while it wrote; what there is of the report stays in {stage}")
-        return status
     reports = sorted(stage.glob("*.nsys-rep"))
+    if status >= 128 and status not in (129, 130, 143):
+        # something was killed, the program or nsys itself: only a report that exports anew is complete
+        kind, complete = "sqlite" if export == "none" else export, True
+        for report in reports:
+            target = _export_of(report, kind)
+            command = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
+            complete &= subprocess.run(command, capture_output=True, check=False).returncode == 0
+            if export == "none":
+                target.unlink(missing_ok=True)
+        if not complete:
+            say(f"nsys was killed while it wrote; what there is of the report stays in {stage}")
+            return status
     for report in reports:
         if export != "none" and not _export_of(report, export).exists():
             retry = f"nsys export --type={export} {report.name}"
@@ -531,19 +540,6 @@ def finish_report(
 def _export_of(report: Path, export: str) -> Path:
     """Where nsys exports a report to."""
     return report.with_name(report.name.removesuffix(".nsys-rep") + EXPORTS[export])
-
-
-def _export_anew(nsys: str, stage: Path, export: str) -> bool:
-    """Something was killed, the program or nsys itself: only a report that exports anew is complete."""
-    complete = True
-    for report in stage.glob("*.nsys-rep"):
-        kind = "sqlite" if export == "none" else export
-        target = _export_of(report, kind)
-        export_command = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
-        complete &= subprocess.run(export_command, capture_output=True, check=False).returncode == 0
-        if export == "none":
-            target.unlink(missing_ok=True)
-    return complete
 
 
 # --- named sessions ---
