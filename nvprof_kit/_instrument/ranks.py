@@ -129,19 +129,14 @@ def mark_rank(*, repeat: bool = False) -> None:
         _marked.add(backend.thread)
         backend.mark(Range(rank_text(name), Category.USER, name.rank))
     count = group_count()
-    if count[0] and (first_time or count != _listed.get(backend.thread, _NONE_LISTED)[0]):
-        _mark_groups(backend, count)
-
-
-def _mark_groups(backend: Any, count: tuple[int, int]) -> None:
-    """Emit a mark with the process groups."""
     listed_count, mark, times = _listed.get(backend.thread, _NONE_LISTED)
-    if listed_count != count:
-        text = groups_mark() if times < _MOST_LISTS else ""
-        mark, times = Range(text, Category.USER) if text else None, times + 1
-    _listed[backend.thread] = (count, mark, times)
-    if mark is not None:
-        backend.mark(mark)
+    if count[0] and (first_time or count != listed_count):
+        if count != listed_count:
+            text = groups_mark() if times < _MOST_LISTS else ""
+            mark, times = Range(text, Category.USER) if text else None, times + 1
+        _listed[backend.thread] = (count, mark, times)
+        if mark is not None:
+            backend.mark(mark)
 
 
 def rank_folder(mesh: Any = None) -> str:

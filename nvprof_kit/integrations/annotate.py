@@ -208,6 +208,7 @@ class Watch(Guarded):
     def _annotate(self, model: Any, name: str) -> None:
         from nvprof_kit._instrument.modules.annotate import range_model
         from nvprof_kit.integrations._host import annotate_under, is_ranged
+        from nvprof_kit.names import layer_index
 
         inside = set(map(id, model.modules())) - {id(model)}
         for entry in [entry for entry in self.found if id(entry[1]._owner()) in inside]:
@@ -222,7 +223,13 @@ class Watch(Guarded):
             self.found.append((name, handle))
             self._parts.update(model.modules())
             self._quiet = 0
-            say(_described(name, handle))
+            ranged, skipped = handle.paths, handle.skipped
+            blocks = {path for path in ranged if layer_index(path) != -1 and path.rpartition(".")[2].isdecimal()}
+            text = f"annotated {name}: {len(ranged)} modules" + (f", {len(blocks)} blocks among them" if blocks else "")
+            if skipped:
+                path, reason = next(iter(skipped.items()))
+                text += f"; without {len(skipped)}, as {path}: {reason}"
+            say(text)
         if self._began:
             self._loop.add(model)
         else:
@@ -246,14 +253,3 @@ class Watch(Guarded):
                 say(f"{name}: {len(inside)} modules have no range of their own inside what torch.compile compiled")
             elif never and len(never) < len(handle.paths):
                 say(f"{name}: {len(never)} of {len(handle.paths)} modules were never called, first {never[0]}")
-
-
-def _described(name: str, handle: Any) -> str:
-    from nvprof_kit.names import layer_index
-
-    blocks = len({path for path in handle.paths if layer_index(path) != -1 and path.rpartition(".")[2].isdecimal()})
-    text = f"annotated {name}: {len(handle.paths)} modules" + (f", {blocks} blocks among them" if blocks else "")
-    if handle.skipped:
-        path, reason = next(iter(handle.skipped.items()))
-        text += f"; without {len(handle.skipped)}, as {path}: {reason}"
-    return text

@@ -19,22 +19,18 @@ def register() -> None:
     """Range SGLang's model runner if a tool is attached or a schedule is set; called by SGLang."""
     try:
         if listens():
-            _register()
+            from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+            hooks: list[tuple[str, Callable[..., Any]]] = [
+                (f"{RUNNER}.load_model", load_model),
+                (f"{RUNNER}.forward", forward),
+                (f"{RUNNER}.sample", sample),
+                (f"{GRAPHS}.capture_one_shape", capture_one_shape),
+            ]
+            for target, hook in hooks:
+                HookRegistry.register(target, hook, HookType.AROUND)
     except Exception as error:  # SGLang must start without ranges
         warn(f"SGLang is not ranged ({type(error).__name__}: {error})")
-
-
-def _register() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    hooks: list[tuple[str, Callable[..., Any]]] = [
-        (f"{RUNNER}.load_model", load_model),
-        (f"{RUNNER}.forward", forward),
-        (f"{RUNNER}.sample", sample),
-        (f"{GRAPHS}.capture_one_shape", capture_one_shape),
-    ]
-    for target, hook in hooks:
-        HookRegistry.register(target, hook, HookType.AROUND)
 
 
 def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:

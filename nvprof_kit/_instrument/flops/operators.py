@@ -103,7 +103,18 @@ def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
             flops = int(formula(*args, **kwargs, out_val=out))
         except Exception:  # the formula does not support this form of the operator
             flops = _grouped_query_flops(_name(operator), args)
-    return Work(_name(operator), _dtype([*args, *kwargs.values()], operator), flops)
+    types = {
+        tensor.dtype: tensor
+        for tensor in _tensors([*args, *kwargs.values()])
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in (torch.int8, torch.uint8)
+    }
+    if not types:
+        return Work(_name(operator), NOTHING_KNOWN, flops)
+    narrowest = min(types, key=lambda dtype: dtype.itemsize)  # scales, sums and seeds are wider than the matrices
+    if narrowest is torch.float32 and _rounds_to_tf32(types[narrowest], operator):
+        return Work(_name(operator), "tf32", flops)
+    dtype = _TYPES.get(narrowest) or re.sub(r"float(\d)_.*", r"fp\1", str(narrowest).removeprefix("torch."))
+    return Work(_name(operator), dtype, flops)
 
 
 def _name(operator: Any) -> str:
@@ -156,22 +167,6 @@ _OWN = {
     if hasattr(torch.ops.aten, name)
 }
 """Formulas missing from PyTorch's counter."""
-
-
-def _dtype(values: Iterable[Any], operator: Any) -> str:
-    """The narrowest dtype of the tensors: scales, sums and seeds are wider than the matrices."""
-    types = {
-        tensor.dtype: tensor
-        for tensor in _tensors(values)
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in (torch.int8, torch.uint8)
-    }
-    if not types:
-        return NOTHING_KNOWN
-    narrowest = min(types, key=lambda dtype: dtype.itemsize)
-    if narrowest is torch.float32 and _rounds_to_tf32(types[narrowest], operator):
-        return "tf32"
-    name = str(narrowest).removeprefix("torch.")
-    return _TYPES.get(narrowest) or re.sub(r"float(\d)_.*", r"fp\1", name)
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,20 @@ class MemoryProfiler:
             with suppress(RuntimeError):  # CUDA is no longer available
                 self._boundaries.settle()
         self._take_back()
-        self._warn_of_what_was_not_seen()
+        if self._files is not None and self._saved is not None:
+            if self._step and not self._seen_forward:
+                warnings.warn(
+                    "MemoryProfiler saw no forward of the model it was given, so activations are missing: profile what "
+                    "the program calls (the result of torch.compile or of a wrapper), not what is inside",
+                    stacklevel=2,
+                )
+            if self._saved.hidden:
+                hidden = ", ".join(sorted(self._saved.hidden)[:3])
+                warnings.warn(
+                    f"MemoryProfiler could not see what autograd keeps in {hidden}: its forward ran under other hooks "
+                    "(save_on_cpu) or on another thread; activations there are missing",
+                    stacklevel=2,
+                )
         files, self._files = self._files, None
         if files is not None:
             MemoryProfiler._running = None
@@ -179,22 +192,6 @@ class MemoryProfiler:
         for change in reversed(undo):
             with suppress(Exception):  # one failure must not prevent the others from being undone
                 change()
-
-    def _warn_of_what_was_not_seen(self) -> None:
-        if self._files is None or self._saved is None:
-            return
-        if self._step and not self._seen_forward:
-            warnings.warn(
-                "MemoryProfiler saw no forward of the model it was given, so activations are missing: profile what the "
-                "program calls (the result of torch.compile or of a wrapper), not what is inside",
-                stacklevel=3,
-            )
-        if self._saved.hidden:
-            warnings.warn(
-                f"MemoryProfiler could not see what autograd keeps in {', '.join(sorted(self._saved.hidden)[:3])}: its "
-                "forward ran under other hooks (save_on_cpu) or on another thread; activations there are missing",
-                stacklevel=3,
-            )
 
     def point(self, name: str) -> None:
         """Take a time point now.
@@ -215,7 +212,18 @@ class MemoryProfiler:
             here = str(self._device)
             explained = sum(row.bytes for row in rows if row.device == here)
             rows.append(Held(ROUNDING, "", allocator.allocated - allocator.requested, here))
-            rows += self._unexplained(ledger, allocator.requested - explained)
+            unexplained = allocator.requested - explained
+            model = self._model()
+            if self._history is None or model is None:
+                rows.append(Held(UNEXPLAINED, "", unexplained, here))
+            else:  # the allocator lists its blocks, so bytes without a known owner are split by likely kind
+                number = _ordinal(self._device)
+                workspace = workspace_bytes(torch.cuda.get_device_capability(number))
+                casts = cast_weights(model, self._device)
+                blocks, addresses = cuda_blocks(number), ledger.addresses
+                rows += unknown_rows(
+                    self._device, blocks, addresses, workspace=workspace, casts=casts, unexplained=unexplained
+                )
         seconds = time.perf_counter() - self._began
         taken = TimePoint(len(self.points), name, seconds, str(self._device), tuple(rows), allocator)
         self.points.append(taken)
@@ -230,17 +238,6 @@ class MemoryProfiler:
         if self._files is not None:
             self._files.abandon()
             self._files = MemoryProfiler._running = None
-
-    def _unexplained(self, ledger: Ledger, count: int) -> Iterable[Held]:
-        """Rows for bytes without a known owner; split by likely kind if the allocator lists its blocks."""
-        model = self._model()
-        if self._history is None or model is None:
-            return [Held(UNEXPLAINED, "", count, str(self._device))]
-        number = _ordinal(self._device)
-        workspace = workspace_bytes(torch.cuda.get_device_capability(number))
-        casts = cast_weights(model, self._device)
-        blocks, addresses = cuda_blocks(number), ledger.addresses
-        return unknown_rows(self._device, blocks, addresses, workspace=workspace, casts=casts, unexplained=count)
 
     def _rows(self, ledger: Ledger) -> Iterator[Held]:
         model = self._model()

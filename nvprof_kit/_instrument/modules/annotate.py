@@ -123,7 +123,18 @@ class ModelAnnotation(Annotation):
 
     def _install(self, owner: Any) -> Iterator[Removable]:
         compiled = Compiled(self._components or owner)
-        self._warn_of_lost(compiled)
+        layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
+        regions = {ranged.path for ranged in self._ranged.values() if ranged.module() in compiled.regions}
+        layers_have_regions = any(layer_index(path) != -1 for path in regions)
+        if len(layers) > 1 and not (self._parts_ranged or self._warned or layers_have_regions):
+            self._warned = True
+            warnings.warn(
+                f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
+                f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled); "
+                "compile block by block to keep the layers (for block in model.layers: block.compile()), or annotate "
+                "with compiled_parts=True before",
+                stacklevel=1,
+            )
         for ranged in self._ranged.values():
             yield from ranged.install(compiled)
 
@@ -168,21 +179,6 @@ class ModelAnnotation(Annotation):
 
     def _inside(self, compiled: Compiled) -> tuple[str, ...]:
         return tuple(path for path, ranged in self._ranged.items() if ranged.module() in compiled.inside)
-
-    def _warn_of_lost(self, compiled: Compiled) -> None:
-        """Warn once if whole blocks are inside a compiled module."""
-        layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
-        regions = {ranged.path for ranged in self._ranged.values() if ranged.module() in compiled.regions}
-        if self._parts_ranged or self._warned or len(layers) < 2 or any(layer_index(path) != -1 for path in regions):
-            return
-        self._warned = True
-        warnings.warn(
-            f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
-            f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled); "
-            "compile block by block to keep the layers (for block in model.layers: block.compile()), or annotate with "
-            "compiled_parts=True before",
-            stacklevel=2,
-        )
 
     def never_entered(self) -> list[str]:
         """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""

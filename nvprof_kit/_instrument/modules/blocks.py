@@ -164,23 +164,19 @@ def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dic
         bare = strip_wrappers(path)
         if not bare or is_list(module):  # a list is never called
             continue
+        parts = bare.split(".")
+        enclosing = [".".join(parts[:count]) for count in range(1, len(parts))]
         fitting = [
             pattern
             for pattern in rules or {}
             if (fnmatchcase(class_name(module), pattern) or fnmatchcase(bare, encodable(pattern)))
-            and matched[pattern].isdisjoint(_around(bare))
+            and matched[pattern].isdisjoint(enclosing)
         ]
         for pattern in fitting:  # also those after the first: none of them matches inside this module
             matched[pattern].add(bare)
         if fitting and rules:
             kinds[bare] = encodable(rules[fitting[0]])
     return kinds
-
-
-def _around(path: str) -> list[str]:
-    """The paths of the enclosing modules."""
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def class_name(module: nn.Module) -> str:

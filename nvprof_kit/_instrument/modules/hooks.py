@@ -163,7 +163,13 @@ class Compiled:
         """What gets the hooks: the module itself, its wrappers, or its call if that is compiled with the hooks."""
         if module in self._wrappers:
             return list(self._wrappers[module])
-        return [module if module in self.inside or _calls_hooks(module) else CompiledCall(module)]
+        if module in self.inside:
+            return [module]
+        compiled: Any = module._compiled_call_impl
+        compiled = compiled.compiled if type(compiled) is _HookedCall else compiled
+        call = getattr(compiled, "_torchdynamo_orig_callable", None)
+        runs_hooks = call is None or getattr(call, "__self__", None) is module  # in Python, around what is compiled
+        return [module if runs_hooks else CompiledCall(module)]
 
 
 class _HookedCall:
@@ -251,13 +257,6 @@ wrappers = Patches(_follow_wrappers)
 def _exports(wrapper: Any) -> bool:
     """Whether torch.export made the wrapper to trace the module; PyTorch 2.4 keeps it for a while."""
     return bool(getattr(getattr(wrapper, "dynamo_ctx", None), "export", False))
-
-
-def _calls_hooks(module: Any) -> bool:
-    """Whether a module's own hooks run in Python if it is called."""
-    compiled = module._compiled_call_impl
-    call = getattr(compiled.compiled if type(compiled) is _HookedCall else compiled, "_torchdynamo_orig_callable", None)
-    return call is None or getattr(call, "__self__", None) is module
 
 
 class InstrumentedMethod:

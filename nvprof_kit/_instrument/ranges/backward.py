@@ -197,24 +197,18 @@ def range_checkpoints() -> None:
 
 @uncompiled
 def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The checkpointed function, ranged as recompute of the layer that runs on this thread."""
+    """The checkpointed function, ranged as recompute of the innermost layer in forward or recompute on this thread."""
     backend = session.backend
     if backend is None or _ranges_itself(function):
         return function
-    recompute = _recompute_at(backend.thread.position)
-    return function if recompute is None else functools.partial(_run, recompute, function)
-
-
-def _recompute_at(position: Position) -> Range | None:
-    """The recompute range of the innermost layer in forward or recompute on the thread."""
-    for owner in reversed(position.owners):
+    for owner in reversed(backend.thread.position.owners):
         if isinstance(owner, Layer):
-            return None if owner.recompute is owner.forward else owner.recompute
+            return function if owner.recompute is owner.forward else functools.partial(_run, owner.recompute, function)
         if isinstance(owner, Block) and owner.range.category is Category.RECOMPUTE:
-            return owner.range
+            return functools.partial(_run, owner.range, function)
         if isinstance(owner, Frame):  # the backward pass, not inside a recompute
             break
-    return None
+    return function
 
 
 def _ranges_itself(function: Any) -> bool:

@@ -70,7 +70,13 @@ def wrap(function: T, scope_of: ScopeOf) -> T:
     elif isinstance(scope_of, Always):
         forwarder = _forwarder(call, ranged(call, scope_of.scope), "def", "{}")
     else:
-        forwarder = _forwarder(call, _calling(call, scope_of), "def", "{}")
+
+        def in_range(*args: Any, **kwargs: Any) -> Any:
+            return scope_of(*args, **kwargs).run(call, args, kwargs)
+
+        skip_compiling(scope_of)
+        skip_compiling(in_range, callees=False)
+        forwarder = _forwarder(call, in_range, "def", "{}")
     skip_compiling_ranges()
     skip_compiling(forwarder, callees=False)
     return cast(T, functools.wraps(call)(forwarder))
@@ -119,15 +125,6 @@ def _source(signature: inspect.Signature) -> tuple[str, str]:
     if last is inspect.Parameter.POSITIONAL_ONLY:
         parameters.append("/")
     return ", ".join(parameters), ", ".join(arguments)
-
-
-def _calling(call: Callable[..., Any], scope_of: ScopeOf) -> Callable[..., Any]:
-    def in_range(*args: Any, **kwargs: Any) -> Any:
-        return scope_of(*args, **kwargs).run(call, args, kwargs)
-
-    skip_compiling(scope_of)
-    skip_compiling(in_range, callees=False)
-    return in_range
 
 
 def _resuming(call: Callable[..., Any], scope_of: ScopeOf, resumes: Callable[..., Any]) -> Callable[..., Any]:
@@ -380,31 +377,29 @@ def _scope_of(
 
 
 def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
+    """Wrap a function, or range the forward of every instance of a module class, which is changed in place.
+
+    Without a scope, each instance is named ``ClassName.N`` in the order of creation.
+    """
     require(target, (Callable, staticmethod, classmethod), "layer_range: target", "a function, a class or a name")  # type: ignore[arg-type]
     if scope_of is not None and not inspect.isclass(target):
         return wrap(target, scope_of)
     session.when_torch(_range_checkpoints)
-    return _range_class(target, scope_of)
-
-
-def _range_class(cls: type[Any], scope_of: ScopeOf | None) -> type[Any]:
-    """Range the forward of every instance of a module class, which is changed in place.
-
-    Without a scope, each instance is named ``ClassName.N`` in the order of creation.
-    """
     from torch import nn
 
-    if not issubclass(cls, nn.Module):
-        raise UsageError(f"layer_range on class {cls.__name__}: only nn.Module classes; decorate its methods instead")
+    if not issubclass(target, nn.Module):
+        raise UsageError(
+            f"layer_range on class {target.__name__}: only nn.Module classes; decorate its methods instead"
+        )
     if session.mode == "off":
-        return cls
-    scope_of_call = scope_of or _number_instances(cls)
+        return target
+    scope_of_call = scope_of or _number_instances(target)
 
     def scope_unless_ranged(module: Any, *args: Any, **kwargs: Any) -> Any:
         return BARE if is_ranged(module) else scope_of_call(module, *args, **kwargs)
 
-    cls.forward = wrap(cls.forward, scope_unless_ranged)
-    return cls
+    target.forward = wrap(target.forward, scope_unless_ranged)
+    return target
 
 
 class _Bare:

@@ -10,16 +10,6 @@ import os
 import sys
 
 
-def _run_next() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    folders = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", folders)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
-
-
 def _annotate() -> None:
     try:
         from nvprof_kit.integrations.annotate import install
@@ -34,4 +24,11 @@ if os.environ.get("NVPROF_KIT_ANNOTATE", "") not in ("", "0") or os.environ.get(
         _annotate()
     except Exception as error:  # the program must run without annotation
         print(f"nvprof-kit annotate: nothing is annotated: {error}", file=sys.stderr)
-_run_next()
+
+here = os.path.dirname(os.path.abspath(__file__))
+folders = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
+spec = importlib.machinery.PathFinder.find_spec("sitecustomize", folders)
+if spec is not None and spec.loader is not None:
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
