@@ -144,6 +144,17 @@ def sheet_of(
         class_times = sorted(
             ((name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0), key=lambda pair: -pair[1]
         )
+    findings: list[dict[str, Any]] = []
+    if advice is not None:
+        names = set(row_names(result.tree))
+        for finding in advice.findings:
+            layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
+            seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in view.steps)
+            links = {
+                "layer": layer if layer in names else "",
+                "window": (finding.start_ns, finding.end_ns) if seen else None,
+            }
+            findings.append({"finding": finding, "saving": saving(finding, advice), **links})
     return Sheet(
         layers=result,
         steps=times,
@@ -151,7 +162,7 @@ def sheet_of(
         idle=idle,
         classes=class_times,
         unmatched=operations.classes.warnings(sum(ns for _, ns in class_times)) if trace.info.on_gpu else (),
-        findings=[] if advice is None else _findings(advice, result, view),
+        findings=findings,
         memory=memory_tree(layer_memory(trace, attribution), result.tree) if has_memory(trace) else None,
         kernels=kernel_table(operations, is_counted) if "name" in trace.ops and len(trace.ops) else None,
         tables=[] if broken_down is None else breakdown_tables(broken_down, trace.info.path),
@@ -220,20 +231,6 @@ def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
 
 def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
     return sum(facts[0] for facts in idle.values()), sum(facts[1] for facts in idle.values())
-
-
-def _findings(advice: Advice, result: Layers, view: Moments) -> list[dict[str, Any]]:
-    rows = set(row_names(result.tree))
-    findings = []
-    for finding in advice.findings:
-        layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
-        seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in view.steps)
-        links = {
-            "layer": layer if layer in rows else "",
-            "window": (finding.start_ns, finding.end_ns) if seen else None,
-        }
-        findings.append({"finding": finding, "saving": saving(finding, advice), **links})
-    return findings
 
 
 # ---------------------------------------------------------------- figures and bars

@@ -351,7 +351,11 @@ def _timeline(tables: JobTables, ranks: Sequence[int], texts: Texts, block: Bloc
     points, segments = tables.placed(ranks), tables.segments(ranks)
     if not len(points):
         return None, ""
-    steps = _selected_steps(points, segments)
+    # the steps with boxes on the page: all, or those in which the selected ranks waited most
+    boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
+    waits = (points["arrival"] - points["a"]).clip(lower=0).groupby(points["step"]).sum().sort_values(ascending=False)
+    fitting = int((boxes.reindex(waits.index).cumsum() <= MAX_BOXES).sum())
+    steps = sorted(map(int, waits.index[: max(fitting, 1)]))
     left_out = points["step"].nunique() - len(steps)
     points = points[points["step"].isin(steps)]
     origin = int(points["a"].min())
@@ -375,21 +379,6 @@ def _timeline(tables: JobTables, ranks: Sequence[int], texts: Texts, block: Bloc
         "groups": [group for group in drawn if group["rows"]],
         "note": note,
     }, note
-
-
-def _selected_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
-    """The steps with boxes on the page: all, or those in which the selected ranks waited most."""
-    boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
-    boxes = boxes[boxes.index.isin(points["step"].unique())]
-    waits = (points["arrival"] - points["a"]).clip(lower=0).groupby(points["step"]).sum().sort_values(ascending=False)
-    selected: list[int] = []
-    room = MAX_BOXES
-    for step in waits.index:
-        room -= int(boxes.get(step, 0))
-        if room < 0 and selected:
-            break
-        selected.append(int(step))
-    return sorted(selected)
 
 
 def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int) -> list[dict[str, Any]]:

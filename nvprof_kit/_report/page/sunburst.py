@@ -60,13 +60,7 @@ def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> by
         about: A sentence below the heading.
         rows: Path and bytes of each row; rows without positive bytes are left out.
     """
-    values = {"title": title, "about": about, "data": _tree(title, rows)}
-    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **values)
-
-
-def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """A node for each part of a path, with the total bytes below it."""
-    root: dict[str, Any] = {"name": name, "bytes": 0, "parts": {}}
+    root: dict[str, Any] = {"name": title, "bytes": 0, "parts": {}}
     for path, count in rows:
         if count <= 0:
             continue
@@ -75,7 +69,8 @@ def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:
         for path_part in path.split("."):
             node = node["parts"].setdefault(path_part, {"name": path_part, "bytes": 0, "parts": {}})
             node["bytes"] += count
-    return _listed(root)
+    values = {"title": title, "about": about, "data": _listed(root)}
+    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **values)
 
 
 def _listed(node: dict[str, Any]) -> dict[str, Any]:

@@ -54,15 +54,6 @@ def encode(figure: Figure, plot_format: str) -> bytes:
     """Encode a figure in ``png``, ``svg`` or ``pdf``. Texts from a capture are shown as they are: ``$`` begins no
     formula, and control characters, which XML forbids, are replaced.
     """
-    _show_texts_as_they_are(figure)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # it would print the character
-        figure.savefig(buffer, format=plot_format, dpi=150)
-    return buffer.getvalue()
-
-
-def _show_texts_as_they_are(figure: Figure) -> None:
     from matplotlib.text import Text
     from matplotlib.ticker import FuncFormatter
 
@@ -79,6 +70,11 @@ def _show_texts_as_they_are(figure: Figure) -> None:
         if isinstance(text, Text) and text not in numbers:
             text.set_text(plain(text.get_text()))
             text.set_parse_math(False)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # it would print the character
+        figure.savefig(buffer, format=plot_format, dpi=150)
+    return buffer.getvalue()
 
 
 MAX_BARS = 30

@@ -37,17 +37,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
     """FLOP/s over arithmetic intensity (FLOP/byte), both logarithmic."""
     title = "Roofline: a dot is a kernel of a layer, as large as its GPU time"
     figure, axes = canvas((10, 6.5), title, "both")
-    _ceilings(axes, roofline)
-    _dots(axes, roofline)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("operations by byte of DRAM", fontsize=13)
-    axes.set_ylabel("operations a second", fontsize=13)
-    return figure
-
-
-def _ceilings(axes: Axes, roofline: Roofline) -> None:
-    """The peaks, of which equal ones share a line, and the slope of the memory's bandwidth."""
+    # the peaks, of which equal ones share a line, and the slope of the memory's bandwidth
     points, bandwidth = roofline.points["intensity"], roofline.bandwidth
     highest = max(roofline.peaks.values())
     span = np.array([points.min() / 4, max(points.max() * 4, 4 * highest / bandwidth)])
@@ -63,6 +53,12 @@ def _ceilings(axes: Axes, roofline: Roofline) -> None:
     axes.plot(slope, slope * bandwidth, color="#444444", linewidth=1.2)
     center = float(np.sqrt(slope.prod()))
     axes.text(center, center * bandwidth, f"DRAM {bandwidth / 1e12:.1f} TB/s ", ha="right", va="bottom", fontsize=10)
+    _dots(axes, roofline)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations by byte of DRAM", fontsize=13)
+    axes.set_ylabel("operations a second", fontsize=13)
+    return figure
 
 
 def _dots(axes: Axes, roofline: Roofline) -> None:

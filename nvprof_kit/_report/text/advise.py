@@ -37,7 +37,16 @@ def advise_report(result: Advice) -> list[RenderableType]:
         "",
     ]
     for rank, finding in enumerate(result.findings[:top], 1):
-        parts += [*_paragraph(rank, finding, result), ""]
+        layer_text = " ".join(word for word in (finding.layer, finding.phase) if word)
+        where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
+        parts += [
+            Text(f"{rank}. {finding.title}", "bold").append(f"  ({saving(finding, result)})", "not bold"),
+            Text(f"   {finding.evidence}"),
+            Text(f"   look at {f'{layer_text}, ' if layer_text else ''}{where}"),
+            Text(f"   try: {finding.fix}", "cyan"),
+            Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
+            "",
+        ]
     if not result.findings:
         parts += [Text("No rule found anything in this capture."), ""]
     if len(result.findings) > top:
@@ -53,18 +62,6 @@ def saving(finding: Finding, result: Advice) -> str:
     of = " and ".join(name for name, number in (("step", result.steps), ("GPU", result.gpus)) if number > 1)
     per = f" per {of}" if of else ""
     return f"at most {_MS(finding.saves_ns)} ms{per}, {percent(finding.saves_ns / result.wall_ns)}"
-
-
-def _paragraph(rank: int, finding: Finding, result: Advice) -> list[Text]:
-    layer_text = " ".join(word for word in (finding.layer, finding.phase) if word)
-    where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
-    return [
-        Text(f"{rank}. {finding.title}", "bold").append(f"  ({saving(finding, result)})", "not bold"),
-        Text(f"   {finding.evidence}"),
-        Text(f"   look at {f'{layer_text}, ' if layer_text else ''}{where}"),
-        Text(f"   try: {finding.fix}", "cyan"),
-        Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
-    ]
 
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}

@@ -43,12 +43,10 @@ def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType
     lines: list[RenderableType] = [Text(fact) for fact in facts]
     if profile.busy is not None:
         lines.append(Text(f"GPU busy: {100 * profile.busy:.1f} % of the recorded steps"))
-    return [*lines, "", *_kinds_table(profile)]
-
-
-def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
+    lines.append("")
     if not len(profile.shown_kinds):
-        return [Text("No block ran and no fused attention: what ran is in the table of all layers", "dim")]
+        nothing = "No block ran and no fused attention: what ran is in the table of all layers"
+        return [*lines, Text(nothing, "dim")]
     steps = max(profile.layers.summary.steps, 1)
     rows = profile.shown_kinds.to_dict("records")
     phases = [phase for phase in LAYER_PHASES if any(row[f"{phase}_ns"] for row in rows)]
@@ -73,7 +71,7 @@ def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
             cells.append("" if pd.isna(row["retained_bytes"]) else mib_cell(row["retained_bytes"]))
         grid.add_row(*cells, style="" if row["is_block"] else "dim")
     caption = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
-    return [grid, "", Text(caption + (" MiB left: by one block's forward." if memory else ""), "dim")]
+    return [*lines, grid, "", Text(caption + (" MiB left: by one block's forward." if memory else ""), "dim")]
 
 
 def time_figure(profile: LayerProfile) -> Figure:

@@ -54,7 +54,13 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
     }
     if len(result.critical_path):
         tables["critical-path"] = _path(result.critical_path, top, fold)
-        tables["what-if"] = _what_if(result.what_if, result.replay_error or 0.0)
+        measured, error = MS(int(result.what_if["measured_ns"].iloc[0])), result.replay_error or 0.0
+        note = f"A replay without changes gives the measured mean step of {measured} ms to within {percent(error)}."
+        bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
+        headings = {"what": "as fast as the median", "saved_share": "share"}
+        rows = result.what_if[["what", "step_ns", "saved_ns", "saved_share"]]
+        below = Text(note + bad, "yellow" if bad else "dim")
+        tables["what-if"] = _section("What if", rows, 0, below, headings=headings)
     parts += [line for section in tables.values() for line in section]
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
@@ -130,7 +136,11 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
     ranks = sorted(layers["rank"].unique())
     if len(ranks) <= FOLD:
         wide = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", aggfunc="sum")
-        wide = _folded_ranks(wide, fold)
+        by_rank = wide.assign(by_ns=wide.max(axis=1) - wide.min(axis=1), slowest=wide.idxmax(axis=1))
+        by_rank = by_rank.rename(columns=str).reset_index()
+        names = {str(rank): rank for rank in wide.columns}
+        folded = fold_ranked(by_rank, {"slowest": Column("rank", fold="key")}, "by_ns", fold, tuple(names))
+        wide = folded.rename(columns=names).set_index(["layer", "phase"])[list(names.values())]
         gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
         rows = wide.loc[gap[gap > 0].head(top).index].rename(columns=lambda rank: f"rank {rank}_ns")
         rows = rows.assign(slowest=wide.idxmax(axis=1).astype(int), by_ns=gap).reset_index()
@@ -142,16 +152,6 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
     rows = slow_rows[["layer", "phase", "rank", "median_ns", "peers_ns", "excess_ns"]].head(top)
     way = "… and {} more; csv and json have them all"
     return _section(title, rows, len(slow_rows) - top, headings={"peers_ns": "its equals"}, way=way)
-
-
-def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:
-    """A column for each rank, with equal blocks in one row; equal ones have the same slowest rank."""
-    gap = wide.max(axis=1) - wide.min(axis=1)
-    rows = wide.assign(by_ns=gap, slowest=wide.idxmax(axis=1)).rename(columns=str).reset_index()
-    names = {str(rank): rank for rank in wide.columns}
-    folded = fold_ranked(rows, {"slowest": Column("rank", fold="key")}, "by_ns", fold, tuple(names))
-    by_rank: pd.DataFrame = folded.rename(columns=names).set_index(["layer", "phase"])[list(names.values())]
-    return by_rank
 
 
 def _groups(groups: pd.DataFrame | None, top: int) -> Section:
@@ -203,16 +203,6 @@ def _path(path: pd.DataFrame, top: int, fold: bool | None) -> Section:
     sums = _folded(sums, PATH_COLUMNS, fold)
     rows = _largest(sums, top, max(int(sums.sum()), 1))
     return _section("Critical path across ranks, all steps", rows, kinds=_KINDS)
-
-
-def _what_if(changes: pd.DataFrame, error: float) -> Section:
-    """The step time with each change, and the replay error of the unchanged graph."""
-    measured = MS(int(changes["measured_ns"].iloc[0]))
-    note = f"A replay without changes gives the measured mean step of {measured} ms to within {percent(error)}."
-    bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
-    headings = {"what": "as fast as the median", "saved_share": "share"}
-    rows = changes[["what", "step_ns", "saved_ns", "saved_share"]]
-    return _section("What if", rows, 0, Text(note + bad, "yellow" if bad else "dim"), headings=headings)
 
 
 def rank_table(result: RankTable) -> list[RenderableType]:

@@ -157,8 +157,14 @@ class Grid:
             width: Width of a line in cells.
             grow: Exceed `width` rather than shorten a text or omit a column.
         """
-        rows, hidden = self._shown_rows()
-        hidden += self.beyond
+        rows, hidden = self.rows, self.beyond
+        until = next((index for index, row in enumerate(rows) if row.section), len(rows))
+        body = [row for row in rows if row.cost is not None] or rows[:until]  # only these are omitted
+        if self.limit is not None and len(body) > self.limit:
+            ranked = body if self.in_order else sorted(body, key=lambda row: -(row.cost or 0.0))
+            omitted = {id(row) for row in ranked[self.limit :]}
+            rows = [row for row in rows if id(row) not in omitted]
+            hidden += len(omitted)
         visible = replace(self, rows=rows)
         places, widths, lacking = visible._fitting_columns(width, grow)
         gone = [column.name for index, column in enumerate(self.columns) if index not in places and column.name]
@@ -183,17 +189,6 @@ class Grid:
         widths = self._widths()
         full_width = _whole([*widths.values(), *(BAR_WIDTH for column in self.columns if column.kind == "bar")])
         return Measurement(min(_SHORT_LABEL, full_width), min(full_width, options.max_width)).normalize()
-
-    def _shown_rows(self) -> tuple[list[Row], int]:
-        """The shown rows, and the number of omitted ones: of those with a cost, else of those above the first rule."""
-        with_cost = [row for row in self.rows if row.cost is not None]
-        until = next((index for index, row in enumerate(self.rows) if row.section), len(self.rows))
-        body = with_cost or self.rows[:until]
-        if self.limit is None or len(body) <= self.limit:
-            return self.rows, 0
-        ranked = body if self.in_order else sorted(body, key=lambda row: -(row.cost or 0.0))
-        hidden = {id(row) for row in ranked[self.limit :]}
-        return [row for row in self.rows if id(row) not in hidden], len(hidden)
 
     def _widths(self) -> dict[int, int]:
         """Preferred width of each column except bars, by position."""

@@ -209,7 +209,13 @@ def summary_report(result: Summary) -> list[RenderableType]:
 
 
 def _table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
-    printed = _readable(rows.head(top)) if on_gpu else rows.head(top)
+    printed = rows.head(top)
+    if on_gpu and "kernel_class" in printed:
+        printed = printed.assign(name=printed["name"].map(kernel_names(printed["name"].astype(str))))
+    elif on_gpu and "operator" in printed:  # kernels of an operator are indented below it
+        operators = printed["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+        kernels = "  " + printed["kernel"].map(kernel_names(printed["kernel"].astype(str)))
+        printed = printed.assign(operator=operators.where(printed["kernel"] == "", kernels)).drop(columns="kernel")
     no_figures = {
         name
         for name, column in printed.items()
@@ -224,15 +230,3 @@ def _table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
         headings |= plain_headings | {"gpu_ops": "operators"}
     megabytes = {"bytes": lambda count: text if (text := mb_cell(count)).endswith("B") else f"{text} MB"}
     return frame_table(printed, len(rows) - top, headings=headings, writers=megabytes, ranks=_SUMMARY_RANKS)
-
-
-def _readable(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with short kernel names; kernels of an operator are indented below it."""
-    readable = rows
-    if "kernel_class" in rows:
-        readable = rows.assign(name=rows["name"].map(kernel_names(rows["name"].astype(str))))
-    elif "operator" in rows:
-        operators = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
-        kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].astype(str)))
-        readable = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
-    return readable
