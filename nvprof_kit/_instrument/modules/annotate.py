@@ -260,25 +260,25 @@ def _by_structure(top: Submodule) -> list[Submodule]:
 
 
 def _selected(model: nn.Module, select: Select) -> list[Submodule]:
-    matches = _predicate(select)
     named = model.named_modules(remove_duplicate=False)
-    called = ((path, module) for path, module in named if not is_list(module))
-    submodules = [Submodule(path, module) for path, module in called if matches(strip_wrappers(path), module)]
-    if not submodules:
-        raise UsageError(f"select={select!r} matches no module of {type(model).__name__}; see named_modules()")
-    return submodules
-
-
-def _predicate(select: Select) -> Callable[[str, nn.Module], bool]:
+    called = [(path, strip_wrappers(path), module) for path, module in named if not is_list(module)]
     if isinstance(select, (type, tuple)) and all(isinstance(kind, type) for kind in _listed(select)):
         classes = tuple(_listed(select))
-        return lambda _path, module: isinstance(module, classes)
-    if isinstance(select, str) or not callable(select):
+        submodules = [Submodule(path, module) for path, _, module in called if isinstance(module, classes)]
+    elif isinstance(select, str) or not callable(select):
         patterns = _listed(require(select, Iterable, "annotate_model: select", "classes, patterns or a predicate"))
         for pattern in patterns:
             require(pattern, str, "annotate_model: select: a pattern", "a text")
-        return lambda path, _module: any(fnmatchcase(path, pattern) for pattern in patterns)
-    return select
+        submodules = [
+            Submodule(path, module)
+            for path, bare, module in called
+            if any(fnmatchcase(bare, pattern) for pattern in patterns)
+        ]
+    else:
+        submodules = [Submodule(path, module) for path, bare, module in called if select(bare, module)]
+    if not submodules:
+        raise UsageError(f"select={select!r} matches no module of {type(model).__name__}; see named_modules()")
+    return submodules
 
 
 def _listed(select: Any) -> list[Any]:

@@ -199,7 +199,17 @@ def range_checkpoints() -> None:
 def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
     """The checkpointed function, ranged as recompute of the innermost layer in forward or recompute on this thread."""
     backend = session.backend
-    if backend is None or _ranges_itself(function):
+    if backend is None:
+        return function
+    called: Any = function
+    code = getattr(called, "__code__", None)
+    if code is not None and code.co_name == "recompute_fn" and "fn" in code.co_freevars:
+        called = called.__closure__[code.co_freevars.index("fn")].cell_contents
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not isinstance(called, nn.Module) and getattr(called, "__name__", "") in ("__call__", "_wrapped_call_impl"):
+        called = getattr(called, "__self__", None)
+    if isinstance(called, nn.Module) and is_ranged(called):  # the function only calls a module that ranges itself
         return function
     for owner in reversed(backend.thread.position.owners):
         if isinstance(owner, Layer):
@@ -209,18 +219,6 @@ def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(owner, Frame):  # the backward pass, not inside a recompute
             break
     return function
-
-
-def _ranges_itself(function: Any) -> bool:
-    """Whether the function only calls a module that is already ranged."""
-    code = getattr(function, "__code__", None)
-    if code is not None and code.co_name == "recompute_fn" and "fn" in code.co_freevars:
-        function = function.__closure__[code.co_freevars.index("fn")].cell_contents
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not isinstance(function, nn.Module) and getattr(function, "__name__", "") in ("__call__", "_wrapped_call_impl"):
-        function = getattr(function, "__self__", None)
-    return isinstance(function, nn.Module) and is_ranged(function)
 
 
 @uncompiled_itself
