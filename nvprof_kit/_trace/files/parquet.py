@@ -63,7 +63,17 @@ class TableFolder(Database):
                 yield file.read(groups, other_columns)
                 continue
             batch = file.read(groups, dict.fromkeys(conditions))
-            meets = np.logical_and.reduce([_meets(batch[condition.column], condition) for condition in where])
+            meets = np.ones(batch.num_rows, dtype=bool)
+            for condition in where:
+                array = batch[condition.column]
+                if not _is_whole(array.type):
+                    meets[:] = False
+                    break
+                values = np.array([*condition.values], dtype=np.int64)
+                is_met = np.isin(_int64(array, -1), values, invert=condition.excluded)
+                if array.null_count:
+                    is_met = (is_met | _nulls(array)) if condition.or_invalid else (is_met & ~_nulls(array))
+                meets &= is_met
             if not meets.any():
                 continue
             has_any = np.logical_or.reduceat(meets, np.cumsum(file.sizes[groups]) - file.sizes[groups])
@@ -390,13 +400,3 @@ def _texts(array: Any) -> tuple[npt.NDArray[Any], int]:
         texts = np.array([*_plain(encoded.dictionary), ""], dtype=object)
         parts.append(texts[_int64(encoded.indices, len(texts) - 1)])
     return np.concatenate(parts), array.null_count
-
-
-def _meets(array: Any, condition: Where) -> npt.NDArray[np.bool_]:
-    """Which rows of a column meet a condition."""
-    if not _is_whole(array.type):
-        return np.zeros(len(array), dtype=bool)
-    is_met = np.isin(_int64(array, -1), np.array([*condition.values], dtype=np.int64), invert=condition.excluded)
-    if array.null_count:
-        is_met = (is_met | _nulls(array)) if condition.or_invalid else (is_met & ~_nulls(array))
-    return is_met

@@ -145,7 +145,8 @@ class SqliteFile(Database):
             name: [column for column in ((item,) if isinstance(item, str) else item) if self.has(table, column)]
             for name, item in columns.items()
         }
-        # the driver takes a column without values in its first rows for integers, so text is never NULL
+        # an item is the first of its columns with a value; text is never NULL, as the driver takes a column without
+        # values in its first rows for integers
         values_of = {
             name: [f"[{column}]" for column in present] + (["''"] if name in texts else [])
             for name, present in sources.items()

@@ -46,31 +46,6 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
     results = [json.loads(line) for line in process.stdout.splitlines()]
     if not results:
         raise CaptureError(f"{named}: no result in it: the report is damaged, or ncu measured no kernel")
-    return _report(results, domain, named)
-
-
-def _printed(path: Path, domain: str, named: str) -> NcuReport:
-    """Read the report with an installed ncu."""
-    ncu = os.environ.get("NCU") or shutil.which("ncu")
-    if ncu is None:
-        raise ToolError(
-            f"{named}: reading an .ncu-rep needs the ncu-report package, or ncu on PATH; "
-            'install it with: pip install "nvprof-kit[ncu]"'
-        )
-    command = [ncu, "--import", str(path), "--page", "raw", "--csv", "--print-units", "base"]
-    try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, errors="replace"
-        )
-    except OSError as error:
-        raise ToolError(f"{ncu}: cannot run it: {error.strerror}") from None
-    if process.returncode:
-        message = " ".join((process.stderr or process.stdout).split())
-        raise ToolError(f"{named}: {ncu} cannot print it: {message[:300]}")
-    return read_csv(process.stdout, domain, named)
-
-
-def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport:
     import pandas as pd
 
     numbers: list[dict[str, float]] = []
@@ -95,6 +70,27 @@ def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: units[name] for name in metrics},
     )
+
+
+def _printed(path: Path, domain: str, named: str) -> NcuReport:
+    """Read the report with an installed ncu."""
+    ncu = os.environ.get("NCU") or shutil.which("ncu")
+    if ncu is None:
+        raise ToolError(
+            f"{named}: reading an .ncu-rep needs the ncu-report package, or ncu on PATH; "
+            'install it with: pip install "nvprof-kit[ncu]"'
+        )
+    command = [ncu, "--import", str(path), "--page", "raw", "--csv", "--print-units", "base"]
+    try:
+        process = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, errors="replace"
+        )
+    except OSError as error:
+        raise ToolError(f"{ncu}: cannot run it: {error.strerror}") from None
+    if process.returncode:
+        message = " ".join((process.stderr or process.stdout).split())
+        raise ToolError(f"{named}: {ncu} cannot print it: {message[:300]}")
+    return read_csv(process.stdout, domain, named)
 
 
 def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], domain: str) -> dict[str, object]:

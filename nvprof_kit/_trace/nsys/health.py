@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,13 +80,21 @@ def read_health(path: Path) -> CaptureHealth:
         check_enums(db)
         warn_of_descriptions(db, environment=True)
         open_ranges = 0
+        ranges: Counter[str] = Counter()
+        names: dict[tuple[int, int], str] = {}
         if "NVTX_EVENTS" in db.tables:
             sources = {"id": "textId", "text": "text", "end": "end"}
             read = db.columns("NVTX_EVENTS", sources, where=[_RANGES], missing=MISSING_PAYLOAD, texts=("text",))
             open_ranges = int(np.count_nonzero(read["end"] == MISSING_PAYLOAD))
             if nameless := int(np.count_nonzero((read["id"] == MISSING_PAYLOAD) & (read["text"] == ""))):
                 db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {len(read['id'])} ranges")
-        domains, registered = _domains(db)
+        if db.has("NVTX_EVENTS", "eventType", "domainId", "globalTid", "text", "textId"):
+            names = {pair: name for name, pairs in nvtx_domains(db).by_name.items() for pair in pairs}
+            read = db.columns("NVTX_EVENTS", {"tid": "globalTid", "domain": "domainId"}, where=[_RANGES], missing=0)
+            (pids, numbers), index = distinct_rows(process_of(read["tid"]), read["domain"])
+            counts = np.bincount(index, minlength=len(pids))
+            for pid, number, count in zip(pids.tolist(), numbers.tolist(), counts.tolist(), strict=True):
+                ranges[names.get((pid, number), f"domain {number}") if number else ""] += count
         columns = {"start": "start", "end": "end", "pid": "globalPid"}
         ops = [db.columns(table, columns) for table in _OPS if db.has(table, "start", "end")]
         ops = [read for read in ops if len(read["start"])]
@@ -98,8 +107,8 @@ def read_health(path: Path) -> CaptureHealth:
             complaints=_complaints(db),
             launches=launches,
             lost=lost_count,
-            domains=domains,
-            registered=registered,
+            domains=dict(ranges),
+            registered=tuple(sorted({*names.values()})),
             open_ranges=open_ranges,
             processes=_processes(db, ops),
             window_ns=window,
@@ -135,21 +144,6 @@ def _of_process(text: str, processes: list[int | None]) -> str:
     if "the process" not in text or not pids:
         return ""
     return f" (process {min(pids)}{f' and {len(processes) - 1} more' if len(processes) > 1 else ''})"
-
-
-def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Number of ranges by domain name, and the names of all registered domains."""
-    if not db.has("NVTX_EVENTS", "eventType", "domainId", "globalTid", "text", "textId"):
-        return {}, ()
-    names = {pair: name for name, pairs in nvtx_domains(db).by_name.items() for pair in pairs}
-    read = db.columns("NVTX_EVENTS", {"tid": "globalTid", "domain": "domainId"}, where=[_RANGES], missing=0)
-    (pids, numbers), index = distinct_rows(process_of(read["tid"]), read["domain"])
-    counts = np.bincount(index, minlength=len(pids))
-    ranges: dict[str, int] = {}
-    for pid, number, count in zip(pids.tolist(), numbers.tolist(), counts.tolist(), strict=True):
-        name = names.get((pid, number), f"domain {number}") if number else ""
-        ranges[name] = ranges.get(name, 0) + count
-    return ranges, tuple(sorted(set(names.values())))
 
 
 def _processes(db: Database, ops: Sequence[Mapping[str, Int64Array]]) -> dict[int, int]:

@@ -17,11 +17,10 @@ import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any
 
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.files.packed import UNREADABLE, unpack
@@ -229,11 +228,19 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
     ]
     homes = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
     outer_homes = sorted(path for path in homes if len(re.split(r"[/\\]", path)) > 2 and not _HOME.search(path))
+    patterns = [re.compile(rf"{re.escape(home)}(?![\w.-])") for home in outer_homes]
+    nameless = [re.sub(r"[^/\\]+$", GONE, home).replace("\\", r"\\") for home in outer_homes]
     removed: Counter[str] = Counter()
 
     def rewrite(name: str, change: Callable[[str], str]) -> None:
         db.create_function(name, 1, lambda text: change(text) if isinstance(text, str) else text, deterministic=True)
 
+    def homeless(text: str) -> str:
+        for home, replacement in zip(patterns, nameless, strict=True):
+            text = home.sub(replacement, text)
+        return _HOME.sub(lambda match: f"{match[1]}{match[2]}{match[1]}{GONE}", text)
+
+    rewrite("homeless", homeless)
     rewrite("pathless", lambda text: _PATH.sub(GONE, text))
     rewrite("spoolless", lambda text: _SPOOL.sub(GONE, text))
     rewrite("nameonly", lambda text: GONE if re.match(r"\w+=[^\0]*\0", text) else text.partition("\0")[0])
@@ -242,7 +249,10 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
             if column in columns.get(table, ()):
                 removed[kind] += db.execute(statement.format(table=table)).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
-    removed["names of home folders"] += _homes(db, columns, outer_homes)
+    has_home = _HOME_LIKE + " OR instr([{0}], ?)" * len(outer_homes)
+    for table, column in text_columns(lambda sql: db.execute(sql).fetchall(), columns):
+        sql = f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE {has_home.format(column)}'
+        removed["names of home folders"] += db.execute(sql, outer_homes).rowcount
     if pattern is not None:
         db.create_function("matches", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
         for table, names in columns.items():
@@ -250,28 +260,6 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
                 sql = f'UPDATE "{table}" SET "{name}" = {_GONE_TEXT} WHERE matches("{name}")'
                 removed["texts that --also matches"] += db.execute(sql).rowcount
     return dict(removed)
-
-
-def _homes(db: sqlite3.Connection, columns: dict[str, set[str]], outer: Collection[str]) -> int:
-    """Remove the names of home folders from all paths in the export."""
-    count = 0
-    named = []
-    for home in outer:
-        nameless = re.sub(r"[^/\\]+$", GONE, home).replace("\\", r"\\")
-        named.append((re.compile(rf"{re.escape(home)}(?![\w.-])"), nameless))
-
-    def homeless(text: Any) -> Any:
-        if not isinstance(text, str):
-            return text
-        for pattern, nameless in named:
-            text = pattern.sub(nameless, text)
-        return _HOME.sub(lambda match: f"{match[1]}{match[2]}{match[1]}{GONE}", text)
-
-    db.create_function("homeless", 1, homeless, deterministic=True)
-    for table, column in text_columns(lambda sql: db.execute(sql).fetchall(), columns):
-        where = f"{_HOME_LIKE.format(column)}{''.join(f' OR instr([{column}], ?)' for _ in outer)}"
-        count += db.execute(f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE {where}', [*outer]).rowcount
-    return count
 
 
 def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:

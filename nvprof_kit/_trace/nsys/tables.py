@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, distinct_rows, few, labels
@@ -167,13 +166,22 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         keep &= ~unknown
     if not keep.all():
         read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
+    ids, index = np.unique(read["text_id"], return_inverse=True)
+    strings, has_no_id = strings_of(db, ids), read["text_id"] < 0
+    texts = [strings.get(id_, "") for id_ in ids.tolist()]
+    if has_no_id.any():  # its text is in the row itself
+        import pandas as pd
+
+        text = pd.Categorical(np.where(has_no_id, read["text"], np.array(texts, dtype=object)[index]))
+    else:
+        text = labels(index, texts)
     columns, index = distinct_rows(pid, read["domain"], read["category"])
     keys = [column.tolist() for column in columns]
     return {
         **{name: read[name] for name in ("start", "end", "kind", "tid", "payload")},
         "pid": pid,
         "category": labels(index, [domains.categories.get(row, "") for row in zip(*keys, strict=True)]),
-        "text": _range_texts(db, read["text_id"], read["text"]),
+        "text": text,
     }
 
 
@@ -204,18 +212,6 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
         for tid, end_tid, id_ in rows
         if isinstance(tid, int)
     )
-
-
-def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> Any:
-    """Resolve registered strings by id; keep other texts."""
-    import pandas as pd
-
-    ids, index = np.unique(text_id, return_inverse=True)
-    strings = strings_of(db, ids)
-    if not (text_id < 0).any():
-        return labels(index, [strings.get(int(id_), "") for id_ in ids])
-    registered = np.array([strings.get(int(id_), "") for id_ in ids], dtype=object)[index]
-    return pd.Categorical(np.where(text_id < 0, text, registered))
 
 
 def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns) -> None:
