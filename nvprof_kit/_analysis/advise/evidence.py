@@ -193,17 +193,13 @@ class Evidence(Operations):
             return "evaluation"
         named = [match.groups() for name in self.attribution.ranges.names if (match := _SEQUENCES.search(name.text))]
         prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
-        if not named:
-            decodes, prefills = (bool(is_few) for is_few in self._few_tokens())
+        if not named:  # a step has few tokens if its light kernels are short
+            light = self.classes.is_a("elementwise") | self.classes.is_a("norm")
+            light &= self.inside & (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
+            median = self.ops["ns"][light].groupby(self.attribution.step[light]).median()
+            share_of_few = float((median < FEW_TOKENS_NS).mean()) if len(median) else 0.0
+            decodes, prefills = share_of_few >= 0.2, share_of_few <= 0.8
         return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
-
-    def _few_tokens(self) -> tuple[bool, bool]:
-        """Whether a fifth of the steps or more have few tokens, and whether a fifth or more have many."""
-        light = self.classes.is_a("elementwise") | self.classes.is_a("norm")
-        light &= self.inside & (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
-        median = self.ops["ns"][light].groupby(self.attribution.step[light]).median()
-        share_of_few = float((median < FEW_TOKENS_NS).mean()) if len(median) else 0.0
-        return share_of_few >= 0.2, share_of_few <= 0.8
 
     @cached_property
     def score_kernels(self) -> Int64Array:

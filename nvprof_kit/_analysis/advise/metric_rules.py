@@ -76,7 +76,37 @@ def clocks(facts: Evidence) -> Iterator[Finding]:
     if samples is not None and len(samples):
         for device in samples["device"].unique().tolist():
             yield from _fallen(facts, device)
-    yield from _slower_gpu(facts)
+    kernels = (facts.classes.is_a("gemm") | facts.classes.is_a("attention")) & facts.inside
+    rows = facts.trace.ops[kernels]
+    if rows[["pid", "device"]].drop_duplicates().shape[0] < 2:
+        return
+    gpu = rows["pid"].astype(str) + ":" + rows["device"].astype(str)
+    median_ns = (rows["end_ns"] - rows["start_ns"]).groupby([rows["name"], gpu], observed=True).median().unstack()
+    median_ns = median_ns.dropna()
+    if len(median_ns) < COMMON_KERNELS:
+        return
+    ratio = median_ns.div(median_ns.median(axis=1), axis=0)
+    slowness = ratio.median()
+    slowest = slowness.idxmax()
+    # nearly all of its kernels are slower, not a few with other shapes
+    if slowness[slowest] < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
+        return
+    own_kernels = np.flatnonzero(kernels)[(gpu == slowest).to_numpy()]
+    device = int(facts.trace.ops["device"].iloc[own_kernels[0]])
+    on_gpu = facts.trace.ops[["pid", "device"]].eq(facts.trace.ops[["pid", "device"]].iloc[own_kernels[0]]).all(axis=1)
+    busy_ns = facts.busy_ns(np.flatnonzero(on_gpu.to_numpy() & facts.inside))
+    figures = (
+        f"GPU {device} takes {100 * (slowness[slowest] - 1):.1f} % longer than the median GPU for the same "
+        f"{len(median_ns)} matrix product and attention kernels"
+    )
+    longest = own_kernels[np.argmax(facts.ops["ns"].to_numpy()[own_kernels])]
+    layer, phase = (str(facts.ops[name].iloc[longest]) for name in ("layer", "phase"))
+    yield Finding(
+        "gpu-clocks", f"GPU {device} is slower than its peers", figures, layer, phase, *facts.longest(own_kernels),
+        int(busy_ns * (1 - 1 / float(slowness[slowest]))) * facts.gpus,  # the others wait for it
+        "compare its clocks, power limit and temperature with the others' (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
+        "medium", "the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
+    )  # fmt: skip
 
 
 def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
@@ -120,39 +150,4 @@ def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
         "look at power and temperature while it runs (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE): raise the power "
         "limit, cool it, or lock a clock that it can hold (nvidia-smi -lgc)",
         "medium", "nvidia-smi names no reason for lower clocks while the program runs",
-    )  # fmt: skip
-
-
-def _slower_gpu(facts: Evidence) -> Iterator[Finding]:
-    """The finding that a GPU runs the same kernels slower than the others of the capture."""
-    kernels = (facts.classes.is_a("gemm") | facts.classes.is_a("attention")) & facts.inside
-    rows = facts.trace.ops[kernels]
-    if rows[["pid", "device"]].drop_duplicates().shape[0] < 2:
-        return
-    gpu = rows["pid"].astype(str) + ":" + rows["device"].astype(str)
-    median_ns = (rows["end_ns"] - rows["start_ns"]).groupby([rows["name"], gpu], observed=True).median().unstack()
-    median_ns = median_ns.dropna()
-    if len(median_ns) < COMMON_KERNELS:
-        return
-    ratio = median_ns.div(median_ns.median(axis=1), axis=0)
-    slowness = ratio.median()
-    slowest = slowness.idxmax()
-    # nearly all of its kernels are slower, not a few with other shapes
-    if slowness[slowest] < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
-        return
-    own_kernels = np.flatnonzero(kernels)[(gpu == slowest).to_numpy()]
-    device = int(facts.trace.ops["device"].iloc[own_kernels[0]])
-    on_gpu = facts.trace.ops[["pid", "device"]].eq(facts.trace.ops[["pid", "device"]].iloc[own_kernels[0]]).all(axis=1)
-    busy_ns = facts.busy_ns(np.flatnonzero(on_gpu.to_numpy() & facts.inside))
-    figures = (
-        f"GPU {device} takes {100 * (slowness[slowest] - 1):.1f} % longer than the median GPU for the same "
-        f"{len(median_ns)} matrix product and attention kernels"
-    )
-    longest = own_kernels[np.argmax(facts.ops["ns"].to_numpy()[own_kernels])]
-    layer, phase = (str(facts.ops[name].iloc[longest]) for name in ("layer", "phase"))
-    yield Finding(
-        "gpu-clocks", f"GPU {device} is slower than its peers", figures, layer, phase, *facts.longest(own_kernels),
-        int(busy_ns * (1 - 1 / float(slowness[slowest]))) * facts.gpus,  # the others wait for it
-        "compare its clocks, power limit and temperature with the others' (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
-        "medium", "the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
     )  # fmt: skip

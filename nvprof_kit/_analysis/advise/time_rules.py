@@ -323,7 +323,16 @@ def loading(facts: Evidence) -> Iterator[Finding]:
     )
     once = "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False"
     steps = facts.steps["idle_loading_ns"] > 0.01 * facts.steps["wall_ns"].clip(lower=1)
-    steps_that_load, calls = int(steps.sum()), _calls_that_load(facts, rows) if len(rows) else 0
+    steps_that_load, calls = int(steps.sum()), 0
+    if len(rows):  # in how many calls of the layer that loads most it loads; none outside layers
+        worst, gaps, ranges = _worst(rows), facts.times.gaps, facts.attribution.ranges
+        gaps = gaps[
+            (gaps["cause"] == "loading") & (gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])
+        ]
+        named = np.array([name.text == worst["layer"] for name in ranges.names], dtype=bool)
+        starts = np.sort(ranges.start[named[ranges.name]]) if len(named) else ranges.start[:0]
+        call = np.searchsorted(starts, (gaps["start_ns"] + gaps["idle_ns"]).to_numpy(), side="right")
+        calls = len(np.unique(call[call > 0]))
     recurs = steps_that_load > 1 if facts.choice.count else calls > CALLS_OF_WARM_UP
     for finding in _idle(
         facts, "loading", ("loading",), LOADING_SHARE,
@@ -338,18 +347,6 @@ def loading(facts: Evidence) -> Iterator[Finding]:
         elif recurs:
             where = f"; in {calls} calls of this layer"
         yield replace(finding, evidence=finding.evidence + where)
-
-
-def _calls_that_load(facts: Evidence, rows: pd.DataFrame) -> int:
-    """In how many calls of the layer that loads most it loads; 0 outside layers."""
-    worst, gaps, ranges = _worst(rows), facts.times.gaps, facts.attribution.ranges
-    gaps_there = gaps[
-        (gaps["cause"] == "loading") & (gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])
-    ]
-    named = np.array([name.text == worst["layer"] for name in ranges.names], dtype=bool)
-    starts = np.sort(ranges.start[named[ranges.name]]) if len(named) else ranges.start[:0]
-    call = np.searchsorted(starts, (gaps_there["start_ns"] + gaps_there["idle_ns"]).to_numpy(), side="right")
-    return len(np.unique(call[call > 0]))
 
 
 def garbage(facts: Evidence) -> Iterator[Finding]:

@@ -178,7 +178,8 @@ def unfused_chains(facts: Evidence) -> Iterator[Finding]:
     outside = names.get_loc(NO_LAYER) if NO_LAYER in names else -1
     first = np.append(0, order[np.flatnonzero(starts)])  # each chain's first operation; chain 0 is empty
     saved[layer[first] == outside] = 0
-    total = min(int(saved.sum()), facts.busy_ns(order[(saved > 0)[chain]]))
+    in_chains = order[(saved > 0)[chain]]
+    total = min(int(saved.sum()), facts.busy_ns(in_chains))
     if total < CHAIN_SHARE * facts.wall_ns:
         return
     phases = ops["phase"].cat.categories
@@ -194,7 +195,8 @@ def unfused_chains(facts: Evidence) -> Iterator[Finding]:
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
     advice = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
-    if _layout_changes(facts, order[(saved > 0)[chain]]) >= LAYOUT_SHARE * float(chain_ns[saved > 0].sum()):
+    change_layout = facts.among(facts.trace.ops["name"].iloc[in_chains], _LAYOUT)
+    if ops["ns"].to_numpy()[in_chains][change_layout].sum() >= LAYOUT_SHARE * float(chain_ns[saved > 0].sum()):
         advice = (
             "keep the model and its input in memory_format=torch.channels_last: many of them change the layout around "
             f"convolutions; then {advice}"
@@ -205,16 +207,6 @@ def unfused_chains(facts: Evidence) -> Iterator[Finding]:
         "unfused-chains", "Chains of small memory-bound kernels", figures, name, where, start, end, total, advice,
         "medium", refuted,
     )  # fmt: skip
-
-
-def _layout_changes(facts: Evidence, rows: Int64Array) -> int:
-    """GPU time of those of these operations that change a tensor's layout for cuDNN, in ns."""
-    names = facts.trace.ops["name"].cat
-    changes = np.array([bool(_LAYOUT.search(str(name))) for name in names.categories], dtype=bool)
-    if not len(changes):
-        return 0
-    code = names.codes.to_numpy()[rows]
-    return int(facts.ops["ns"].to_numpy()[rows][changes[code] & (code >= 0)].sum())
 
 
 def fp32_gemms(facts: Evidence) -> Iterator[Finding]:
