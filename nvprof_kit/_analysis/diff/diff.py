@@ -241,7 +241,15 @@ def diff(
     )
     if not any(len(sums.steps) for sums in (*before, *after)):
         before, after = (tuple(block_sums(run, own_rules) for run in side) for side in sides)
-    reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], min_steps)
+    (first, sums_of_first), *other_captures = captures = [*zip((*infos[0], *infos[1]), (*before, *after), strict=True)]
+    reasons = [reason for info, sums in other_captures for reason in _unlike(first, info, sums_of_first, sums)]
+    reasons += [
+        f"{info.path} has {len(sums.steps)} steps to compare, needed {min_steps}: capture more, or mark "
+        "them with nvprof_kit.step(...)"
+        for info, sums in captures
+        if len(sums.steps) < min_steps
+    ]
+    reasons = list(dict.fromkeys(reasons))
     none = not all(len(sums.steps) for sums in (*before, *after))
     if reasons and (none or not anyway):
         raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
@@ -269,11 +277,7 @@ def diff(
         unit="block" if before[0].blocks else "step",
         notes=(
             *_block_notes(before, after),
-            *(
-                f"{info.path}: {excluded}"
-                for info, sums in zip((*infos[0], *infos[1]), (*before, *after), strict=True)
-                for excluded in sums.left_out
-            ),
+            *(f"{info.path}: {excluded}" for info, sums in captures for excluded in sums.left_out),
             *_stalls((*infos[0], *infos[1]), (*before, *after), stalled),
             *_notes(rows, noise, on_gpu, widening, with_communication),
         ),
@@ -352,21 +356,6 @@ def _block_notes(before: Sequence[StepSums], after: Sequence[StepSums]) -> list[
         f"The median block takes {medians[0] / 1e6:.2f} → {medians[1] / 1e6:.2f} ms{change}; the GPU is idle for "
         f"{idle[0]:.1f} of {window[0]:.1f} → {idle[1]:.1f} of {window[1]:.1f} ms of the window.",
     ]
-
-
-def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], min_steps: int) -> list[str]:
-    """Reasons not to compare: the captures measure different things, or have too few steps."""
-    reasons: list[str] = []
-    (first, sums), *other_captures = captures
-    for other, its in other_captures:
-        reasons += _unlike(first, other, sums, its)
-    reasons += [
-        f"{info.path} has {len(sums.steps)} steps to compare, needed {min_steps}: capture more, or mark "
-        "them with nvprof_kit.step(...)"
-        for info, sums in captures
-        if len(sums.steps) < min_steps
-    ]
-    return list(dict.fromkeys(reasons))
 
 
 def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums) -> list[str]:
@@ -466,10 +455,14 @@ def _rows(
     for level in LEVELS:
         keys = [key for key in present if key[0] == level]
         if keys:
+            # layers whose paths differ only in their numbers are equal
+            equals, _ = pd.factorize(
+                pd.Series([(_NUMBER.sub("*", layer), *other_keys) for _, layer, *other_keys in keys])
+            )
             changes = effects(
                 [_matrix(keys, run) for run in sides[0]],
                 [_matrix(keys, run) for run in sides[1]],
-                _equals(keys),
+                equals,
                 noise.step if level == "step" else noise.operations,
                 widen=level in ("layer", "layer class"),
             )
@@ -483,13 +476,6 @@ def _rows(
 def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
     width = len(samples["step", "", "", ""])
     return np.array([samples.get(key, np.zeros(width)) for key in keys])
-
-
-def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
-    """A group number for each row; layers whose paths differ only in their numbers share one."""
-    named = [(_NUMBER.sub("*", layer), phase, kernel_class) for _, layer, phase, kernel_class in keys]
-    index = {row: number for number, row in enumerate(dict.fromkeys(named))}
-    return np.array([index[row] for row in named], dtype=np.int64)
 
 
 def _level(keys: list[Key], changes: Effects, noise: Noise) -> pd.DataFrame:

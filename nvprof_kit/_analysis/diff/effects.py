@@ -171,7 +171,10 @@ def effects(
     change = _relative(effect, logs, is_known)
     low, high, at_most = (_relative(effect + by, logs, both) for by in (-half, half, one_sided))
     base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in estimate)
-    at_most = _with_stalls(at_most, base, new, [run.stalled for run in after])
+    # a stall of NEW may come back in each run, which is a slowdown and few steps cannot tell: count it in the bound
+    rows = np.flatnonzero(np.logical_or.reduce([run.stalled >= 0 for run in after]))
+    base_mean, new_mean = (np.mean([run[rows].mean(axis=1) for run in side], axis=0) for side in (base, new))
+    at_most[rows] = np.fmax(at_most[rows], new_mean / base_mean - 1)
     return Effects(
         base_time,
         new_time,
@@ -187,19 +190,6 @@ def effects(
     )
 
 
-def _with_stalls(
-    at_most: Floats, base: Sequence[Floats], new: Sequence[Floats], stalled: Sequence[npt.NDArray[np.int64]]
-) -> Floats:
-    """Raise the upper bound of rows that stalled in NEW to the change of their means over all steps: a stall that comes
-    back in each run is a slowdown, and few steps cannot tell.
-    """
-    rows = np.flatnonzero(np.logical_or.reduce([run >= 0 for run in stalled]))
-    before, after = (np.mean([run[rows].mean(axis=1) for run in side], axis=0) for side in (base, new))
-    stalls: Floats = at_most.copy()
-    stalls[rows] = np.fmax(at_most[rows], after / before - 1)
-    return stalls
-
-
 def _relative(value: Floats, logs: npt.NDArray[np.bool_], is_known: npt.NDArray[np.bool_]) -> Floats:
     with np.errstate(over="ignore"):
         relative = np.where(logs, np.expm1(np.where(logs, value, 0.0)), value)
@@ -207,6 +197,8 @@ def _relative(value: Floats, logs: npt.NDArray[np.bool_], is_known: npt.NDArray[
 
 
 def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int64]) -> _Run:
+    import pandas as pd
+
     count = times.shape[1]
     cut = int(TRIM * count)
     level, variance = _mean(times, 0)
@@ -219,7 +211,8 @@ def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int6
         if len(rows):
             included = np.arange(count) != stalled[rows, None]
             level[rows], variance[rows] = _mean(np.log(times[rows][included].reshape(len(rows), count - 1)), 0)
-        variance[logs] = np.maximum(variance[logs], _typical(variance[logs], equals[logs]))
+        of_equals = pd.Series(variance[logs]).groupby(equals[logs])
+        variance[logs] = np.maximum(variance[logs], of_equals.transform("median").to_numpy(dtype=np.float64))
     return _Run(level, variance, np.maximum(count - 2 * cut - 1.0 - (stalled >= 0), 1), stalled)
 
 
@@ -245,13 +238,6 @@ def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:
     clipped = np.clip(values, included[:, :1], included[:, -1:])
     left = included.shape[1]
     return included.mean(axis=1), clipped.var(axis=1, ddof=1) * (count - 1) / (left * (left - 1))
-
-
-def _typical(values: Floats, groups: npt.NDArray[np.int64]) -> Floats:
-    """For each value the median of its group."""
-    import pandas as pd
-
-    return pd.Series(values).groupby(groups).transform("median").to_numpy(dtype=np.float64)
 
 
 def _variance(

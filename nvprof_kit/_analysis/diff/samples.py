@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.attribution.intervals import begins, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -43,7 +43,7 @@ class StepSums:
         steps: Number of each step, in order of time; numbers may repeat.
         wall: Length of each step in ns, the mean over devices, shape ``(len(steps),)``.
         by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
-        kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
+        kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (counts by owner, a
             hashable thing that is equal for kernels doing the same work).
         left_out: A sentence for each warm-up step that says whether it was compared.
         blocks: Where the capture has no steps, the blocks that stand for them: ``blocks.*``.
@@ -92,7 +92,12 @@ def step_sums(
     of_op = column[attribution.step]
     layer, phase = op_owners(attribution)
     sums = _sums(trace, classes, (layer, phase), of_op, steps)
-    return replace(sums, wall=_wall(trace, attribution, column, len(steps)), left_out=left_out)
+    windows = step_windows(trace, attribution)
+    step = column[windows.instance]
+    compared = step >= 0
+    wall = exact_sums(step[compared], (windows.end - windows.start)[compared], len(steps))
+    stretches = np.bincount(step[compared], minlength=len(steps))  # on the devices
+    return replace(sums, wall=wall / np.maximum(stretches, 1), left_out=left_out)
 
 
 def block_sums(trace: Trace, own_rules: Sequence[Rule] = (), attributed: Operations | None = None) -> StepSums:
@@ -178,23 +183,6 @@ def _sums(
     )
 
 
-def _wall(trace: Trace, attribution: Attribution, column: Int64Array, steps: int) -> npt.NDArray[np.float64]:
-    """Length of each step, the mean over its stretches on the devices.
-
-    Args:
-        trace: The capture.
-        attribution: Its steps.
-        column: For each instance of a step its place among the compared ones, or `NONE`; with `NONE` appended.
-        steps: How many steps are compared.
-    """
-    windows = step_windows(trace, attribution)
-    index = column[windows.instance]
-    rows_of_step = np.flatnonzero(index >= 0)
-    count = np.bincount(index[rows_of_step], minlength=steps)
-    total = exact_sums(index[rows_of_step], (windows.end - windows.start)[rows_of_step], steps)
-    return total / np.maximum(count, 1)
-
-
 def _kernels(
     trace: Trace, classes: KernelClasses, pair: npt.NDArray[np.int64], inside: npt.NDArray[np.int64], steps: int
 ) -> pd.DataFrame:
@@ -214,9 +202,7 @@ def _kernels(
         }
     )
     by_place = frame.groupby(["name", "code", "key"], sort=True)["count"].sum().reset_index()
-    where = by_place.groupby("name")["count"].apply(
-        lambda counts: (len(counts), int(counts.sum()), tuple(sorted(counts / steps)))
-    )
+    where = by_place.groupby("name")["count"].apply(lambda counts: tuple(sorted(counts / steps)))
     table = frame.groupby(["name", "code"], sort=False)[["count", "gpu_ns"]].sum().reset_index()
     kernels: pd.DataFrame = pd.DataFrame(
         {
@@ -248,8 +234,41 @@ _SAME_COUNT = 1e-9
 
 def compared_kernels(before: Sequence[StepSums], after: Sequence[StepSums]) -> tuple[pd.DataFrame, tuple[float, float]]:
     """What changed about the kernels, with `KERNEL_COLUMNS`, the costliest first, and kernels per step of each side."""
+    import pandas as pd
+
     base, new = (_mean([sums.kernels for sums in side]) for side in (before, after))
-    return _compared(base, new), (float(base["count"].sum()), float(new["count"].sum()))
+    gone, added = (
+        side[~side["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
+        for side, other in ((base, new), (new, base))
+    )
+    left: list[dict[Any, Any]] = added.to_dict("records")
+    none = {"name": "", "count": 0.0, "gpu_ns": 0.0}
+    rows = []
+    for old in gone.to_dict("records"):
+        # renamed if of one class, and run as often per step in as many places
+        same = next(
+            (
+                kernel
+                for kernel in left
+                if kernel["kernel_class"] == old["kernel_class"] and kernel["where"] == old["where"]
+            ),
+            None,
+        )
+        if same is not None:
+            left.remove(same)
+        rows.append(_row("renamed" if same else "gone", old, same or none))
+    rows += [
+        _row("new", none | {"name": kernel["name"], "kernel_class": kernel["kernel_class"]}, kernel) for kernel in left
+    ]
+    both = base.merge(new, on="name", suffixes=("", "_new"))
+    changed = both[(both["count"] - both["count_new"]).abs() > _SAME_COUNT]
+    rows += [
+        _row("launches", kernel, {"name": "", "count": kernel["count_new"], "gpu_ns": kernel["gpu_ns_new"]})
+        for kernel in changed.to_dict("records")
+    ]
+    table = pd.DataFrame(rows, columns=list(KERNEL_COLUMNS)).astype({"base_ns": "int64", "new_ns": "int64"})
+    order = np.argsort(-table[["base_ns", "new_ns"]].max(axis=1).to_numpy(), kind="stable")
+    return table.iloc[order].reset_index(drop=True), (float(base["count"].sum()), float(new["count"].sum()))
 
 
 def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -266,45 +285,8 @@ def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return means
 
 
-def _compared(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """Kernels that only one side has, paired as renamed if they do the same work, and those whose count changed."""
-    import pandas as pd
-
-    gone, added = (
-        side[~side["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
-        for side, other in ((before, after), (after, before))
-    )
-    left: list[dict[Any, Any]] = added.to_dict("records")
-    none = {"name": "", "count": 0.0, "gpu_ns": 0.0}
-    rows = []
-    for old in gone.to_dict("records"):
-        same = next((kernel for kernel in left if _same_work(old, kernel)), None)
-        if same is not None:
-            left.remove(same)
-        rows.append(_row("renamed" if same else "gone", old, same or none))
-    rows += [
-        _row("new", none | {"name": kernel["name"], "kernel_class": kernel["kernel_class"]}, kernel) for kernel in left
-    ]
-    both = before.merge(after, on="name", suffixes=("", "_new"))
-    changed = both[(both["count"] - both["count_new"]).abs() > _SAME_COUNT]
-    rows += [
-        _row("launches", kernel, {"name": "", "count": kernel["count_new"], "gpu_ns": kernel["gpu_ns_new"]})
-        for kernel in changed.to_dict("records")
-    ]
-    table = pd.DataFrame(rows, columns=list(KERNEL_COLUMNS)).astype({"base_ns": "int64", "new_ns": "int64"})
-    order = np.argsort(-table[["base_ns", "new_ns"]].max(axis=1).to_numpy(), kind="stable")
-    frame: pd.DataFrame = table.iloc[order].reset_index(drop=True)
-    return frame
-
-
 def _row(kind: str, old: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...]:
     name = now["name"] if kind == "renamed" else ""
     count = now["count"] if kind == "new" else old["count"]
     time_ns = (old["gpu_ns"], now["gpu_ns"])
     return (kind, old["name"], name, old["kernel_class"], count, *time_ns, old["count"], now["count"])
-
-
-def _same_work(first: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    """Whether two kernels are of one class and run as often per step in as many places."""
-    places = [(row["kernel_class"], row["where"][0], row["where"][2]) for row in (first, other)]
-    return places[0] == places[1]
