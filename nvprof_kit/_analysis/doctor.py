@@ -35,20 +35,22 @@ _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred",
 def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:
     """Findings of each capture by its path, most severe first; one without kernels is judged relative to the others."""
     any_kernels = any(capture.rows.get(_KERNELS) for capture in captures)
-    return {capture.path: by_severity(_examine(capture, any_kernels)) for capture in captures}
+    checks = (_tables, _columns, _processes, _ranges, _complaints, _graphs, _overhead, _length, _secrets)
+    return {
+        capture.path: by_severity(
+            [*_kernels(capture, any_kernels), *(finding for check in checks for finding in check(capture))]
+        )
+        for capture in captures
+    }
 
 
 def examine_trace(trace: Trace) -> tuple[Finding, ...]:
     """Findings of a PyTorch trace, most severe first."""
-    return by_severity(_examine_trace(trace))
-
-
-def _examine_trace(trace: Trace) -> Iterator[Finding]:
     info, operations = trace.info, len(trace.ops)
     if info.on_gpu:
-        yield checked("ok", "kernels", f"{operations:,} GPU operations, {len(trace.api):,} launching calls")
+        kernels = checked("ok", "kernels", f"{operations:,} GPU operations, {len(trace.api):,} launching calls")
     else:
-        yield checked(
+        kernels = checked(
             "warning",
             "kernels",
             f"no GPU operation, {operations:,} intervals of CPU operators",
@@ -58,9 +60,9 @@ def _examine_trace(trace: Trace) -> Iterator[Finding]:
         )
     layers = int((trace.ranges["category"].isin([category.value for category in LAYER_CATEGORIES])).sum())
     if layers:
-        yield checked("ok", "ranges", f"{layers:,} calls of modules")
+        ranges = checked("ok", "ranges", f"{layers:,} calls of modules")
     else:
-        yield checked(
+        ranges = checked(
             "warning",
             "ranges",
             "no calls of modules",
@@ -68,7 +70,8 @@ def _examine_trace(trace: Trace) -> Iterator[Finding]:
             "record with nvprof-kit record --annotate, or with with_stack=True",
         )
     window_ns = int(trace.ops["end_ns"].max() - trace.ops["start_ns"].min()) if operations else 0
-    yield from _length(CaptureHealth(info.path, info.schema, {}, window_ns=window_ns))
+    length = _length(CaptureHealth(info.path, info.schema, {}, window_ns=window_ns))
+    return by_severity([kernels, ranges, *length])
 
 
 _CHECKED = ("lost-kernels", "overhead", "whole-graphs", "nsys-message", "open-ranges", "no-layers", "no-gpu", "rows")
@@ -80,19 +83,6 @@ def examine_issues(issues: Iterable[Issue]) -> Iterator[Finding]:
     for issue in in_order(issues):
         if issue.code not in _CHECKED:
             yield checked(issue.severity, "analysis", issue)
-
-
-def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
-    yield from _kernels(capture, others_have_kernels)
-    yield from _tables(capture)
-    yield from _columns(capture)
-    yield from _processes(capture)
-    yield from _ranges(capture)
-    yield from _complaints(capture)
-    yield from _graphs(capture)
-    yield from _overhead(capture)
-    yield from _length(capture)
-    yield from _secrets(capture)
 
 
 def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
@@ -245,23 +235,20 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
         if (complete or unknown) and text in guesses:
             continue
         is_loss = any(word in text.lower() for word in _LOSSES)
+        fix = "check this machine: nvprof-kit doctor"
+        if "driver version" in text:
+            fix = "install the nsys of the driver's CUDA release or a newer one; nvprof-kit doctor names it"
+        elif is_loss:
+            fix = "capture a shorter window and trace less, with an nsys as new as the driver"
+        elif "cudnn" in text.lower():
+            fix = "leave cudnn out of --trace; the tables do not need it"
         yield checked(
             "error" if is_loss and not GUESS.search(text) else "warning",
             "lost-events" if is_loss else "nsys-error" if is_error else "nsys-warning",
             text + (f" ({count} times)" if count > 1 else ""),
             "if events are missing, sums are too small" if is_loss else "nsys wrote this into the capture",
-            _fix(text, is_loss),
+            fix,
         )
-
-
-def _fix(complaint: str, is_loss: bool) -> str:
-    if "driver version" in complaint:
-        return "install the nsys of the driver's CUDA release or a newer one; nvprof-kit doctor names it"
-    if is_loss:
-        return "capture a shorter window and trace less, with an nsys as new as the driver"
-    if "cudnn" in complaint.lower():
-        return "leave cudnn out of --trace; the tables do not need it"
-    return "check this machine: nvprof-kit doctor"
 
 
 def _graphs(capture: CaptureHealth) -> Iterator[Finding]:

@@ -180,6 +180,14 @@ def timeline(
     windows = {device: (int(edges.min()), int(edges.max())) for device, edges in by_device.items()}
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
+    if steps_idle:
+        cut = step_windows(trace, attribution)
+        ordinal = np.array([device.device for device in cut.devices], dtype=np.int64)[cut.device]
+        for device in np.unique(ordinal[cut.in_step]).tolist():
+            of_steps, edges = cut.in_step & (ordinal == device), by_device[device]
+            by_device[device] = np.array(
+                [[min(edges.min(), cut.start[of_steps].min()), max(edges.max(), cut.end[of_steps].max())]]
+            )
     return Timeline(
         step=None if instance is None else int(attribution.ranges.steps[instance]),
         instance=instance,
@@ -189,7 +197,7 @@ def timeline(
         ops=_ops(trace, attribution, rows, lane),
         spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
         ranges=_cpu_ranges(attribution.ranges, window_start, end),
-        idle=_idle(trace, attribution, rows, _of_all_steps(trace, attribution, by_device) if steps_idle else by_device),
+        idle=_idle(trace, attribution, rows, by_device),
         windows=windows,
         steps=_steps(trace, attribution, chosen),
     )
@@ -278,21 +286,6 @@ def _by_device(
         first = np.flatnonzero(np.diff(run[device_rows], prepend=-1))
         edges = np.minimum.reduceat(cut.start[device_rows], first), np.maximum.reduceat(cut.end[device_rows], first)
         edges_of_device[ordinal_value] = np.stack(edges, axis=1)
-    return edges_of_device
-
-
-def _of_all_steps(
-    trace: Trace, attribution: Attribution, windows: Mapping[int, Int64Array]
-) -> Mapping[int, Int64Array]:
-    """Extend each device's window to the start of the first step and the end of the last."""
-    cut, edges_of_device = step_windows(trace, attribution), dict(windows)
-    ordinal = np.array([device.device for device in cut.devices], dtype=np.int64)[cut.device]
-    for device in np.unique(ordinal[cut.in_step]).tolist():
-        rows = np.flatnonzero(cut.in_step & (ordinal == device))
-        edges = edges_of_device[device]
-        edges_of_device[device] = np.array(
-            [[min(edges.min(), cut.start[rows].min()), max(edges.max(), cut.end[rows].max())]]
-        )
     return edges_of_device
 
 

@@ -115,21 +115,11 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
 
 
 def _judge_stages(calls: pd.DataFrame, times: pd.DataFrame, chosen: tuple[str, ...]) -> Verdict:
-    """Judge the ranks by the time in some stages."""
+    """Judge the ranks by the time in some stages: what is lost in each step, then who loses it."""
+    # a row per step, a column per rank
     waits = times[[name for name in chosen if name in times]].sum(axis=1, min_count=1).unstack("rank").dropna()
     if waits.empty:
         return Verdict("unknown", "no call of the collective's stage is shared by all ranks after the warm-up")
-    outermost = calls.groupby("stage", observed=True)["depth"].median() == 0
-    return _judge(times, waits, chosen, [str(name) for name in outermost.index[outermost]])
-
-
-def time_of(calls: pd.DataFrame) -> pd.Series[int]:
-    """The time for comparing ranks, in ns: GPU time if every call has it, else CPU time."""
-    return calls["cpu_ns"] if calls["cuda_ns"].isna().any() else calls["cuda_ns"].astype("int64")
-
-
-def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
-    """Judge the time lost in each step, then who lost it; ``waits`` has one row per step and one column per rank."""
     ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
     shortest_waits, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
     gaps = victim_waits - shortest_waits
@@ -146,7 +136,9 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
     # the stage named like a step, or the sum of the outermost stages
     stage_means: pd.Series[float] = times[times.index.get_level_values("rank") == median_rank].mean()
     step = next((name for name in stage_means.index if name.lower() in _STEP), None)
-    step_ns = float(stage_means[step] if step is not None else stage_means.reindex(outermost).sum())
+    outermost = calls.groupby("stage", observed=True)["depth"].median() == 0
+    outermost_means = stage_means.reindex([str(name) for name in outermost.index[outermost]])
+    step_ns = float(stage_means[step] if step is not None else outermost_means.sum())
     score = gap / step_ns if step_ns else 0.0
     facts: dict[str, Any] = {"collective": chosen, "steps": steps, "gap_ns": round(gap), "score": score}
     stage = " + ".join(chosen)
@@ -187,6 +179,11 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
     reason += f"; {cause} takes longer there and explains {100 * share:.0f} % of it" if cause else ""
     late_rank = worst if len(recurring) == 1 else None
     return Verdict(severity, reason, rank=late_rank, recurrence=recurrence, cause=cause, cause_share=share, **facts)
+
+
+def time_of(calls: pd.DataFrame) -> pd.Series[int]:
+    """The time for comparing ranks, in ns: GPU time if every call has it, else CPU time."""
+    return calls["cpu_ns"] if calls["cuda_ns"].isna().any() else calls["cuda_ns"].astype("int64")
 
 
 def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: float) -> tuple[str, float]:
@@ -291,7 +288,19 @@ def timers(
         offset_ns=calls["start_ns"] - calls["start_ns"].min(),
         depth=nest(*(calls[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))).depth,
     )
-    rows = _statistics(calls, ["stage", "rank"] if by == "rank" else ["stage"])
+    groups = calls.groupby(["stage", "rank"] if by == "rank" else ["stage"], observed=True)
+    rows = groups.size().to_frame("calls")
+    for clock in ("cpu", "cuda"):
+        times = groups[f"{clock}_ns"]
+        for name, values in {
+            "total": times.sum(min_count=1),
+            "mean": times.mean(),
+            "median": times.median(),
+            "p95": times.quantile(0.95),
+            "min": times.min(),
+            "max": times.max(),
+        }.items():
+            rows[f"{clock}_{name}_ns"] = values.astype("Float64").round().astype("Int64")
     rows = rows.join(_skew(calls), on="stage").reset_index()
     if "rank" not in rows:
         rows["rank"] = pd.array([None] * len(rows), dtype="Int64")
@@ -317,23 +326,6 @@ def _chosen(logs: TimerLogs, steps: StepOptions) -> pd.DataFrame:
     stages: pd.DataFrame = logs.stages[is_chosen[logs.stages["call"].to_numpy()]].reset_index(drop=True)
     stages["stage"] = stages["stage"].cat.remove_unused_categories()
     return stages
-
-
-def _statistics(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    groups = calls.groupby(keys, observed=True)
-    table = groups.size().to_frame("calls")
-    for clock in ("cpu", "cuda"):
-        times = groups[f"{clock}_ns"]
-        for name, values in {
-            "total": times.sum(min_count=1),
-            "mean": times.mean(),
-            "median": times.median(),
-            "p95": times.quantile(0.95),
-            "min": times.min(),
-            "max": times.max(),
-        }.items():
-            table[f"{clock}_{name}_ns"] = values.astype("Float64").round().astype("Int64")
-    return table
 
 
 def _skew(calls: pd.DataFrame) -> pd.DataFrame:

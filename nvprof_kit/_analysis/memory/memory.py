@@ -204,8 +204,13 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         & (allocations["end"] > summary.peak_event)
     ]
     before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
-    left = allocations[(allocations["start"] >= 0) & (allocations["end"] == len(events))]
+    left = allocations[(allocations["start"] >= 0) & (allocations["end"] == len(events)) & allocations["step"].notna()]
     left = left.assign(stack=stack_texts(snapshot.stacks, rows[left["start"].to_numpy()]))
+    places = left.groupby(["layer", "phase", "stack"], observed=True, sort=False)
+    leaks = places.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
+    leaks = leaks[leaks["steps"] >= _LEAK_STEPS]
+    leaks["bytes_per_step"] = (leaks["bytes"] // leaks["steps"].clip(lower=1)).astype("int64")
+    leaks = leaks.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
     named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
     summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
     stacks = stack_texts(snapshot.stacks, rows[at_peak["start"].to_numpy()])
@@ -217,7 +222,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         by_size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
         traffic=traffic_table(allocations, len(events)),
         steps=step_table(allocations, level, labels["step"].loc[events["label"].cat.codes]),
-        leaks=_leaks(left),
+        leaks=leaks[list(LEAKS)],
         segments=segments,
         level_bytes=level,
         reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
@@ -289,18 +294,6 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
         }
     )
     return lifetimes
-
-
-def _leaks(left: pd.DataFrame) -> pd.DataFrame:
-    """Allocations from the same place that at least `_LEAK_STEPS` steps left behind."""
-    by_step = left[left["step"].notna()]
-    groups = by_step.groupby(["layer", "phase", "stack"], observed=True, sort=False)
-    leaks = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
-    leaks = leaks[leaks["steps"] >= _LEAK_STEPS]
-    leaks["bytes_per_step"] = (leaks["bytes"] // leaks["steps"].clip(lower=1)).astype("int64")
-    leaks = leaks.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
-    in_order: pd.DataFrame = leaks[list(LEAKS)]
-    return in_order
 
 
 def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) -> list[Issue]:

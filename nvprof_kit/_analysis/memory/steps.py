@@ -131,27 +131,18 @@ def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
         allocations: Blocks: columns start, end (numbers of events), size_bytes, layer, phase.
         events: How many events there are: a block with this end is held at the end.
     """
+    import pandas as pd
+
     in_window = allocations[allocations["start"] >= 0]
     groups = in_window.groupby(["layer", "phase"], observed=True, sort=False)
     table = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
-    table["peak_bytes"] = _peak_by_group(groups.ngroup().to_numpy(), in_window)
+    frees = in_window.assign(start=in_window["end"], size_bytes=-in_window["size_bytes"])
+    changes = pd.concat([in_window, frees]).sort_values("start", kind="stable", ignore_index=True)
+    place = [changes["layer"], changes["phase"]]
+    level = changes.groupby(place, observed=True, sort=False)["size_bytes"].cumsum()
+    table["peak_bytes"] = level.groupby(place, observed=True, sort=False).max()
     kept_bytes = in_window["size_bytes"].where(in_window["end"] == events, 0)
     table["kept_bytes"] = kept_bytes.groupby([in_window["layer"], in_window["phase"]], observed=True, sort=False).sum()
     typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
     in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
     return in_order
-
-
-def _peak_by_group(group: Int64Array, allocations: pd.DataFrame) -> Int64Array:
-    """The most bytes that each group held at any time."""
-    if not len(allocations):
-        return np.array([], dtype=np.int64)
-    size = allocations["size_bytes"].to_numpy()
-    groups = np.concatenate([group, group])
-    times = np.concatenate([allocations["start"].to_numpy(), allocations["end"].to_numpy()])
-    change = np.concatenate([size, -size])
-    order = np.lexsort((times, groups))
-    level = np.cumsum(change[order])  # each group's changes cancel out, so the next begins at 0
-    first = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    peaks: Int64Array = np.maximum.reduceat(level, first)
-    return peaks

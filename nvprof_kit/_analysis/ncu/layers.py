@@ -223,11 +223,19 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     Raises:
         CaptureError: The report has no durations, or none of its kernels is in the capture.
     """
+    import pandas as pd
+
     amounts = counters(report)
     if amounts["duration_ns"].isna().all():
         raise CaptureError(f"{report.path}: no gpu__time_duration; measure with `--set basic` or section SpeedOfLight")
-    if trace is None:
-        work, warnings, unused = _measured_work(report, amounts)
+    if trace is None:  # every measured launch by itself
+        attribution, unused = own_layers(report.kernels), 0
+        owner, owners = pd.factorize(pd.Series(attribution.owners))
+        launches = pd.DataFrame(
+            {"owner": owner, "item": range(len(amounts)), "ns": amounts["duration_ns"].fillna(0.0), "launches": 1}
+        )
+        work = Work(tuple(owners), attribution.parents, launches, amounts, tuple(report.kernels["kernel"]))
+        warnings = attribution.warnings
     else:
         work, warnings, unused = _spread_work(report, amounts, read_kernels(trace), trace)
     total_ns = float(work.launches["ns"].sum())
@@ -255,19 +263,6 @@ def _blocks(work: Work) -> Blocks:
     for owner, ns in self_ns.items():
         times[work.owners[int(str(owner))]] += ns
     return Blocks.of(times, work.parents, (layer for layer, _ in work.owners))
-
-
-def _measured_work(report: NcuReport, amounts: pd.DataFrame) -> tuple[Work, tuple[Issue, ...], int]:
-    """Every measured launch by itself, without a capture."""
-    import pandas as pd
-
-    attribution = own_layers(report.kernels)
-    owner, owners = pd.factorize(pd.Series(attribution.owners))
-    launches = pd.DataFrame(
-        {"owner": owner, "item": range(len(amounts)), "ns": amounts["duration_ns"].fillna(0.0), "launches": 1}
-    )
-    work = Work(tuple(owners), attribution.parents, launches, amounts, tuple(report.kernels["kernel"]))
-    return work, attribution.warnings, 0
 
 
 def _spread_work(
