@@ -181,20 +181,16 @@ class _Walk:
         launched = min(launched, now)
         if launched < now:
             pieces.append(_Piece(_WAIT, max(launched, self._low), now, int(self._ops[op]), NONE))
-        return self._along_host(int(self._host.tid[call]), max(launched, self._low), pieces)
-
-    def _along_host(self, tid: int, time_ns: int, pieces: list[_Piece]) -> tuple[int, int]:
-        """Go back along a thread to the last call in which it waited for the device; return the awaited operation."""
-        waits = self._waits[tid]
-        index = int(np.searchsorted(self._host.start[waits], time_ns)) - 1
-        until, op = self._low, NONE
-        while index >= 0 and int(self._host.end[waits[index]]) > self._low:
-            wait = int(waits[index])
-            awaited = self._ended_by(min(int(self._host.end[wait]), time_ns))
-            if awaited >= 0 and self._end[awaited] > max(int(self._host.start[wait]), self._low):
-                until, op = int(self._end[awaited]), awaited
+        # back along the thread to the last call in which it waited for the device
+        launched, tid = max(launched, self._low), int(self._host.tid[call])
+        waits, ended, awaited = self._waits[tid], self._low, NONE
+        for wait in waits[: np.searchsorted(self._host.start[waits], launched)][::-1]:
+            if self._host.end[wait] <= self._low:
                 break
-            index -= 1
-        if until < time_ns:
-            pieces.append(_Piece(_HOST, until, time_ns, NONE, tid))
-        return op, until
+            other = self._ended_by(min(int(self._host.end[wait]), launched))
+            if other >= 0 and self._end[other] > max(int(self._host.start[wait]), self._low):
+                ended, awaited = int(self._end[other]), other
+                break
+        if ended < launched:
+            pieces.append(_Piece(_HOST, ended, launched, NONE, tid))
+        return awaited, ended

@@ -99,7 +99,14 @@ class Timeline:
             origin,
             max((interval.line.origin + interval.line.span for interval in nonempty), default=origin + 2) - origin,
         )
-        parts = [_on_line(interval, lanes, line) for interval in changes]
+        parts = []
+        for interval in changes:  # move them to the common line
+            origin_ns = np.full(len(interval.lanes), interval.line.origin)
+            origins = interval.line.at(np.arange(len(interval.lanes)), origin_ns)
+            shift = line.at(np.searchsorted(lanes, interval.lanes), origin_ns) - origins
+            changes_of_lane = np.diff(np.searchsorted(interval.keys, origins), append=len(interval.keys))
+            is_one = len(np.unique(shift)) == 1  # as where one lane has all changes: without a column of these
+            parts.append(interval.keys + (shift[0] if is_one else np.repeat(shift, changes_of_lane)))
         keys = np.concatenate(parts)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
@@ -137,18 +144,6 @@ class Timeline:
         piece_start = changes.line.moment(changes.keys[state]) if len(changes.keys) else start.copy()
         piece_start[first_piece] = start
         return row, piece_start, state
-
-
-def _on_line(changes: Changes, lanes: Int64Array, line: Line) -> Int64Array:
-    """The times of changes on another line, with more lanes."""
-    lane_count = len(changes.lanes)
-    origins = changes.line.at(np.arange(lane_count), np.full(lane_count, changes.line.origin))
-    moved = line.at(np.searchsorted(lanes, changes.lanes), np.full(lane_count, changes.line.origin)) - origins
-    if len(np.unique(moved)) == 1:  # of one lane, as in many captures: without a column of these
-        shifted: Int64Array = changes.keys + moved[0]
-        return shifted
-    counts = np.diff(np.searchsorted(changes.keys, origins), append=len(changes.keys))
-    return changes.keys + np.repeat(moved, counts)
 
 
 class IntervalUnion:

@@ -59,7 +59,13 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
         if (other.calls is None and other is capture) or not other.info.tool.startswith("PyTorch"):
             raise CaptureError(f"{other.info.path}: not a PyTorch trace, which --with needs: nsys records the nodes")
     nodes = _nodes(capture)
-    replays = _replays(trace)
+    start, correlation = (ops[name].to_numpy() for name in ("start_ns", "correlation"))
+    launched = np.lexsort((start, correlation))
+    groups = np.split(launched, np.flatnonzero(np.diff(correlation[launched])) + 1)
+    # the operations of a replay share their launch
+    replays = sorted(
+        (rows for rows in groups if len(rows) > 1 and correlation[rows[0]] >= 0), key=lambda rows: start[rows[0]]
+    )
     if not replays:
         raise CaptureError(f"{trace.info.path}: no replay of a CUDA graph in it; leave --with {path} out")
     if not len(nodes):
@@ -81,7 +87,7 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
     elif not has_blocks:
         ranges = ranges[:0]
     if len(ranges):
-        pid, tid, start_ns = int(ops["pid"].iloc[0]), replay_tid(trace), int(ops["start_ns"].iloc[replays[0][0]])
+        pid, tid, start_ns = int(ops["pid"].iloc[0]), replay_tid(trace), int(start[replays[0][0]])
         old_node = ops["graph_node"].to_numpy().astype(np.int64)
         new_node = np.where(named, node + old_node.max() + 1, old_node)
         created = {
@@ -129,7 +135,12 @@ def _nodes(capture: Trace) -> pd.DataFrame:
 def _layers(capture: Trace, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFrame:
     """The capture's layers in which some of the nodes were created, from and to positions of nodes."""
     layers = capture.ranges[capture.ranges["category"].isin([category.value for category in LAYER_CATEGORIES])]
-    edges = {name: _positions(nodes, layers["tid"], layers[name]) for name in ("start_ns", "end_ns")}
+    # the nodes on the threads before, and on the layer's thread until then
+    edges = {name: np.searchsorted(nodes["tid"], layers["tid"]) for name in ("start_ns", "end_ns")}
+    for tid, created_ns in nodes.groupby("tid")["start_ns"]:
+        on_thread = (layers["tid"] == tid).to_numpy()
+        for name, position in edges.items():
+            position[on_thread] += np.searchsorted(created_ns, layers.loc[on_thread, name])
     used_before = np.concatenate([[0], np.cumsum(np.bincount(used, minlength=len(nodes)) > 0)])
     is_used = used_before[edges["end_ns"]] > used_before[edges["start_ns"]]
     used_layers: pd.DataFrame = layers.assign(**edges).loc[is_used, ["start_ns", "end_ns", "category", "text"]]
@@ -152,26 +163,6 @@ def _operators(layers: pd.DataFrame, nodes: pd.DataFrame, used: Int64Array) -> p
     edges = {"start_ns": first["position"].array, "end_ns": last["position"].array + 1}
     layers = pd.DataFrame({**edges, "category": Category.FORWARD.value, "text": text})
     return layers
-
-
-def _replays(trace: Trace) -> list[Int64Array]:
-    """The operations of each replay, by launch and then by start: those that share their launch with others."""
-    start, correlation = (trace.ops[name].to_numpy() for name in ("start_ns", "correlation"))
-    rows = np.lexsort((start, correlation))
-    rows = rows[correlation[rows] >= 0]
-    groups = np.split(rows, np.flatnonzero(np.diff(correlation[rows])) + 1)
-    return sorted((group for group in groups if len(group) > 1), key=lambda group: start[group[0]])
-
-
-def _positions(nodes: pd.DataFrame, tid: pd.Series[int], time: pd.Series[int]) -> Int64Array:
-    """How many nodes are on threads before this one, or on it before this time."""
-    thread, start = nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy()
-    positions = np.searchsorted(thread, tid)
-    for value in np.unique(thread).tolist():
-        first, end = np.searchsorted(thread, value), np.searchsorted(thread, value, side="right")
-        here = (tid == value).to_numpy()
-        positions[here] = first + np.searchsorted(start[first:end], time[here])
-    return positions
 
 
 def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) -> Int64Array:

@@ -210,8 +210,13 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     # a group with the name of a key needs no template
     templates = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
     for key, template in templates.items():
-        if unknown_field := _odd_field(template or "", groups):
-            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({unknown_field})")
+        try:  # a format width or an attribute access could create huge strings or reach into Python objects
+            fields = [field for field in Formatter().parse(template or "") if field[1] is not None]
+            odd = next((repr(name) for _, name, width, how in fields if name not in groups or width or how), "")
+        except ValueError as error:
+            odd = str(error)
+        if odd:
+            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
         raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
     operator = entry.get("operator", "")
@@ -222,17 +227,6 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
         raise UsageError(f"{named}: pair = {pair!r}; needed one of {', '.join(PAIR)}")
     category = _pattern(entry["category"], named) if "category" in entry else None
     return Rule(match, category, **templates, operator=operator, pair=pair, part=entry.get("part", ""))
-
-
-def _odd_field(template: str, groups: Mapping[str, str]) -> str:
-    """The first field of a template that is not a plain group name in braces, '' if there is none. A format width or an
-    attribute access is not allowed: it could create huge strings or reach into Python objects.
-    """
-    try:
-        fields = [(name, spec, how) for _, name, spec, how in Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        return str(error)
-    return next((repr(name) for name, spec, how in fields if name not in groups or spec or how), "")
 
 
 def _pattern(expression: str, named: str) -> re.Pattern[str]:

@@ -300,7 +300,21 @@ class _Renamed:
             [RangeName("backward", Category.PHASE)],
             np.zeros(len(loose), dtype=np.int64),
         )
-        return _link_warnings(operators, made_by, linked)
+        numbered = operators.backward & (operators.sequence >= 0)
+        nodes, paired, in_layers = (
+            int(np.count_nonzero(numbered & selected)) for selected in (True, made_by != NONE, linked != NONE)
+        )
+        if not nodes:
+            return []
+        text = (
+            f"layers of the backward pass are found by sequence numbers: of {nodes} backward operators {paired} "
+            f"({paired / nodes:.0%}) found the operator that made them, "
+            f"{in_layers} ({in_layers / nodes:.0%}) in a layer"
+        )
+        if paired == nodes:
+            return [Issue("sequence-numbers", "note", 1.0, text)]
+        text += "; the others ran forward outside the window, or on one of several threads: begin it at a step"
+        return [Issue("sequence-numbers", "warning", 1 - paired / nodes, text)]
 
     def frame(self) -> Any:
         """The translated ranges as a table with the standard schema."""
@@ -327,15 +341,14 @@ class _Renamed:
             here = np.flatnonzero(relative & (nesting.depth == level))
             outer = np.where(enclosing[here] == NONE, NONE, self._name[enclosing[here]])
             pairs, pair_index = np.unique(np.stack([outer, self._name[here]]), axis=1, return_inverse=True)
-            names = [self._continued(joined, *pair) for pair in pairs.T.tolist()]
-            self._name[here] = np.array(names, dtype=np.int64)[pair_index.ravel()]
-
-    def _continued(self, joined: dict[tuple[int, int], int], outer: int, inner: int) -> int:
-        if (outer, inner) not in joined:
-            before = self._names[outer].text if outer != NONE else ""
-            self._names.append(self._names[inner]._replace(text=(before + self._names[inner].text).strip(".")))
-            joined[outer, inner] = len(self._names) - 1
-        return joined[outer, inner]
+            numbers: list[int] = []
+            for path, inner in pairs.T.tolist():
+                if (path, inner) not in joined:
+                    before = self._names[path].text if path != NONE else ""
+                    joined[path, inner] = len(self._names)
+                    self._names.append(self._names[inner]._replace(text=(before + self._names[inner].text).strip(".")))
+                numbers.append(joined[path, inner])
+            self._name[here] = np.array(numbers, dtype=np.int64)[pair_index.ravel()]
 
     def _append(self, columns: dict[str, Int64Array], names: list[RangeName], name: Int64Array) -> None:
         count = len(name)
@@ -364,20 +377,3 @@ def _meanings(frame: Any, rules: Rules | None) -> tuple[list[Meaning], npt.NDArr
 
 def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:
     return np.array([test(name) for name in names], dtype=bool)
-
-
-def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[Issue]:
-    numbered = operators.backward & (operators.sequence >= 0)
-    nodes, linked, in_layers = (
-        int(np.count_nonzero(numbered & selected)) for selected in (True, made_by != NONE, owner != NONE)
-    )
-    if not nodes:
-        return []
-    warning = (
-        f"layers of the backward pass are found by sequence numbers: of {nodes} backward operators {linked} "
-        f"({linked / nodes:.0%}) found the operator that made them, {in_layers} ({in_layers / nodes:.0%}) in a layer"
-    )
-    if linked == nodes:
-        return [Issue("sequence-numbers", "note", 1.0, warning)]
-    text = f"{warning}; the others ran forward outside the window, or on one of several threads: begin it at a step"
-    return [Issue("sequence-numbers", "warning", 1 - linked / nodes, text)]

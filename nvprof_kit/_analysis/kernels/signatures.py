@@ -186,7 +186,14 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
     other = np.ones(len(ops), dtype=bool)
     other[kernel] = False
     other_ns = np.bincount(owner[other], weights=duration[other], minlength=len(owners)).astype(np.int64)
-    signatures, signature = _signatures(trace, kernel)
+    columns = [ops[name].cat.codes.to_numpy()[kernel].astype(np.int64) for name in ("name", "mangled")]
+    launches, index = distinct_rows(*columns, *(ops[name].to_numpy()[kernel] for name in CONFIG))
+    signature = index.astype(np.intp)
+    names, mangled = (ops[name].cat.categories for name in ("name", "mangled"))
+    signatures = tuple(
+        Signature(names[name], tuple(config[:3]), tuple(config[3:6]), config[6], config[7], mangled[linker])
+        for name, linker, *config in zip(*(column.tolist() for column in launches), strict=True)
+    )
     pid, call, start = (ops[name].to_numpy()[kernel] for name in ("pid", "correlation", "start_ns"))
     launched = np.lexsort((start, call, pid))
     invocation = _numbered(launched, signature, pid) + 1
@@ -275,18 +282,3 @@ def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[st
     by_start = dict.fromkeys(pairs[owner_index] for owner_index in np.argsort(first, kind="stable").tolist())
     number = {pair: owner_index for owner_index, pair in enumerate(by_start)}
     return tuple(number), np.array([number[pair] for pair in pairs], dtype=np.intp)[index]
-
-
-def _signatures(trace: Trace, kernel: Int64Array) -> tuple[tuple[Signature, ...], npt.NDArray[np.intp]]:
-    """The distinct signatures of the kernels, and the index of each kernel into them."""
-    ops = trace.ops
-    columns = [ops[name].cat.codes.to_numpy()[kernel].astype(np.int64) for name in ("name", "mangled")]
-    columns += [ops[name].to_numpy()[kernel] for name in CONFIG]
-    distinct_signatures, index = distinct_rows(*columns)
-    names, mangled = ops["name"].cat.categories, ops["mangled"].cat.categories
-    rows = zip(*(column.tolist() for column in distinct_signatures), strict=True)
-    signatures = tuple(
-        Signature(names[name], tuple(config[:3]), tuple(config[3:6]), config[6], config[7], mangled[linker])
-        for name, linker, *config in rows
-    )
-    return signatures, index.astype(np.intp)

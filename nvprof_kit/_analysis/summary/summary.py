@@ -130,13 +130,15 @@ def summary(
         steps: The steps to include, by default all but warm-up.
     """
     facts = Facts(trace, own_rules, by_step, steps, operations)
-    tables = {name: _sorted(facts.finished(VIEWS[name](facts)), sort) for name in views or VIEWS}
+    tables = {name: facts.finished(VIEWS[name](facts)) for name in views or VIEWS}
+    for name, table in tables.items():
+        if "operator" in table and sort in table:
+            tables[name] = sorted_operators(table, sort)
+        elif sort in table:
+            tables[name] = table.sort_values(sort, ascending=False, kind="stable", ignore_index=True)
     return Summary(
         views=tables,
-        notes={
-            name: _note(name, table, trace.info.on_gpu) + _other_domains(name, trace.info)
-            for name, table in tables.items()
-        },
+        notes={name: _note(name, table, trace.info) for name, table in tables.items()},
         steps=facts.step_count,
         warnings=(
             *trace.info.warnings,
@@ -146,16 +148,6 @@ def summary(
         ),
         info=trace.info,
     )
-
-
-def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Sort the table by a column, descending; kernels stay below their operator."""
-    if column not in table:
-        return table
-    if "operator" in table:
-        return sorted_operators(table, column)
-    ordered: pd.DataFrame = table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
-    return ordered
 
 
 def _overview(facts: Facts) -> pd.DataFrame:
@@ -305,20 +297,15 @@ _EMPTY = {
 }
 
 
-def _other_domains(name: str, info: CaptureInfo) -> str:
-    """The ranges of the capture that the user view leaves out."""
-    if name != "user" or not info.other_domains:
-        return ""
-    return f"; ranges of other NVTX domains are not in it: {', '.join(info.other_domains)} (--domain NAME shows one)"
-
-
-def _note(name: str, table: pd.DataFrame, on_gpu: bool) -> str:
+def _note(name: str, table: pd.DataFrame, info: CaptureInfo) -> str:
+    note = _NOTES[name] if info.on_gpu else _NOTES_WITHOUT_GPU.get(name, _NOTES[name])
     if not len(table):
-        return _EMPTY.get(name, "nothing of this in the capture")
-    if not on_gpu:
-        return _NOTES_WITHOUT_GPU.get(name, _NOTES[name])
-    if name == "device" and table["busy_ns"].isna().any():
-        return NO_CPU
-    if name == "distributed" and not int(table["comm_ns"].sum()):
-        return "no communication kernels in this capture: one GPU, or collectives outside the window"
-    return _NOTES[name]
+        note = _EMPTY.get(name, "nothing of this in the capture")
+    elif info.on_gpu and name == "device" and table["busy_ns"].isna().any():
+        note = NO_CPU
+    elif info.on_gpu and name == "distributed" and not int(table["comm_ns"].sum()):
+        note = "no communication kernels in this capture: one GPU, or collectives outside the window"
+    if name == "user" and info.other_domains:
+        domains = ", ".join(info.other_domains)
+        note += f"; ranges of other NVTX domains are not in it: {domains} (--domain NAME shows one)"
+    return note

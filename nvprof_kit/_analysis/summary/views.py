@@ -222,41 +222,26 @@ def user_view(facts: Facts) -> pd.DataFrame:
     """Ranges by text and category: calls, CPU time, time of the operations launched inside."""
     import pandas as pd
 
-    ranges = facts.attribution.ranges
-    gpu = _nested_sums(
-        ranges.nesting, _launched_in(facts), np.where(facts.counted, facts.duration, 0), len(ranges.start)
-    )
-    gpu += _from_other_threads(facts)
+    ranges, host, count = facts.attribution.ranges, facts.host, len(facts.attribution.ranges.start)
+    inner = ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])  # on the launching thread
+    gpu = _nested_sums(ranges.nesting, inner, np.where(facts.counted, facts.duration, 0), count)
+    # autograd threads work for the training loop's ``backward`` range, and have no such range of their own
+    in_loop = np.append(np.maximum(ranges.phase_range, ranges.step_range), NONE)[inner] >= 0
+    ops = np.flatnonzero(~in_loop & facts.counted & (host.of_op >= 0))
+    call = host.of_op[ops]
+    loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
+    inner = Elsewhere(ranges, loop).open_at(host.pid(call), host.tid[call], host.start[call])
+    gpu += _nested_sums(ranges.nesting, inner, facts.duration[ops], count)
     frame = pd.DataFrame(
         {
             "range": [ranges.names[span].text for span in ranges.name.tolist()],
             "category": [ranges.names[span].category.value for span in ranges.name.tolist()],
-            "step": steps_around(ranges, np.arange(len(ranges.start))),
+            "step": steps_around(ranges, np.arange(count)),
             "cpu": ranges.end - ranges.start,
             "gpu": gpu,
         }
-    ).iloc[facts.counted_ranges(np.arange(len(ranges.start)))]
+    ).iloc[facts.counted_ranges(np.arange(count))]
     return facts.statistics(frame, ["range", "category"], facts.gpu_ns)
-
-
-def _launched_in(facts: Facts) -> Int64Array:
-    """The innermost range on the launching thread when each operation was launched, or `NONE`."""
-    host = facts.host
-    return facts.attribution.ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
-
-
-def _from_other_threads(facts: Facts) -> Int64Array:
-    """For each range, the duration of operations that other threads launched while it was open, in ns: autograd threads
-    work for the training loop's ``backward`` range, and have no such range of their own.
-    """
-    ranges, host = facts.attribution.ranges, facts.host
-    inner = _launched_in(facts)
-    own_loop = np.append(np.maximum(ranges.phase_range, ranges.step_range), NONE)[inner] >= 0
-    ops = np.flatnonzero(~own_loop & facts.counted & (host.of_op >= 0))
-    call = host.of_op[ops]
-    loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
-    range_index = Elsewhere(ranges, loop).open_at(host.pid(call), host.tid[call], host.start[call])
-    return _nested_sums(ranges.nesting, range_index, facts.duration[ops], len(ranges.start))
 
 
 def operator_view(facts: Facts) -> pd.DataFrame:
