@@ -68,7 +68,7 @@ class Pair(NamedTuple):
 
 
 class _Rank(NamedTuple):
-    """A rank's collectives by index, and the rows of its segments."""
+    """A rank's collectives by index, and its segments with the time in each in which a collective moved bytes."""
 
     instance: Int64Array
     ready: Int64Array
@@ -268,25 +268,15 @@ class Causes:
 def _rank(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array) -> _Rank:
     names = ("instance", "ready_segment", "end_segment", "gates", "a", "e", "queued_ns", "layer", "phase")
     columns: list[Any] = [*(points[name].to_numpy() for name in names), segments["segment"].to_numpy(), segments]
-    columns.append(_transfer(points, segments, arrival))
-    return _Rank(*columns)
-
-
-def _transfer(points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array) -> Int64Array:
-    """The time of each segment in which a collective moved bytes, because all its ranks had arrived.
-
-    A collective is exposed at its end, when the work beside it is done.
-    """
+    # a collective moves bytes once all its ranks have arrived; it is exposed at its end, when work beside it is done
     collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
     of = np.append(points["instance"].to_numpy(), NONE)[collective]
     is_matched = (collective >= 0) & (of >= 0) & (of < len(arrival))
-    if not is_matched.any():
-        return np.zeros(len(ns), dtype=np.int64)
-    since = np.append(points["e"].to_numpy(), 0)[collective] - arrival[np.where(is_matched, of, 0)]
+    since = np.append(points["e"].to_numpy(), 0)[collective] - np.append(arrival, 0)[np.where(is_matched, of, NONE)]
     exposed = segments.groupby("collective", sort=False)["ns"]
     later = (exposed.transform("sum") - exposed.cumsum()).to_numpy()
-    transfer: Int64Array = np.where(is_matched, np.clip(since - later, 0, ns), 0).astype(np.int64)
-    return transfer
+    columns.append(np.where(is_matched, np.clip(since - later, 0, ns), 0).astype(np.int64))
+    return _Rank(*columns)
 
 
 def unresolved(pairs: Pair) -> pd.DataFrame:

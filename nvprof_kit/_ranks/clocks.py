@@ -102,7 +102,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    fits = _fits(ends)
+    by_residual = sorted(_fits(ends).values(), key=lambda members: max(fit.residual for fit in members.values()))
     lines: dict[int, tuple[Line, float, int, int]] = {}
     islands: list[int] = []
     for first in ranks:
@@ -110,7 +110,18 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
             continue
         islands.append(first)
         lines[first] = (Line(0.0, 0.0, 0.0), 0.0, 0, first)
-        _spread(fits, lines)
+        # align every communicator that has an aligned rank, most accurate first, until none is left
+        while members := next(
+            (of for of in by_residual if any(rank in lines for rank in of) and not all(rank in lines for rank in of)),
+            None,
+        ):
+            aligned_rank = next(rank for rank in members if rank in lines)
+            # correction of the communicator's first rank
+            back = members[aligned_rank].line.inverse().then(lines[aligned_rank][0])
+            for rank, fit in members.items():
+                if rank not in lines:
+                    residual = max(fit.residual, members[aligned_rank].residual, lines[aligned_rank][1])
+                    lines[rank] = (fit.line.then(back), residual, fit.matched, aligned_rank)
     if len(islands) > 1:  # keep the largest connected set of ranks; the others cannot be aligned with it
         roots = {rank: _root(lines, rank) for rank in lines}
         largest = max(islands, key=list(roots.values()).count)
@@ -131,32 +142,6 @@ def _root(lines: dict[int, tuple[Line, float, int, int]], rank: int) -> int:
     while lines[rank][3] != rank:
         rank = lines[rank][3]
     return rank
-
-
-def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float, int, int]]) -> None:
-    """Align every communicator that has an aligned rank, most accurate first, until none is left."""
-    waiting = sorted(fits, key=lambda one: max(fit.residual for fit in fits[one].values()))
-    while True:
-        ready = next(
-            (
-                comm
-                for comm in waiting
-                if any(rank in lines for rank in fits[comm]) and any(r not in lines for r in fits[comm])
-            ),
-            None,
-        )
-        if ready is None:
-            return
-        waiting.remove(ready)
-        members = fits[ready]
-        aligned_rank = next(rank for rank in members if rank in lines)
-        back = (
-            members[aligned_rank].line.inverse().then(lines[aligned_rank][0])
-        )  # correction of the communicator's first rank
-        for rank, fit in members.items():
-            if rank not in lines:
-                residual = max(fit.residual, members[aligned_rank].residual, lines[aligned_rank][1])
-                lines[rank] = (fit.line.then(back), residual, fit.matched, aligned_rank)
 
 
 def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:

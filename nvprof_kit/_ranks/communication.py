@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,9 +83,8 @@ def communications(
     owner = kernels_of_calls(trace, ops)
     found_messages = messages(trace, ops, owner)
     calls = _calls(trace, ops, owner)
-    kind = _kinds(trace, ops)
-    for named in (_kinds_of_operators(host, host.of_op[ops]), calls.kind):
-        kind = np.where(np.isin(kind, ("SendRecv", "")) & (named != ""), named, kind)
+    kind = _kinds(trace, host, ops)
+    kind = np.where(np.isin(kind, ("SendRecv", "")) & (calls.kind != ""), calls.kind, kind)
     # by first use
     stream = pd.factorize(trace.ops["stream"].to_numpy()[ops])[0]
     streams = np.array([f"stream {number}" for number in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
@@ -114,31 +114,26 @@ def communications(
     return Communications(comm_ops, table)
 
 
-def _kinds(trace: Trace, ops: Int64Array) -> npt.NDArray[Any]:
-    """The kind of each of some operations by its name."""
+def _kinds(trace: Trace, host: HostCalls, ops: Int64Array) -> npt.NDArray[Any]:
+    """The kind of each of some operations by its name, or by the ``c10d`` operator around its launch: the kernels of an
+    all-to-all are sends and receives by name, but none of its ranks can end before all have arrived.
+    """
     name = trace.ops["name"].cat
     codes, codes_of_ops = np.unique(name.codes.to_numpy()[ops], return_inverse=True)
     kinds = [kind_of(str(name.categories[code])) if code >= 0 else "" for code in codes.tolist()]
     kind_of_ops: npt.NDArray[Any] = np.array(kinds, dtype=object)[codes_of_ops]
-    return kind_of_ops
-
-
-def _kinds_of_operators(host: HostCalls, launches: Int64Array) -> npt.NDArray[np.object_]:
-    """The kind of the ``c10d`` operator around each launch, '' if there is none: the kernels of an all-to-all are sends
-    and receives by name, but none of its ranks can end before all have arrived.
-    """
-    kinds = np.full(len(launches), "", dtype=object)
+    launches, is_vague = host.of_op[ops], np.isin(kind_of_ops, ("SendRecv", ""))
     names = np.array([kind_of(name) if name.startswith("c10d::") else "" for name in host.names], dtype=object)
     operators = np.flatnonzero((names[host.name] != "") & host.operator)
     for thread in np.unique(host.tid[operators]).tolist():
         of_thread = operators[host.tid[operators] == thread]
         of_thread = of_thread[np.argsort(host.start[of_thread], kind="stable")]
-        launched = np.flatnonzero((host.tid[launches] == thread) & (launches != NONE))
+        launched = np.flatnonzero((host.tid[launches] == thread) & (launches != NONE) & is_vague)
         launch_times = host.start[launches[launched]]
         operator = of_thread[np.searchsorted(host.start[of_thread], launch_times, side="right") - 1]
         inside = (host.start[operator] <= launch_times) & (launch_times < host.end[operator])
-        kinds[launched[inside]] = names[host.name[operator[inside]]]
-    return kinds
+        kind_of_ops[launched[inside]] = names[host.name[operator[inside]]]
+    return kind_of_ops
 
 
 class _Calls(NamedTuple):
@@ -171,20 +166,17 @@ def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
     if "description" in calls:
         columns.group[owner[rows]] = np.asarray(calls["description"].astype(str), dtype=object)[rows]
     if "operation" in calls:
-        _put_operations(columns.operation, owner[rows], calls["operation"].to_numpy()[rows])
+        # the id of a kernel's operation, or one id for a set of several, the same on every rank
+        operation = calls["operation"].to_numpy()
+        matched = rows[operation[rows] >= 0]
+        matched = matched[np.lexsort((operation[matched], owner[matched]))]
+        bounds = np.append(np.flatnonzero(np.diff(owner[matched], prepend=-1)), len(matched)).tolist()
+        for start, end in pairwise(bounds):
+            operations = np.unique(operation[matched[start:end]])
+            digest = hashlib.blake2b(operations.astype("<i8").tobytes(), digest_size=8).digest()
+            number = operations[0] if len(operations) == 1 else int.from_bytes(digest, "little") >> 1
+            columns.operation[owner[matched[start]]] = number
     return columns
-
-
-def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) -> None:
-    """The id of each kernel: its operation's, or one id for a set of several operations, the same on every rank."""
-    matched = operation >= 0
-    order = np.lexsort((operation[matched], kernel[matched]))
-    kernel, operation = kernel[matched][order], operation[matched][order]
-    first = np.flatnonzero(np.diff(kernel, prepend=-1))
-    for start, end in zip(first.tolist(), [*first[1:].tolist(), len(kernel)], strict=True):
-        operations = np.unique(operation[start:end])
-        digest = hashlib.blake2b(operations.astype("<i8").tobytes(), digest_size=8).digest()
-        ids[kernel[start]] = operations[0] if len(operations) == 1 else int.from_bytes(digest, "little") >> 1
 
 
 def _passing(rank: int, calls: _Calls, owner: Int64Array, trace: Trace) -> tuple[npt.NDArray[Any], Int64Array]:

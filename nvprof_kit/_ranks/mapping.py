@@ -76,25 +76,6 @@ class _Names(NamedTuple):
         return codes
 
 
-class _Naming(NamedTuple):
-    """What the names of pieces are found by; columns of operations have an entry for `NONE` appended.
-
-    Attributes:
-        doing: The names by state; those of gaps are their causes.
-        layer, phase: Of operations and gaps.
-        collective: The collective of each operation, or `NONE`.
-        start: The start of each operation.
-        windows: Start, end and step of the device's steps.
-    """
-
-    doing: _Names
-    layer: _Names
-    phase: _Names
-    collective: Int64Array
-    start: Int64Array
-    windows: tuple[Int64Array, Int64Array, Int64Array]
-
-
 def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = None) -> RankMap:
     """Condense a capture to a rank's map.
 
@@ -130,8 +111,9 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     process = windows.devices[parts.device].pid
     pauses = collecting(trace, process)
     gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
-    naming = _naming(parts, gaps, comm.ops, start)
-    segments = _segments(naming, lane_of(start, end, parts.sort, cuts), idle)
+    segments = _segments(
+        parts, lane_of(start, end, parts.sort, cuts), idle, gaps=gaps, collectives=comm.ops, start=start
+    )
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~is_shown
     of_collective = segments.loc[segments["collective"] >= 0, ["collective", "ns"]]
@@ -223,24 +205,6 @@ def _idle(parts: _Parts, start: Int64Array, end: Int64Array) -> IdleGaps:
     return idle_gaps(start, end, bounds)
 
 
-def _naming(parts: _Parts, gaps: pd.DataFrame, collectives: Int64Array, start: Int64Array) -> _Naming:
-    import pandas as pd
-
-    states = pd.Categorical.from_codes([-1, 0, 1, 2], categories=pd.Index(list(DOING.values())))
-    collective = np.full(len(start) + 1, NONE, dtype=np.int64)
-    collective[collectives] = np.arange(len(collectives))
-    windows = parts.windows
-    device_steps = np.flatnonzero((windows.device == parts.device) & windows.in_step)
-    return _Naming(
-        doing=_names(states, gaps["cause"].cat),
-        layer=_names(parts.layer, gaps["layer"].cat),
-        phase=_names(parts.phase, gaps["phase"].cat),
-        collective=collective,
-        start=np.append(start, NONE),
-        windows=(windows.start[device_steps], windows.end[device_steps], windows.step[device_steps]),
-    )
-
-
 def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
     names = [*of_op.categories, *of_gap.categories]
     distinct, code_of_name = np.unique(np.array(names, dtype=object), return_inverse=True)
@@ -249,30 +213,45 @@ def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
     return _Names(distinct, np.append(code_of_name[of_op.codes], np.int32(NONE)), code_of_name[of_gaps])
 
 
-def _segments(naming: _Naming, lane: Lane, idle: IdleGaps) -> pd.DataFrame:
-    """The table ``segments``: sums over the pieces by segment, step, names and collective."""
+def _segments(
+    parts: _Parts, lane: Lane, idle: IdleGaps, *, gaps: pd.DataFrame, collectives: Int64Array, start: Int64Array
+) -> pd.DataFrame:
+    """The table ``segments``: sums over the pieces by segment, step, names (those of gaps are their causes) and
+    collective.
+    """
     import pandas as pd
 
+    states = pd.Categorical.from_codes([-1, 0, 1, 2], categories=pd.Index(list(DOING.values())))
+    names = {
+        name: _names(of_op, gaps[of_gap].cat)
+        for name, of_op, of_gap in (
+            ("doing", states, "cause"),
+            ("layer", parts.layer, "layer"),
+            ("phase", parts.phase, "phase"),
+        )
+    }
+    # columns of operations have an entry for `NONE` appended
+    start, collective = np.append(start, NONE), np.full(len(start) + 1, NONE, dtype=np.int64)
+    collective[collectives] = np.arange(len(collectives))
+    windows = parts.windows
+    device_steps = np.flatnonzero((windows.device == parts.device) & windows.in_step)
+    ends, steps = np.append(windows.end[device_steps], np.iinfo(np.int64).min), windows.step[device_steps]
     rows = np.flatnonzero(lane.state == IDLE)
     gap = latest(idle.start, lane.start[rows])
-    starts, ends, steps = naming.windows
-    inside = latest(starts, lane.start)
+    inside = latest(windows.start[device_steps], lane.start)
     keys: dict[str, npt.NDArray[Any]] = {
         "segment": lane.segment,
-        "step": np.where(
-            lane.start < np.append(ends, np.iinfo(np.int64).min)[inside], np.append(steps, NONE)[inside], NONE
-        ),
-        "doing": naming.doing.codes(lane.state, rows, gap),
-        "layer": naming.layer.codes(lane.op, rows, gap),
-        "phase": naming.phase.codes(lane.op, rows, gap),
-        "collective": np.where(lane.state == COMM, naming.collective[lane.op], NONE),
+        "step": np.where(lane.start < ends[inside], np.append(steps, NONE)[inside], NONE),
+        "doing": names["doing"].codes(lane.state, rows, gap),
+        "layer": names["layer"].codes(lane.op, rows, gap),
+        "phase": names["phase"].codes(lane.op, rows, gap),
+        "collective": np.where(lane.state == COMM, collective[lane.op], NONE),
     }
-    is_start = (lane.start == naming.start[lane.op]) & (lane.op != NONE)
+    is_start = (lane.start == start[lane.op]) & (lane.op != NONE)
     distinct, sums = sums_by(list(keys.values()), [lane.end - lane.start, is_start.astype(np.int64)])
     columns: dict[str, Any] = dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))
-    for name in ("doing", "layer", "phase"):
-        names: _Names = getattr(naming, name)
-        columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(names.names))
+    for name, distinct_names in names.items():
+        columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(distinct_names.names))
     table: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return table
 

@@ -168,7 +168,11 @@ def _peeled(
     members = {
         stage: [member for member in sorted(set(rows["rank"])) if stages.get(member, 0) == stage] for stage in order
     }
-    left = {member: _side(rows, rows.index[rows["rank"] == member].to_numpy()) for member in sorted(set(rows["rank"]))}
+    times = [rows[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")]
+    sides: dict[int, dict[tuple[int, str], Ints]] = {}
+    for (rank, step, kind), of_step in rows.groupby(["rank", "step", "kind"], observed=True):
+        sides.setdefault(int(str(rank)), {})[int(str(step)), str(kind)] = of_step.index.to_numpy()
+    left = {rank: _Side(of_rank, *times) for rank, of_rank in sides.items()}
     broken: dict[int, frozenset[int]] = dict.fromkeys(left, frozenset())
     rows_of_pairs, partner_rows, pairs = [_NOTHING], [_NOTHING], []
     for stage, following in pairwise(order):
@@ -192,15 +196,6 @@ def _peeled(
             left[other] = _without(left[other], fit.partners, taken)
         members[following] = [member for member in members[following] if member in partners]
     return Chain(np.concatenate(rows_of_pairs), np.concatenate(partner_rows), pairs)
-
-
-def _side(rows: pd.DataFrame, selected: Ints) -> _Side:
-    step, kind = rows["step"].to_numpy(), rows["kind"].to_numpy()
-    of: dict[tuple[int, str], list[int]] = {}
-    for row in selected.tolist():
-        of.setdefault((int(step[row]), str(kind[row])), []).append(row)
-    arrays = {key: np.array(places, dtype=np.int64) for key, places in of.items()}
-    return _Side(arrays, *(rows[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")))
 
 
 def _without(side: _Side, taken: Ints, broken: Iterable[int]) -> _Side:
@@ -227,7 +222,18 @@ def _best(
     rival = min([second, *(fit[0].cost for fit in fits[1:])])
     if best.cost > FIT_NS or rival < CLEARER * best.cost:
         return None
-    assignment = _everywhere(left[first], left[other], usable, best.offset)
+    # assign the messages of all steps; from step to step, the offset follows the clocks' drift
+    start = max(len(usable) - TRIED_STEPS, 0) // 2
+    rows, partners, without = [_NOTHING], [_NOTHING], set()
+    for direction in (usable[start:], usable[:start][::-1]):
+        offset = best.offset
+        for step in direction:
+            fit = _assigned(left[first], left[other], [step], offset)
+            if len(fit.rows) and fit.cost <= FIT_NS:
+                rows, partners, offset = [*rows, fit.rows], [*partners, fit.partners], fit.offset
+            else:
+                without.add(step)
+    assignment = _Fit(0.0, best.offset, np.concatenate(rows), np.concatenate(partners), frozenset(without))
     return (other, assignment) if len(assignment.rows) else None
 
 
@@ -273,21 +279,6 @@ def _offsets(first: _Side, second: _Side, steps: list[int]) -> list[int]:
         int(np.median(all_distances[np.abs(all_distances - (first * BIN_NS + BIN_NS // 2)) <= BIN_NS]))
         for first in chosen.tolist()
     ]
-
-
-def _everywhere(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fit:
-    """Assign the messages of all steps; from step to step, the offset follows the clocks' drift."""
-    start = max(len(steps) - TRIED_STEPS, 0) // 2
-    rows, partners, broken = [_NOTHING], [_NOTHING], set()
-    for direction in (steps[start:], steps[:start][::-1]):
-        now = offset
-        for step in direction:
-            fit = _assigned(first, second, [step], now)
-            if len(fit.rows) and fit.cost <= FIT_NS:
-                rows, partners, now = [*rows, fit.rows], [*partners, fit.partners], fit.offset
-            else:
-                broken.add(step)
-    return _Fit(0.0, offset, np.concatenate(rows), np.concatenate(partners), frozenset(broken))
 
 
 def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fit:

@@ -113,6 +113,8 @@ class Evidence:
 
 def judge(evidence: Evidence) -> Verdict:
     """Find the verdict."""
+    import pandas as pd
+
     if evidence.ranks < 2:
         return Verdict(sentence="no verdict: a single rank cannot be compared")
     charges, steps = _counted_steps(evidence)
@@ -129,7 +131,11 @@ def judge(evidence: Evidence) -> Verdict:
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     costs = costs.reindex(number, fill_value=0.0)
     costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
-    costs = costs.where(_has(evidence, costs))
+    if evidence.present is not None and len(evidence.present):
+        has_step = pd.crosstab(evidence.present["step"], evidence.present["rank"]) > 0
+        has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
+        # a rank that has less than a quarter or two of the steps is judged by all
+        costs = costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
     link = _slow_link(evidence, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
@@ -138,7 +144,13 @@ def judge(evidence: Evidence) -> Verdict:
     of_worst = costs[worst].dropna() if len(median) else costs
     notable = cost >= NOTABLE * length and int((of_worst >= NOTABLE * length).sum()) >= min(2, len(of_worst))
     # if a different rank is late in each step, a single rank's share is small
-    alone = notable and cost >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
+    alone = notable and cost >= costs.max(axis=1).median() / 2
+    if alone:
+        # of two ranks that take turns, one is late in more than half of an odd number of steps: the others are late in
+        # a quarter of the steps, and as late as the worst rank is in its own
+        largest = costs.drop(columns=worst).max(axis=1)
+        theirs = (largest >= 2 * costs[worst]) & (largest >= max(costs[worst].median() / 2, NOTABLE * length))
+        alone = int(theirs.sum()) < 2 or float(theirs.mean()) < 0.25
     if alone and (link is None or link.cost_ns_per_step < cost / 2):
         rank_faults = faults[faults["rank"] == worst]
         cost_of_cause = rank_faults.groupby("cause")["cost_ns"].sum()
@@ -160,32 +172,6 @@ def judge(evidence: Evidence) -> Verdict:
             f"{_ms(float(costs.median().max()) if costs.shape[1] else 0.0)} of a step of {_ms(length)}"
         )
     )
-
-
-def _has(evidence: Evidence, costs: pd.DataFrame) -> pd.DataFrame:
-    """Which steps each rank has, shaped as the costs; all, of a rank that has less than a quarter or two of them."""
-    import pandas as pd
-
-    everywhere: pd.DataFrame = pd.DataFrame(True, index=costs.index, columns=costs.columns)
-    if evidence.present is None or not len(evidence.present):
-        return everywhere
-    has_step = pd.crosstab(evidence.present["step"], evidence.present["rank"]) > 0
-    has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
-    usable: pd.DataFrame = has_step | (has_step.sum() < max(2, len(costs) / 4))
-    return usable
-
-
-def _takes_turns(costs: pd.DataFrame, worst: int, length: float) -> bool:
-    """Whether other ranks are the late ones in a quarter of the steps, and as late as the worst rank is in its own.
-
-    Of two ranks that take turns, one is late in more than half of an odd number of steps.
-    """
-    worst_costs, other_costs = costs[worst], costs.drop(columns=worst)
-    if not other_costs.shape[1]:
-        return False
-    largest = other_costs.max(axis=1)
-    theirs = (largest >= 2 * worst_costs) & (largest >= max(worst_costs.median() / 2, NOTABLE * length))
-    return int(theirs.sum()) >= 2 and float(theirs.mean()) >= 0.25
 
 
 def _counted_steps(evidence: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -222,14 +208,20 @@ def _of_rank(
     top_faults = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
     more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
     where = f" in {layer} {phase}" if layer else ""
+    rank_layers = evidence.layers[evidence.layers["rank"] == rank]
     if layer is None and top in ("work", "host"):
-        phase = _phase_outside_layers(evidence, top_faults, rank)
-        where = {None: "", NO_PHASE: " outside layers"}.get(phase, f" outside layers, in the {phase} phase")
-        phase = None if phase == NO_PHASE else phase
+        # most of the cost may lie in one phase outside layers, such as the optimizer
+        sums: Any = top_faults.groupby(["layer", "phase"])["cost_ns"].sum()
+        place = sums.idxmax()
+        work: Any = rank_layers.groupby(["layer", "phase"])["peers_ns"].sum()
+        usual = float(work.get(place, 0.0) / work.sum()) if len(work) and work.sum() else 0.0
+        share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
+        if place[0] == NO_LAYER and share > 0.5 and share >= 1.5 * usual:
+            phase = None if place[1] == NO_PHASE else str(place[1])
+            where = " outside layers" if phase is None else f" outside layers, in the {phase} phase"
     cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
     place_cost = float(_medians(top_faults.assign(kind=top), ["kind"], steps).sum())
     often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
-    rank_layers = evidence.layers[evidence.layers["rank"] == rank]
     peer_ns = float(rank_layers["peers_ns"].sum())
     ratio = f"{float(rank_layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
     why = _WHY.get(cause, cause).format(where=where, ratio=ratio)
@@ -306,17 +298,6 @@ def _standing_out(
             phases = faults[(faults["layer"] == layer) & (faults["kind"] == kind)].groupby("phase")["cost_ns"].sum()
             return layer, str(phases.idxmax()), kind
     return None, None, None
-
-
-def _phase_outside_layers(evidence: Evidence, rank_faults: pd.DataFrame, rank: int) -> str | None:
-    """The phase outside layers, such as the optimizer, in which most of the cost of a cause lies; None if none is."""
-    sums: Any = rank_faults.groupby(["layer", "phase"])["cost_ns"].sum()
-    layer, phase = sums.idxmax()
-    work: Any = evidence.layers[evidence.layers["rank"] == rank].groupby(["layer", "phase"])["peers_ns"].sum()
-    usual = float(work.get((layer, phase), 0.0) / work.sum()) if len(work) and work.sum() else 0.0
-    share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
-    named = layer == NO_LAYER and share > 0.5 and share >= 1.5 * usual
-    return str(phase) if named else None
 
 
 def _slow_link(evidence: Evidence, length: float) -> Verdict | None:

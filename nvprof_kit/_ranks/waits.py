@@ -134,10 +134,22 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
 
 
 def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
-    """The causes of every collective, one by one, if its waiting exceeds the uncertainty of the clocks."""
+    """The causes of every collective, one by one, if its waiting exceeds the uncertainty of the clocks.
+
+    The late rank is compared with the median of those that waited.
+    """
     import pandas as pd
 
-    pairs = _pairs(members)
+    last = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
+    last = last.drop_duplicates("instance").sort_values("instance", kind="stable")
+    waiting = members[members["rank"] != members["late_rank"]]
+    waiting = waiting.sort_values(["instance", "wait_ns", "rank"], kind="stable")
+    by_instance = waiting.groupby("instance", sort=False)["rank"]
+    peer = waiting[by_instance.cumcount() == by_instance.transform("size") // 2].drop_duplicates("instance")
+    both = last[["instance", "rank", "index"]].merge(
+        peer[["instance", "rank", "index"]], on="instance", suffixes=("", "_peer")
+    )
+    pairs = Pair(*(both[name].to_numpy() for name in ("instance", "rank", "rank_peer", "index", "index_peer")))
     above_floor = instances["wait_ns"].to_numpy() > floor_ns * (instances["n"].to_numpy() - 1)
     detailed, unknown = pairs.among(above_floor), unresolved(pairs.among(~above_floor))
     if not len(detailed.instance):
@@ -164,22 +176,6 @@ def _of_steps(charges: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
     filled = merged.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
     shares: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
     return shares
-
-
-def _pairs(members: pd.DataFrame) -> Pair:
-    """The late rank of each collective and the median of those that waited."""
-    last = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
-    last = last.drop_duplicates("instance").sort_values("instance", kind="stable")
-    waiting = members[members["rank"] != members["late_rank"]].sort_values(
-        ["instance", "wait_ns", "rank"], kind="stable"
-    )
-    index = waiting.groupby("instance", sort=False).cumcount()
-    count = waiting.groupby("instance", sort=False)["rank"].transform("size")
-    peer = waiting[index == count // 2].drop_duplicates("instance")
-    both = last[["instance", "rank", "index"]].merge(
-        peer[["instance", "rank", "index"]], on="instance", suffixes=("", "_peer")
-    )
-    return Pair(*(both[name].to_numpy() for name in ("instance", "rank", "rank_peer", "index", "index_peer")))
 
 
 def _charges(shares: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
@@ -266,7 +262,13 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
 
     waited = tables.by_late_rank().rename(columns={"late_rank": "rank"})
     waited["bare"] = waited["exposed_ns"] / waited["wait_ns"].clip(lower=1)
-    shares = _coarse_shares(tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE))
+    # the roots of each step and their causes
+    more = tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE)
+    more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
+    more = more[more["whole"] >= ROOT * more.groupby("step")["whole"].transform("max")]
+    compute = np.where(more["more_ops"], "more_kernels", "slower_kernels")
+    more = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]), weight=more["excess_ns"])
+    shares = more[["step", "rank", "cause", "layer", "phase", "weight"]]
     roots = shares.groupby(["step", "rank"], sort=False)["weight"].sum().reset_index()
     by_rank = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
     # the profilers start in the first step, so a late rank there has no root to charge
@@ -291,17 +293,6 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     columns = ["step", "c", "n", "rank", "cause", "layer", "phase", "wait_ns", "bare"]
     charges: pd.DataFrame = pd.concat([table[columns] for table in parts], ignore_index=True)
     return charges
-
-
-def _coarse_shares(more: pd.DataFrame) -> pd.DataFrame:
-    """The roots of each step and their causes: step, rank, cause, layer, phase, weight (in ns)."""
-    more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
-    more = more[more["whole"] >= ROOT * more.groupby("step")["whole"].transform("max")]
-    compute = np.where(more["more_ops"], "more_kernels", "slower_kernels")
-    with_cause: pd.DataFrame = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]))
-    named = with_cause.rename(columns={"excess_ns": "weight"})
-    table: pd.DataFrame = named[["step", "rank", "cause", "layer", "phase", "weight"]]
-    return table
 
 
 def _whole(shared: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
