@@ -54,17 +54,17 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         strangers = [capture for capture in captures if not is_capture(capture)]
         if strangers:
             raise CaptureError(f"{strangers[0]}: not a capture; needed {NEEDED}")
-        traces = [str(capture) for capture in captures if str(capture).endswith(_TRACE_SUFFIXES)]
-        more_captures = [Path(capture) for capture in captures if str(capture) not in traces]
-        findings_by_path = examine_captures([read_health(path) for path in more_captures])
+        paths = [str(Path(capture)) for capture in captures]  # "./run.sqlite" is run.sqlite, as readers say
+        traces = [path for path in paths if path.endswith(_TRACE_SUFFIXES)]
+        findings_by_path = examine_captures([read_health(Path(path)) for path in paths if path not in traces])
         findings_by_path |= {path: examine_trace(open_capture(path)) for path in traces}
         findings = {}
-        for path in map(str, captures):
+        for path in paths:
             issues: tuple[Issue, ...] = ()
             with suppress(NvprofKitError):  # the other findings tell of a capture that cannot be read
                 issues = Capture(Path(path)).layers().warnings
             findings[path] = by_severity((*findings_by_path[path], *examine_issues(issues)))
-        return Checks(findings, sources=tuple(map(Path, captures)))
+        return Checks(findings, sources=tuple(map(Path, paths)))
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine
 

@@ -108,7 +108,7 @@ def ask(*argv: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_verb(tmp_path: Path) -> None:
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(export(tmp_path / "run.sqlite"))
     status, said = ask("--format", "json", path)
     rows = json.loads(said)["rows"]
@@ -116,6 +116,8 @@ def test_the_verb(tmp_path: Path) -> None:
     assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "fix"}
     status, said = ask(path)
     assert status == 0 and "processes: 1 of 2 processes ran no kernel: 8" in said
+    monkeypatch.chdir(tmp_path)  # a path as a shell completes it
+    assert ask("./run.sqlite") == ask("run.sqlite")
 
 
 def test_an_error_is_an_exit_status(tmp_path: Path) -> None:
