@@ -82,7 +82,13 @@ UNDER_NSYS = re.compile(r"nvprof-kit profile (?!.*preset metrics)")
 """Commands that capture a program on any machine with nsys; they are run on one of its releases."""
 
 PROGRAM = {"train.py": "examples/tiny_transformer.py --steps=14 --batch=1 --length=16"}
-SCHEDULED = {"10:13": "3:5", "train.py": "examples/trainer.py"}
+SCHEDULED = {
+    "10:13": "3:5",
+    "4:9": "3:5",
+    "train.py": "examples/trainer.py",
+    "by_hand.py --attention sdpa --norm torch": "examples/trainer.py",
+    "by_hand.py": "examples/trainer.py",
+}
 """The program that stands for the reader's; a schedule needs one with `record(schedule=None)` in its loop."""
 
 ELSEWHERE = "run by tests/integration/recipes/, and on a GPU by tests/gpu"

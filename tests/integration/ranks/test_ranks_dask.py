@@ -27,6 +27,6 @@ def test_nothing_is_lost_with_a_worker(tmp_path: Path) -> None:
             if len(seen) == 2:
                 os.kill(victim, signal.SIGKILL)
 
-        names = map_captures(files, tmp_path / "maps", dask=cluster.scheduler_address, done=done)
+        names = map_captures(files, tmp_path / "maps", dask=cluster.scheduler_address, notify=done)
     assert len(names) == len(set(names)) == 12
     assert len(list((tmp_path / "maps" / "ranks").glob("*.parquet"))) == 12

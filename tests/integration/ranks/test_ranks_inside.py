@@ -59,7 +59,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "time_log").iterdir()) == ["timer_rank0.log", "timer_rank1.log"]
     folders = sorted(path.name for path in (tmp_path / "memory_trace").iterdir())
     assert folders == ["rank0_dp0_tp0_pp0", "rank1_dp1_tp0_pp0"]
-    assert sorted(path.name for path in (tmp_path / "memory_trace" / folders[1]).iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "memory_trace" / folders[1]).glob("[!.]*")) == [
         "memory.csv",
         "memory.log",
     ]
