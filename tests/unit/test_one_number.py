@@ -93,6 +93,8 @@ def test_the_page(name: str) -> None:
     page = capture.page().data.decode()
     layers, breakdown = capture.layers(), capture.breakdown()
     assert f"{layers.summary.ops:,} operations" in page
+    (steps,) = re.findall(r" · ((?:\d+ of )?\w+ steps?)\b", str(layers).partition("\n")[0])
+    assert f" · {steps}" in page  # the same heading as the table's
     tree = layers.tree.copy()
     tree.index = tree["layer"].where(tree["layer"] != "(none)", "(none) " + tree["phase"])
     rows = re.findall(r'<tr [^>]*data-path="([^"]*)"(?![^>]*data-fold)[^>]*>(.*?)</tr>', page, re.S)

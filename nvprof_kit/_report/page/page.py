@@ -147,7 +147,7 @@ def _variables(sheet: Sheet, folded: Folds) -> dict[str, Any]:
     return {
         "path": result.info.path,
         "short_path": _short_path(result.info.path),
-        "facts": capture_facts(result.info, result.summary.all_steps),
+        "facts": capture_facts(result.info, result.summary.all_steps, result.summary.steps),
         "headlines": headlines(sheet),
         "split": phase_split(result),
         "warnings": (*left_out_lines(result), *printed(result.warnings)),
