@@ -28,8 +28,8 @@ print(time.process_time_ns())
 
 
 def watched(nsys: str, report: Path) -> subprocess.CompletedProcess[str]:
-    """Profile the program. nsys can hang with these options, and leaves its agent: 2022.4 did in five runs of five, so
-    that the newest release alone is asked.
+    """Profile the program. nsys can hang with these options, and then leaves its agent, or fail by itself: 2022.4 did in
+    five runs of five, so that the newest release alone is asked.
     """
     words = ["--trace=osrt", "--sample=none", "--cpuctxsw=process-tree", "--export=sqlite", "--force-overwrite=true"]
     for attempt in range(5):
@@ -37,9 +37,10 @@ def watched(nsys: str, report: Path) -> subprocess.CompletedProcess[str]:
         command = [nsys, "profile", f"--session-new={session}", *words, "-o", report, sys.executable, "-c", PROGRAM]
         try:
             return subprocess.run(command, check=True, capture_output=True, text=True, timeout=40)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            failure = f"{error}: {error.stderr!r}"
             subprocess.run(["pkill", "-KILL", "-f", f"session-name={session}"], check=False)
-    pytest.fail("nsys hung five times")
+    pytest.fail(f"nsys hung or failed five times, last with {failure}")
 
 
 def test_time_on_the_cpu(nsys: str, tmp_path: Path) -> None:

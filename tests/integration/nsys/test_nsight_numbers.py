@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.nsys import run_nsys
 from support.recipes import run
 
 import nvprof_kit
@@ -30,15 +31,7 @@ def summary(nsys: str, report: str, path: Path) -> list[dict[str, str]]:
     if report not in reports:
         report = OLD_NAMES[report]
     force = ["--force-export=true"] if path.suffix == ".nsys-rep" else []
-    done = subprocess.run(
-        [nsys, "stats", "-q", *force, "--report", report, "--format", "csv", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = done.stdout
+    text = run_nsys(nsys, "stats", "-q", *force, "--report", report, "--format", "csv", path).stdout
     return list(csv.DictReader(io.StringIO(text[text.index("Time (%)") :])))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import KERNEL_TABLE
+from support.nsys import run_nsys
 from test_nsys_ranges import profile, read
 
 import nvprof_kit
@@ -122,11 +122,8 @@ WHERE e.eventType = 59 AND coalesce(e.text, s.value) <> 'gc' ORDER BY e.start
 
 def test_stages_are_phases_in_nsys(nsys: str, tmp_path: Path) -> None:
     report = tmp_path / "run"
-    base = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--export=sqlite", "-o", str(report)]
-    done = subprocess.run(
-        [*base, sys.executable, "-c", PROGRAM_TIMERS], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ["-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--export=sqlite", "-o", report]
+    run_nsys(nsys, "profile", *options, sys.executable, "-c", PROGRAM_TIMERS, cwd=tmp_path)
     with sqlite3.connect(report.with_suffix(".sqlite")) as database:
         ranges = database.execute(RANGES).fetchall()
     one = [("forward", "phase"), ("attention", "phase"), ("backward", "phase")]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import KERNEL_TABLE
+from support.nsys import run_nsys
 
 import nvprof_kit
 
@@ -104,10 +105,9 @@ def capture(nsys: str, tmp_path: Path) -> Path:
     source, program, report = tmp_path / "odd.c", tmp_path / "odd", tmp_path / "odd.nsys-rep"
     source.write_text(PROGRAM)
     subprocess.run([compiler, f"-I{headers}", source, "-o", program, "-ldl", "-pthread"], check=True)
-    profile = [nsys, "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", report, program]
-    subprocess.run(profile, check=True, capture_output=True, cwd=tmp_path)
+    run_nsys(nsys, "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", report, program)
     exported = tmp_path / "odd.sqlite"
-    subprocess.run([nsys, "export", "--type=sqlite", "-o", exported, report], check=True, capture_output=True)
+    run_nsys(nsys, "export", "--type=sqlite", "-o", exported, report)
     return exported
 
 

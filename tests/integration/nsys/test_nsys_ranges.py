@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.nsys import run_nsys
 
 from nvprof_kit.names import DOMAIN
 
@@ -90,17 +91,10 @@ def profile(nsys: str, folder: Path, program: str, **environ: str) -> Path:
     script = folder / "program.py"
     script.write_text(textwrap.dedent(program))
     report = folder / "report"
-    options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(report)]
-    run(nsys, "profile", *options, sys.executable, str(script), **environ)
-    run(nsys, "export", "-t", "sqlite", "-f", "true", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
+    options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", report]
+    run_nsys(nsys, "profile", *options, sys.executable, script, **environ)
+    run_nsys(nsys, "export", "-t", "sqlite", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
     return folder / "report.sqlite"
-
-
-def run(*command: str, **environ: str) -> None:
-    paths = [str(Path(__file__).parents[3]), environ.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in reversed(paths) if path)
-    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def read(path: Path) -> list[Recorded]:
@@ -202,13 +196,13 @@ def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path)
         try:
             wait_for(tmp_path / "ready", program)
             report = tmp_path / "report"
-            run(nsys, "start", f"--session={session}", "-s", "none", "--cpuctxsw=none", "-o", str(report))
+            run_nsys(nsys, "start", f"--session={session}", "-s", "none", "--cpuctxsw=none", "-o", report, attempts=1)
             subprocess.run(["sleep", "0.5"], check=True)
-            run(nsys, "stop", f"--session={session}")
+            run_nsys(nsys, "stop", f"--session={session}", attempts=1)
         finally:
             (tmp_path / "stop").touch()
             program.wait(timeout=120)
-    run(nsys, "export", "-t", "sqlite", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
+    run_nsys(nsys, "export", "-t", "sqlite", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
     texts = {event.text for event in read(Path(f"{report}.sqlite"))}
     assert {"step 9", "layers.1", "layers.1 backward", "layers.1 recompute"} <= texts
     assert "step 7" not in texts

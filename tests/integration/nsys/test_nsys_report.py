@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.nsys import run_nsys
 
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, ToolError
@@ -28,28 +29,10 @@ def recorded(nsys: str) -> bytes:
     """A real report of a program without a GPU, recorded once for all tests with a release."""
     folder = tempfile.TemporaryDirectory()
     report = Path(folder.name) / "run.nsys-rep"
-    command = [
-        nsys,
-        "profile",
-        "-t",
-        "nvtx,osrt",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
-        "-o",
-        str(report),
-        sys.executable,
-        "-c",
-        PROGRAM,
-    ]
     with folder:
-        # nsys itself fails to start now and then on a loaded machine
-        for _ in range(2):
-            again = [*command, "--force-overwrite=true"]
-            done = subprocess.run(again, check=False, capture_output=True, stdin=subprocess.DEVNULL)
-            if not done.returncode and report.is_file():
-                return report.read_bytes()
-    raise AssertionError(f"nsys failed twice: {done.stderr.decode(errors='replace')[-500:]}")
+        options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", report]
+        run_nsys(nsys, "profile", *options, sys.executable, "-c", PROGRAM)
+        return report.read_bytes()
 
 
 def version(nsys: str) -> str:
