@@ -28,8 +28,8 @@ print(time.process_time_ns())
 
 
 def watched(nsys: str, report: Path) -> subprocess.CompletedProcess[str]:
-    """Profile the program. nsys can hang with these options, and then leaves its agent, or fail by itself: 2022.4 did in
-    five runs of five, so that the newest release alone is asked.
+    """Profile the program. nsys can hang with these options, and then leaves its agent, or fail by itself: 2022.4 did
+    in five runs of five, so that the newest release alone is asked.
     """
     words = ["--trace=osrt", "--sample=none", "--cpuctxsw=process-tree", "--export=sqlite", "--force-overwrite=true"]
     for attempt in range(5):
