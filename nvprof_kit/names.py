@@ -315,3 +315,25 @@ def operator_kind(name: str) -> str:
     if space in _NO_WORK:
         return ""
     return "multiplies" if space != "aten" or (_MULTIPLIES.search(plain) and not _PACKS.search(plain)) else "moves"
+
+
+_SECOND_KERNEL = {
+    "native_layer_norm_backward": 2,
+    "_fused_rms_norm_backward": 2,
+    "native_group_norm": 1,
+    "native_group_norm_backward": 2,
+    "_softmax_backward_data": 2,
+}
+
+
+def arguments_read_again(operator: str, output_mask: Sequence[bool] | None = None) -> int:
+    """How many of an operator's first arguments PyTorch reads twice, because it runs two kernels on a GPU: for the
+    gradients of a norm's input and of its weights, statistics of groups and their norm, a softmax's product and sum.
+
+    Args:
+        operator: Its name without namespace.
+        output_mask: Which gradients a norm's backward computes.
+    """
+    if output_mask is not None and not (output_mask[0] and any(output_mask[1:])):
+        return 0
+    return _SECOND_KERNEL.get(operator, 0)

@@ -25,7 +25,7 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges
 from nvprof_kit._analysis.attribution.warm_up import StepChoice
 from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, operator_kind
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, arguments_read_again, operator_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -255,7 +255,9 @@ def _traffic(name: str, call: _Call, widths: dict[int, int]) -> tuple[list[int],
         reads[0] = min(reads[0], writes[0] if "nll" not in name else prod(tensors[1].dims) * tensors[0].width)
     elif name.startswith("nll_loss") and name.endswith("backward"):
         reads[1] = 0
-    return ([] if name.startswith("new_") or name.endswith("_like") else reads), writes
+    mask = call.value(len(call.types) - 1) if name.endswith("norm_backward") else None
+    again = [tensor.bytes for argument in arguments[: arguments_read_again(name, mask)] for tensor in argument]
+    return ([] if name.startswith("new_") or name.endswith("_like") else reads + again), writes
 
 
 def _elements(tensors: Sequence[_Tensor]) -> int:

@@ -1,9 +1,9 @@
 """Least memory traffic of operators: what each reads and writes, and how much of it must cross the GPU's memory.
 
-An operator reads its inputs and writes its outputs, each storage once. What it finds in the L2 costs no memory traffic,
-and what is overwritten there is never written back. `Cache` follows this through a step. The L2 does not evict strictly
-by age, so it keeps twice the size of the L2, of larger tensors a part. So the traffic is what the same operators need
-at least.
+An operator reads its inputs and writes its outputs, each storage once, and again what a second kernel of it reads. What
+it finds in the L2 costs no memory traffic, and what is overwritten there is never written back. `Cache` follows this
+through a step. The L2 does not evict strictly by age, so it keeps twice the size of the L2, of larger tensors a part.
+So the traffic is what the same operators need at least.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from nvprof_kit.names import arguments_read_again
 
 _L2_BYTES = 50 * 2**20
 """Size of the L2 of an H100, assumed where the counted step runs on a CPU."""
@@ -78,7 +80,7 @@ class Run:
         dtype: Type of the multiplied numbers; '' if it multiplies no matrices.
         flops: Floating point operations.
         least_flops: The same without what a causal mask leaves out.
-        bytes: Bytes of its inputs and outputs, each storage once.
+        bytes: Bytes of its inputs and outputs, each storage once for each kernel.
         dram_bytes: Bytes of these that the L2 cannot hold from one operator to the next.
     """
 
@@ -117,8 +119,8 @@ class Cache:
     def add(self, run: Run, accesses: Accesses) -> None:
         """Add what an operator reads and writes to its run."""
         self._runs.append(run)
-        left = self._size
-        for storages, is_write in ((accesses.reads, False), (accesses.writes, True)):
+        for storages, is_write in ((accesses.reads, False), (accesses.read_again, False), (accesses.writes, True)):
+            left = self._size
             for (start, length), views in storages.items():
                 size = min(sum(views.values()), length)  # views may overlap
                 storage = self._touch(start, length)
@@ -189,10 +191,12 @@ class Accesses(NamedTuple):
 
     Attributes:
         reads, writes: The views of each storage, and the bytes of each that are read or written.
+        read_again: Those of `reads` that a second kernel reads.
         created: The storages that it allocated.
     """
 
     reads: dict[Storage, Views]
+    read_again: dict[Storage, Views]
     writes: dict[Storage, Views]
     created: set[Storage]
 
@@ -225,11 +229,13 @@ def accesses_of(schema: Any, arguments: dict[str, Any], out: Any) -> Accesses:
     results = [(tensor, _size(tensor)) for tensor in _dense(out) if _storage(tensor) not in storages]
     created = {_storage(tensor) for tensor, _ in results}
     if name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
-        return Accesses({}, {}, created)
+        return Accesses({}, {}, {}, created)
     if not writes and not results:
-        return Accesses({}, {}, created)  # a view, or a number read back
+        return Accesses({}, {}, {}, created)  # a view, or a number read back
     reads, writes = _touched(name, arguments, reads, writes + results)
-    return Accesses(_by_storage(reads), _by_storage(writes), created)
+    number = arguments_read_again(name, arguments.get("output_mask"))
+    again = [(arguments[argument.name], _size(arguments[argument.name])) for argument in schema.arguments[:number]]
+    return Accesses(_by_storage(reads), _by_storage(again), _by_storage(writes), created)
 
 
 def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) -> tuple[Sizes, Sizes]:

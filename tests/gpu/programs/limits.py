@@ -43,9 +43,13 @@ class Program(nn.Module):
             nn.Softmax(-1),
             nn.SiLU(),
         )
+        self.groups = nn.GroupNorm(8, LENGTH)
+        self.thin = nn.Sequential(nn.Linear(WIDTH, 16, bias=False), nn.Linear(16, WIDTH, bias=False))  # as in LoRA
+        self.few_rows = nn.Linear(WIDTH, VOCABULARY, bias=False)  # as in decoding
 
     def forward(self, tokens: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return self.llama(input_ids=tokens, labels=tokens).loss + self.plain(values).float().mean()
+        results = self.plain(values), self.groups(values), self.thin(values), self.few_rows(values[:, :8])
+        return self.llama(input_ids=tokens, labels=tokens).loss + sum(result.float().mean() for result in results)
 
 
 def main() -> None:

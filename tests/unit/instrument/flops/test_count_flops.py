@@ -406,6 +406,24 @@ LARGE = 64 * MIB  # elements of 4 bytes: more than twice the L2 that is assumed 
             {"aten::exp": (8 * LARGE, 8 * LARGE), "aten::neg": (8 * LARGE, 8 * LARGE - 50 * MIB)},
             id="a part of what is larger than the L2",
         ),
+        pytest.param(
+            lambda x: torch.ops.aten._softmax_backward_data(x.view(-1, 256), x.view(-1, 256), -1, torch.float32),
+            {"aten::_softmax_backward_data": (12 * LARGE, 12 * LARGE - 50 * MIB)},
+            id="read again by a second kernel",
+        ),
+        *(
+            pytest.param(
+                lambda x, mask=mask: torch.ops.aten.native_layer_norm_backward(
+                    x.view(-1, 256), x.view(-1, 256), [256], *x.view(-1, 1)[: MIB // 2].chunk(2), x[:256], None, mask
+                ),
+                {"aten::native_layer_norm_backward": (size, size - hit)},
+                id=f"gradients of a norm's {of}",
+            )
+            for of, mask, size, hit in (
+                ("input and weights", [True, True, False], 12 * LARGE + 1024, 50 * MIB),
+                ("input", [True, False, False], 8 * LARGE, 0),
+            )
+        ),
     ],
 )
 def test_traffic_is_each_storage_once_an_operator(
