@@ -24,6 +24,7 @@ from types import FrameType
 
 from nvprof_kit._capture.recipes import recipes_folder
 from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.names import PEAKS_FILE
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PROGRESS = re.compile(
@@ -521,6 +522,11 @@ def finish_report(
             say(f"nsys did not export {report.name}, see what it said above; again: {retry}")
     empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
     status, published = publish(stage, folder, status, force=force, quiet=quiet)
+    peaks, target = Path(PEAKS_FILE), folder / PEAKS_FILE
+    if published and peaks.is_file() and not os.path.lexists(target):
+        with contextlib.suppress(OSError):
+            shutil.copyfile(peaks, target)
+            say(f"{target}: the measured peaks of this folder, for {folder / reports[0].stem}", quiet=quiet)
     if not reports:
         say(f"no report: nothing was captured{': ' if absent else ''}{absent}")
     elif empty:

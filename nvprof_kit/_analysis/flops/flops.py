@@ -173,7 +173,7 @@ class Flops(ByLayer):
         Returns:
             A row for each kind (``layers.*.mlp``), phase and bound, those furthest above their limit first: ``kind``,
             ``phase``, ``bound``, ``layer`` (the first), ``layers`` (how many), ``dtype``, and sums of ``gpu_busy_ns``,
-            ``limit_ns``, ``excess_ns`` (time above the limit), ``flops`` and ``dram_bytes``.
+            ``limit_ns``, ``fused_limit_ns``, ``excess_ns`` (time above the limit), ``flops`` and ``dram_bytes``.
         """
         rows = self.rows[(self.rows["limit_ns"] > 0) & (self.rows["calls"] > 0)]
         parents = dict(zip(self.blocks.layers, self.blocks.parents, strict=True))
@@ -183,7 +183,7 @@ class Flops(ByLayer):
         rows = rows[~rows["layer"].isin(holders)]
         rows = rows.assign(kind=rows["layer"].str.replace(INDEX, "*", regex=True), layers=1)
         rows["excess_ns"] = rows["gpu_busy_ns"] - rows["limit_ns"]
-        sums = ("layers", "gpu_busy_ns", "limit_ns", "excess_ns", "flops", "dram_bytes")
+        sums = ("layers", "gpu_busy_ns", "limit_ns", "fused_limit_ns", "excess_ns", "flops", "dram_bytes")
         how = {"layer": "first", "dtype": "first", **dict.fromkeys(sums, "sum")}
         kinds = rows.groupby(["kind", "phase", "bound"], sort=False, as_index=False).agg(how)
         sorted_kinds: pd.DataFrame = kinds.sort_values("excess_ns", ascending=False, ignore_index=True)

@@ -312,6 +312,7 @@ def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
             "count": row["layers"],
             "time": ms(row["gpu_busy_ns"]),
             "limit": ms(round(row["limit_ns"])),
+            "fused": ms(round(row["fused_limit_ns"])),
             "of_limit": percent(row["limit_ns"] / row["gpu_busy_ns"]),
             "limit_width": f"{100 * min(row['limit_ns'], row['gpu_busy_ns']) / longest:.2f}",
             "excess_width": f"{100 * max(row['excess_ns'], 0) / longest:.2f}",

@@ -252,9 +252,10 @@ def test_limits_are_bars_and_a_roofline(chromium: Any, limits: Path) -> None:
         rows = page.locator("#c0-limits tbody tr")
         assert rows.count() == 16 < len(kinds)
         first = kinds.iloc[0]
-        assert rows.first.locator("th, td").all_inner_texts()[:6] == [
+        assert rows.first.locator("th, td").all_inner_texts()[:7] == [
             f"{first['kind']} x{first['layers']}", first["phase"], f"{first['gpu_busy_ns'] / 3e6:.3f}",
             f"{first['limit_ns'] / 3e6:.3f}", f"{100 * first['limit_ns'] / first['gpu_busy_ns']:.1f} %", first["bound"],
+            f"{first['fused_limit_ns'] / 3e6:.3f}",
         ]  # fmt: skip
         above = """() => sheets[0].data.roofline.points.filter(({intensity, rate, time}) =>
             rate > 1.001 * Math.min(Math.max(...Object.values(sheets[0].data.roofline.peaks)),

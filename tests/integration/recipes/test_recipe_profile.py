@@ -170,9 +170,13 @@ def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.nsys
 def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
-    done = run("-t", "nvtx", "--step", "3", "--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    (tmp_path / "gpu_peaks.json").write_text("measured here")
+    words = ("-f", "-t", "nvtx", "--step", "3", "-o", "runs/run", "--", *program(tmp_path), "0.2")
+    done = run(*words, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
-    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.3"]
+    assert ranges(tmp_path / "runs" / "run.sqlite") == ["step 3", "layers.3"]
+    assert (tmp_path / "runs" / "gpu_peaks.json").read_text() == "measured here"
+    assert "runs/gpu_peaks.json: the measured peaks of this folder, for runs/run" in done.stderr
 
 
 UNANNOTATED = """
