@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
-from nvprof_kit._analysis.attribution.intervals import Cover
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, union
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.warm_up import choose_steps
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, union
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.tree import layer_parents, with_ancestors
 from nvprof_kit._result.column import Column, Columns

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import begins
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line, outer_layers
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, begins, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
-from nvprof_kit._analysis.attribution.windows import step_times, step_windows
+from nvprof_kit._analysis.attribution.steps import step_times, step_windows
 from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
@@ -59,7 +58,7 @@ class Timeline:
         idle: Gaps in which a device was idle: device, start_ns, end_ns, after (layer before the gap), before (layer
             after it).
         windows: Start and end of the step by device.
-        steps: The steps as `nvprof_kit._analysis.attribution.windows` divides each device's time: start_ns, end_ns,
+        steps: The steps as `nvprof_kit._analysis.attribution.steps` divides each device's time: start_ns, end_ns,
             device, place (0, 1, … among the processes that use a device of this ordinal), step; by device and start.
     """
 
@@ -76,7 +75,7 @@ class Timeline:
     steps: pd.DataFrame
 
     def own_window(self, device: int | None = None) -> tuple[int, int]:
-        """When the step ran, on one device or on all, as defined by `nvprof_kit._analysis.attribution.windows`; for the
+        """When the step ran, on one device or on all, as defined by `nvprof_kit._analysis.attribution.steps`; for the
         whole capture from the first operation to the last. Other steps may run before and after it while its range is
         open on the CPU.
         """

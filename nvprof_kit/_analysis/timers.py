@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.nesting import nest
+from nvprof_kit._analysis.attribution.intervals import nest
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result

@@ -206,7 +206,7 @@ class Capture:
         """One row per step, in order of time: step number, start and end in ns since the start of the capture, and
         wall and busy time.
         """
-        from nvprof_kit._analysis.attribution.windows import step_times
+        from nvprof_kit._analysis.attribution.steps import step_times
 
         operations = self._operations(cpu_only=True)
         return step_times(operations.trace, operations.attribution)
@@ -538,8 +538,7 @@ class Capture:
                 raise UsageError("--step is for --view timeline; layers shows every step")
             result = self.layers(depth=depth, steps=steps)
             return Plot(view, result.figure(), result.rows, result.warnings, sources=self.sources)
-        from nvprof_kit._analysis.attribution.steps import chosen_steps
-        from nvprof_kit._analysis.attribution.windows import instance_of, step_times, typical_step
+        from nvprof_kit._analysis.attribution.steps import chosen_steps, instance_of, step_times, typical_step
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
         from nvprof_kit._report.plots.timeline import timeline_figure
 
@@ -637,8 +636,7 @@ class Capture:
         """What ran in a step, in some steps, or in the whole capture."""
         import numpy as np
 
-        from nvprof_kit._analysis.attribution.steps import chosen_steps
-        from nvprof_kit._analysis.attribution.windows import instance_of, step_times
+        from nvprof_kit._analysis.attribution.steps import chosen_steps, instance_of, step_times
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
         operations = self._operations(OPTIONAL)

@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
-from nvprof_kit._analysis.attribution.intervals import Cover, exact_sums, sums_by
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.warm_up import choose_steps
-from nvprof_kit._analysis.attribution.windows import Windows, step_windows
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums, sums_by
+from nvprof_kit._analysis.attribution.steps import Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, Gaps, op_sorts
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import idle as idle_causes

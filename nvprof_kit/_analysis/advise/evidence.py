@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import union_lengths
-from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
-from nvprof_kit._analysis.attribution.windows import devices_of, median_place
+from nvprof_kit._analysis.attribution.intervals import Int64Array, union_lengths
+from nvprof_kit._analysis.attribution.steps import (
+    ALL_STEPS,
+    StepChoice,
+    StepOptions,
+    choose_steps,
+    devices_of,
+    median_place,
+)
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._trace.schema import OP_KINDS, Trace

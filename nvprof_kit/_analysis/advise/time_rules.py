@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
-from nvprof_kit._analysis.attribution.windows import median_place
+from nvprof_kit._analysis.attribution.steps import median_place
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit._trace.schema import Column, Trace

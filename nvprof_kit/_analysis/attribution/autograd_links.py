@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, inherit, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest
 
 _Bools = npt.NDArray[np.bool_]
 

@@ -1,4 +1,9 @@
-"""Interval arithmetic, vectorized: how much of each interval is covered, sums by group, and calls of several rows.
+"""Intervals of time, vectorized: which one encloses which, what they cover, and sums over them.
+
+NVTX push/pop ranges nest on their thread, so at most one range is innermost at any time, and it changes only where a
+range begins or ends. `Nesting` stores these changes as one sorted array over all threads, so a million lookups are one
+vectorized binary search. `Line` puts lanes of time (devices, threads, windows) one behind the other on one line of
+integers, so that one sort or search handles all of them.
 
 In a CPU-only capture an operator has one row for each interval of self time, between the operators that it calls. Times
 are sums over rows; call counts and means per call count each operator instance once.
@@ -7,16 +12,286 @@ are sums over rows; call counts and means per call count each operator instance 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import Int64Array, Integers, Line, union
-
 if TYPE_CHECKING:
     import pandas as pd
+
+Int64Array = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+
+NONE = -1
+"""Index that stands for "no range"."""
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """The nesting of a set of ranges.
+
+    Attributes:
+        parent: For each range, the index of the innermost range that encloses it on its thread, or `NONE`.
+        depth: For each range, the number of ranges that enclose it.
+        threads: The threads that have ranges, ascending.
+        change: Times at which the innermost range changes, as positions on `line`, ascending.
+        owner: The innermost range from each of these times on, or `NONE`.
+        line: The line of threads that the positions in `change` refer to.
+        crossing: Whether some ranges cross, so that a range can outlast its parent; `cut` makes them nest.
+    """
+
+    parent: Int64Array
+    depth: Int64Array
+    threads: Int64Array
+    change: Int64Array
+    owner: Int64Array
+    line: Line
+    crossing: bool = False
+
+    def innermost(self, tid: Int64Array, time: Int64Array) -> Int64Array:
+        """The innermost range open on a thread at a time: start <= time < end.
+
+        Args:
+            tid: Thread keys, shape ``(n,)``.
+            time: Times in ns, shape ``(n,)``.
+
+        Returns:
+            Indices of ranges, `NONE` if no range is open, shape ``(n,)``.
+        """
+        if not len(self.change):  # no range of nonzero length
+            return np.full(len(tid), NONE, dtype=np.int64)
+        thread = np.searchsorted(self.threads, tid)
+        has_ranges = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
+        # a time before the first or after the last range has no range here and must not reach into another thread's
+        # lane
+        line = self.line
+        inside = has_ranges & (time >= line.origin) & (time < line.origin + line.span)
+        change = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
+        return np.where(inside & (change >= 0), self.owner[np.maximum(change, 0)], NONE)
+
+
+def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
+    """Find the nesting of ranges.
+
+    Push/pop ranges of one domain nest on their thread. Start/end ranges can cross others, and so can ranges of
+    different domains: the innermost is then the open range that started last, and a range's parent is the innermost one
+    open when it started.
+
+    Args:
+        start: Starts in ns, shape ``(n,)``.
+        end: Ends in ns, shape ``(n,)``.
+        tid: Thread keys, shape ``(n,)``.
+    """
+    threads, thread = np.unique(tid, return_inverse=True)
+    line = Line.over((start,), (end,), beyond=2)
+    starts, finishes = line.at(thread, start), line.at(thread, end)
+    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)))
+    if peeled is not None:
+        change, owner = _changes(starts, finishes, *peeled)
+        return Nesting(*peeled, threads, change, owner, line)
+    pieces = cut(start, end, tid)
+    starts, finishes = (line.at(thread[pieces.range], piece_time) for piece_time in (pieces.start, pieces.end))
+    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)))
+    assert peeled is not None, "pieces nest"
+    parent, depth = peeled
+    change, owner = _changes(starts, finishes, parent, depth)
+    of_piece = np.append(pieces.range, NONE)
+    first = np.empty(len(start), dtype=np.int64)
+    first[pieces.range[pieces.first]] = np.flatnonzero(pieces.first)
+    return Nesting(of_piece[parent[first]], depth[first], threads, change, of_piece[owner], line, crossing=True)
+
+
+class Pieces(NamedTuple):
+    """Crossing ranges cut into pieces that nest, shape ``(m,)`` each.
+
+    Of two pieces with the same start and end, the outer one comes first, as `nest` expects.
+
+    Attributes:
+        range: The range that each piece is part of.
+        start, end: Times of the piece, in ns.
+        first: Whether it is the first piece of its range.
+    """
+
+    range: Int64Array
+    start: Int64Array
+    end: Int64Array
+    first: npt.NDArray[np.bool_]
+
+
+def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
+    """Cut each range where another range on its thread ends that was open at its start and ends before it.
+
+    At any time the open pieces are those of the open ranges, a later start inside an earlier one.
+    """
+    first_end = end.copy()
+    more: list[tuple[int, int, int]] = []
+    lasting = [(int(start[row]), int(end[row]), int(row)) for row in np.flatnonzero(end > start)]
+    events = sorted([(e, 0, 0, row) for _, e, row in lasting] + [(s, 1, -e, row) for s, e, row in lasting])
+    open_on: dict[int, list[int]] = defaultdict(list)
+    begun: dict[int, int] = {}
+    for time, is_start, _, row in events:
+        open_ranges = open_on[int(tid[row])]
+        if is_start:
+            open_ranges.append(row)
+            begun[row] = time
+            continue
+        position = open_ranges.index(row)
+        for above in open_ranges[position:]:
+            if begun[above] == start[above]:
+                first_end[above] = time
+            elif time > begun[above]:
+                more.append((above, begun[above], time))
+            begun[above] = time
+        del open_ranges[position]
+    extra = np.array(more, dtype=np.int64).reshape(-1, 3).T
+    ranges = np.arange(len(start))
+    of, piece_start, finish = (np.concatenate(parts) for parts in zip((ranges, start, first_end), extra, strict=True))
+    order = np.lexsort((piece_start, of, -end[of], start[of]))
+    return Pieces(of[order], piece_start[order], finish[order], piece_start[order] == start[of[order]])
+
+
+def peel(
+    starts: Int64Array, finishes: Int64Array, order: Int64Array, *, shorten: bool = False
+) -> tuple[Int64Array, Int64Array] | None:
+    """Parent and depth, one level at a time: a range that starts before all earlier ones have ended has a parent.
+
+    Args:
+        starts: Start of each range, on one line over all threads, shape ``(n,)``.
+        finishes: End of each.
+        order: The ranges to process, by start, longer first.
+        shorten: Whether to end a range with its parent if it outlasts it; modifies `finishes` in place.
+
+    Returns:
+        None if a range outlasts its parent: such ranges cross and can have as many levels as there are ranges.
+    """
+    parent, depth = np.full(len(starts), NONE, dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
+    left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
+    while len(left):
+        latest_end = np.maximum.accumulate(finishes[left])
+        outermost = np.concatenate(([True], starts[left][1:] >= latest_end[:-1]))
+        if outermost.all():  # none encloses another
+            parent[left], depth[left] = above, level
+            break
+        parent[left[outermost]], depth[left[outermost]] = above[outermost], level
+        last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))]
+        if shorten:
+            finishes[left] = np.minimum(finishes[left], finishes[last])
+        elif (finishes[left] > finishes[last]).any():
+            return None
+        left, above, level = left[~outermost], last[~outermost], level + 1
+    return parent, depth
+
+
+def _changes(
+    starts: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Change times and owners: a start makes the range innermost, an end its parent."""
+    lasting = np.flatnonzero(finishes > starts)  # a range of zero length is never innermost
+    times = np.concatenate([finishes[lasting], starts[lasting]])
+    owner = np.concatenate([parent[lasting], lasting])
+    is_start = np.repeat([0, 1], len(lasting))
+    rank = np.concatenate(
+        [-depth[lasting], depth[lasting]]
+    )  # ties: ends from the inside out, then starts from the outside in
+    order = np.lexsort((rank, is_start, times))
+    return times[order], owner[order]
+
+
+def inherit(own_values: Int64Array, nesting: Nesting) -> Int64Array:
+    """For each range its own value, or that of the nearest enclosing range that has one.
+
+    Args:
+        own_values: A value for each range, `NONE` if it has none of its own, shape ``(n,)``.
+        nesting: The nesting of the ranges.
+    """
+    values: Int64Array = own_values.copy()
+    for level in range(1, int(nesting.depth.max(initial=0)) + 1):
+        here = np.flatnonzero((nesting.depth == level) & (own_values == NONE))
+        values[here] = values[nesting.parent[here]]
+    return values
+
+
+def outer_layers(layer_range: Int64Array, nesting: Nesting) -> Int64Array:
+    """For each range, the next enclosing layer range, with `NONE` appended, shape ``(n + 1,)``.
+
+    Args:
+        layer_range: For each range, the nearest layer range (itself or an enclosing one), or `NONE`, shape ``(n,)``.
+        nesting: The nesting of the ranges.
+    """
+    return np.append(np.append(layer_range, NONE)[nesting.parent], NONE)
+
+
+_FITS = 1 << 62
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of lanes.
+
+    Attributes:
+        origin: The earliest time in ns, the zero of each lane.
+        span: Length of a lane, longer than any time range in it.
+    """
+
+    origin: int
+    span: int
+
+    @classmethod
+    def over(cls, starts: Iterable[Int64Array], ends: Iterable[Int64Array], beyond: int = 1) -> Line:
+        """The line for some intervals.
+
+        Args:
+            starts: Starts in ns, arrays of any length.
+            ends: Ends in ns, none before the first start.
+            beyond: Padding of each lane after the last end, in ns.
+        """
+        origin = min((int(times.min()) for times in starts if len(times)), default=0)
+        latest = max((int(times.max()) for times in ends if len(times)), default=origin)
+        return cls(origin, latest - origin + beyond)
+
+    def fits(self, lane: Int64Array) -> bool:
+        """Whether positions in all of these lanes fit in int64, with room for sums and differences."""
+        return int(lane.max(initial=0)) * self.span <= _FITS
+
+    def at(self, lane: Int64Array, time: Int64Array) -> Int64Array:
+        """Positions on the line of times in lanes, shape ``(n,)`` each.
+
+        Raises:
+            OverflowError: There are too many lanes for this time span.
+        """
+        if not self.fits(lane):
+            raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
+        if not lane.any():
+            return time - self.origin
+        return lane * self.span + (time - self.origin)
+
+    def within(self, time: Int64Array, before: int = 0) -> Int64Array:
+        """Times clamped to the lane, whose lower bound is `before` ns before its zero."""
+        return np.clip(time, self.origin - before, self.origin + self.span - 1)
+
+    def moment(self, position: Int64Array) -> Int64Array:
+        """The time in ns of a position on the line, in any lane."""
+        return position % self.span + self.origin
+
+
+def union(starts: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The union of intervals as sorted starts and ends; adjacent intervals are merged.
+
+    Args:
+        starts: Positions on a line, shape ``(n,)``.
+        finishes: Positions on the same line, shape ``(n,)``.
+    """
+    if not len(starts):
+        return starts, finishes
+    order = np.argsort(starts, kind="stable")
+    starts, latest_end = starts[order], np.maximum.accumulate(finishes[order])
+    first_of_run = np.flatnonzero(np.concatenate(([True], starts[1:] > latest_end[:-1])))
+    return starts[first_of_run], latest_end[np.append(first_of_run[1:] - 1, len(order) - 1)]
+
 
 _DENSE = 4
 """Sums are looked up by key if there are at most this many possible keys per row."""

@@ -1,15 +1,22 @@
-"""What the ranges of a capture mean: layer, phase and step ranges, and how they nest."""
+"""What the ranges of a capture mean: layer, phase and step ranges, and how they nest.
+
+A **step** is one execution of a range of the category `step` that is not nested in another such range on its thread.
+A range with the same number that is open on another thread or process at the same time is the same step: the ranks of
+one capture run it together. If a number repeats, because each epoch counts from 0 or a validation loop has its own
+numbers, each execution is a separate step, and "per step" divides by these *instances*, not by distinct numbers. A step
+range nested in another one (micro-batches in an optimizer step) is part of the outer step. Instances are ordered by
+start time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, cut, inherit, nest
-from nvprof_kit._analysis.attribution.steps import StepRanges, step_instances
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, cut, inherit, nest
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
 
@@ -23,7 +30,7 @@ _NO_PAYLOAD = int(np.iinfo(np.int64).min)
 class Ranges:
     """What the ranges of a capture mean, one entry per range (shape ``(r,)`` each).
 
-    A range that crosses others has several entries: its pieces from `nvprof_kit._analysis.attribution.nesting.cut`.
+    A range that crosses others has several entries: its pieces from `nvprof_kit._analysis.attribution.intervals.cut`.
 
     Attributes:
         start, end, tid, pid, nested: As in the trace.
@@ -36,7 +43,7 @@ class Ranges:
         step_range: The nearest step range, or `NONE`.
         phase: ``forward``, ``backward`` or ``recompute`` for a layer range, the text for a phase range, else ''.
         step: The step instance of a step range, an index into `steps`, else `NONE`.
-        steps: The step number of each instance, by start time (`nvprof_kit._analysis.attribution.steps`); a number can
+        steps: The step number of each instance, by start time (see above); a number can
             repeat.
         crossing: Whether some ranges crossed others.
     """
@@ -185,6 +192,83 @@ def _step_numbers(frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np
     for source in (written, payload):
         numbers = np.where(source == _NO_PAYLOAD, numbers, source)
     return numbers
+
+
+class StepRanges(NamedTuple):
+    """The step ranges, shape ``(s,)`` each.
+
+    Attributes:
+        rows: Indices of the ranges, ascending; every piece of a range that was cut.
+        first: Whether each is a whole range or the first piece of one.
+        number: Step number of each.
+        start, end: Times of the whole range, in ns.
+        tid, pid: Its thread and process.
+    """
+
+    rows: Int64Array
+    first: npt.NDArray[np.bool_]
+    number: Int64Array
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    pid: Int64Array
+
+
+class Instances(NamedTuple):
+    """The instances of steps.
+
+    Attributes:
+        number: The step number of each instance, by start time, shape ``(i,)``.
+        of_rows: The instance of each step range, shape ``(s,)``.
+    """
+
+    number: Int64Array
+    of_rows: Int64Array
+
+
+def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Instances:
+    """Find the step instances. See the module docstring for the definition.
+
+    Args:
+        ranges: The step ranges.
+        step_range: For every range, the nearest step range (itself or an enclosing one), or `NONE`, shape ``(r,)``.
+        nesting: The nesting of all ranges.
+    """
+    outermost = _outermost(ranges, step_range, nesting)
+    tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
+    # those that begin together by thread, so that the order of rows in the file does not matter
+    tops = tops[np.lexsort((ranges.tid[tops], ranges.start[tops]))]
+    # a range that begins while its number is open on other threads, and not yet on its own, joins that instance
+    current: dict[int, tuple[int, int, set[int]]] = {}
+    of_top: list[int] = []
+    first_tops: list[int] = []
+    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
+    for top, (number, start, end, tid) in enumerate(zip(*columns, strict=True)):
+        instance, latest_end, threads = current.get(number, (NONE, start, set()))
+        if start >= latest_end or tid in threads:
+            instance, latest_end, threads = len(first_tops), end, set()
+            first_tops.append(top)
+        threads.add(tid)
+        current[number] = instance, max(latest_end, end), threads
+        of_top.append(instance)
+    instance_of_row = np.full(len(ranges.rows), NONE, dtype=np.int64)
+    instance_of_row[tops] = of_top
+    return Instances(ranges.number[tops[first_tops]], instance_of_row[outermost])
+
+
+def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
+    """For each step range, the first piece of the outermost enclosing step range, as an index into `ranges.rows`."""
+    index_of_range = np.full(len(step_range) + 1, NONE, dtype=np.int64)
+    index_of_range[ranges.rows] = np.arange(len(ranges.rows))
+    first_piece = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
+    enclosing = index_of_range[np.append(step_range, NONE)[nesting.parent[ranges.rows[first_piece]]]]
+    enclosing = np.append(first_piece, NONE)[enclosing]
+    # a range that outlasts the range it began in is not nested in it
+    enclosing = np.where((enclosing >= 0) & (np.append(ranges.end, 0)[enclosing] >= ranges.end), enclosing, NONE)
+    current = first_piece
+    while ((above := np.append(enclosing, NONE)[current]) >= 0).any():
+        current = np.where(above >= 0, above, current)
+    return current
 
 
 class Elsewhere:

@@ -1,27 +1,51 @@
-"""Defines a step; every table and plot of the package uses this definition.
+"""Steps: which of them per-step figures include, and the window of time that each takes on every device.
 
-A **step** is one execution of a range of the category `step` that is not nested in another such range on its thread.
-A range with the same number that is open on another thread or process at the same time is the same step: the ranks of
-one capture run it together. If a number repeats, because each epoch counts from 0 or a validation loop has its own
-numbers, each execution is a separate step, and "per step" divides by these *instances*, not by distinct numbers. A step
-range nested in another one (micro-batches in an optimizer step) is part of the outer step.
+What a step is, `nvprof_kit._analysis.attribution.ranges` defines. An operation belongs to the step that launched it;
+operations that no step launched are *outside steps*: they count in no per-step figure and are listed separately.
 
-Instances are ordered by start time. An operation belongs to the instance that launched it. Operations that no step
-launched are *outside steps*: they count in no per-step figure and are listed separately. For the duration of a step see
-`nvprof_kit._analysis.attribution.windows`.
+**Choice.** Warm-up steps are left out unless the user asks for them, and named. A step is warm-up if loading CUDA
+modules or libraries, compiling or autotuning on the host takes a notable share of it. The first step of the capture is
+also warm-up if it took much longer than the median of the others: it includes profiler startup and one-time
+initialization.
+
+**Windows.** The time of every device is divided into steps without gaps or overlaps. A step on a device lasts from the
+end of the previous step, but not before its own range began on the CPU, to the end of its last operation or of its
+range, whichever is later. Waiting for a step's first kernel is therefore part of that step. Kernels that no step
+launched (an evaluation, for example) can still run after the step's range began, because the CPU runs ahead; the step
+then starts when they end. The first step of a pipelined engine starts with its first operation if its range had already
+ended: the device was busy with work from before the capture. The time between two steps, before the first and after the
+last is a window outside steps.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Integers, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.annotations import engine_phase
+from nvprof_kit._trace.frames import few
+from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.errors import UsageError
+from nvprof_kit.issues import Issue
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LOADING = 0.05
+"""A step is warm-up if loading, compiling and tuning exceed this share of its duration."""
+
+LONGER = 1.2
+"""The first step is warm-up if it exceeds this multiple of the median of the others."""
+
+ENOUGH = 3
+"""Minimum number of steps in the capture to judge the first by its duration."""
 
 
 @dataclass(frozen=True)
@@ -99,78 +123,327 @@ def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDA
     return is_chosen
 
 
-class StepRanges(NamedTuple):
-    """The step ranges, shape ``(s,)`` each.
+@dataclass(frozen=True)
+class StepChoice:
+    """The step instances that per-step figures include.
 
     Attributes:
-        rows: Indices of the ranges, ascending; every piece of a range that was cut.
-        first: Whether each is a whole range or the first piece of one.
-        number: Step number of each.
-        start, end: Times of the whole range, in ns.
-        tid, pid: Its thread and process.
+        shown: The included instances, shape ``(i,)``.
+        asked: Whether the user selected them; otherwise `shown` is all but warm-up.
+        everything: Whether the user asked for the whole capture, with what ran outside steps.
+        left_out: A sentence for each warm-up step that says which it is and why.
     """
 
-    rows: Int64Array
-    first: npt.NDArray[np.bool_]
-    number: Int64Array
+    shown: npt.NDArray[np.bool_]
+    asked: bool = False
+    everything: bool = False
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of steps that per-step figures include."""
+        return int(np.count_nonzero(self.shown))
+
+    def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
+        """Which operations belong to the included steps, shape ``(n,)``; all if the capture has no steps."""
+        if self.everything or not len(self.shown):
+            return np.ones(len(attribution.step), dtype=bool)
+        is_included: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
+        return is_included
+
+
+def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | None = None) -> StepChoice:
+    """The selected steps, by default all but warm-up; all if only warm-up steps exist.
+
+    Args:
+        trace: The capture; without its table ``loads`` only the duration of the first step indicates warm-up.
+        attribution: Its steps.
+        options: The user's selection.
+
+    Raises:
+        UsageError: None of the selected steps is in the capture.
+    """
+    options = options or StepOptions()
+    number = attribution.ranges.steps
+    chosen = chosen_steps(options, number, trace.info.path)
+    if options.selects or len(number) < 2:
+        return StepChoice(chosen, options.selects, options.everything)
+    times = step_times(trace, attribution)
+    wall = times["wall_ns"].to_numpy()
+    loading = _loading(trace, times["start_ns"].to_numpy(), times["start_ns"].to_numpy() + times["range_ns"].to_numpy())
+    loads = loading > LOADING * np.maximum(wall, 1)
+    others_wall = wall[1:][~loads[1:]]
+    median = float(np.median(others_wall)) if len(others_wall) else float(np.median(wall))
+    slow = np.zeros(len(wall), dtype=bool)
+    if len(wall) >= ENOUGH and wall[0] > LONGER * median:
+        # a phase that no other step has, such as a prefill before decoding, is no warm-up
+        first = attribution.phase[attribution.step == 0]
+        slow[0] = not np.setdiff1d(first, attribution.phase[attribution.step > 0]).size
+    warm = loads | slow
+    if warm.all():
+        return StepChoice(chosen)
+    median_ns = int(wall[~warm][median_place(wall[~warm])])  # a step's, as in breakdown and on the page
+    left_out = [
+        f"step {number[index]} took {wall[index] / 1e6:,.3f} ms where the median of the others is "
+        f"{median_ns / 1e6:,.3f} ms"
+        + (f", {loading[index] / 1e6:,.3f} ms of it loading or compiling code" if loads[index] else "")
+        for index in np.flatnonzero(warm).tolist()
+    ]
+    return StepChoice(~warm, left_out=tuple(left_out))
+
+
+def left_out_warnings(choice: StepChoice) -> tuple[Issue, ...]:
+    """One sentence for each step excluded from per-step figures."""
+    return tuple(
+        Issue("warm-up", "note", 1.0, f"{reason}: warm-up, left out; --steps all includes it")
+        for reason in choice.left_out
+    )
+
+
+def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
+    """Time spent loading, compiling or tuning in each interval, in ns."""
+    if trace.loads is None or not len(trace.loads):
+        return np.zeros(len(start), dtype=np.int64)
+    starts, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
+    lane = np.zeros(len(starts), dtype=np.int64)
+    return Cover(lane, starts, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
+
+
+# ---------------------------------------------------------------- windows
+
+
+class Device(NamedTuple):
+    """A GPU as one process sees it: process key, index of the process in the capture, and device ordinal."""
+
+    pid: int
+    process: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows by device and start, shape ``(w,)`` each.
+
+    Attributes:
+        devices: The devices that ran operations.
+        of_op: Device of each operation, an index into `devices`, shape ``(n,)``.
+        device: Index into `devices`.
+        step: Step number; 0 and unused outside steps.
+        instance: The step instance, an index into `Ranges.steps`; `NONE` outside steps.
+        start, end: In ns.
+    """
+
+    devices: tuple[Device, ...]
+    of_op: Int64Array
+    device: Int64Array
+    step: Int64Array
+    instance: Int64Array
     start: Int64Array
     end: Int64Array
-    tid: Int64Array
+
+    @property
+    def in_step(self) -> npt.NDArray[np.bool_]:
+        """Which windows are steps."""
+        inside: npt.NDArray[np.bool_] = self.instance >= 0
+        return inside
+
+
+def step_windows(trace: Trace, attribution: Attribution) -> Windows:
+    """Divide the time of every device into steps; a single window outside steps if the capture has none."""
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    devices, of_op = devices_of(trace)
+    # when each process ran each instance: from the first start to the last end of its ranges there
+    ranges = attribution.ranges
+    rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
+    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
+    step, pid = ranges.step[rows], ranges.pid[rows]
+    first = np.flatnonzero(np.concatenate(([True], (np.diff(step) != 0) | (np.diff(pid) != 0)))[: len(rows)])
+    last_end = np.maximum.reduceat(ranges.whole_end[rows], first) if len(first) else np.zeros(0, dtype=np.int64)
+    runs = _Runs(step[first], ranges.start[rows[first]], last_end, pid[first])
+    instance = attribution.step
+    kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
+    parts = []
+    for number, lane in enumerate(devices):
+        device_ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
+        ops = _Ops(start[device_ops], end[device_ops], instance[device_ops], kernel[device_ops])
+        parts.append(_tile(runs, lane.pid, ranges, ops, number))
+    if not parts:  # nothing ran
+        return Windows(devices, of_op, *(np.zeros(0, dtype=np.int64) for _ in range(5)))
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Windows(devices, of_op, *columns)
+
+
+def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
+    """The devices by process and ordinal, and the device of each operation. Keyed by process because the same ordinal
+    can be different GPUs in two processes.
+    """
+    import pandas as pd
+
+    pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
+    if len(pid) and len(few(pid)) == len(few(device)) == 1:  # most captures
+        return (Device(int(pid[0]), 0, int(device[0])),), np.zeros(len(pid), dtype=np.int64)
+    (process, processes), (ordinal, ordinals) = (pd.factorize(value, sort=True) for value in (pid, device))
+    ordinal_count = len(ordinals)
+    key = process.astype(np.int64) * ordinal_count + ordinal
+    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * ordinal_count))
+    pairs = (divmod(value, ordinal_count) for value in present.tolist())
+    devices = tuple(Device(int(processes[index]), index, int(ordinals[value])) for index, value in pairs)
+    number = np.zeros(len(processes) * ordinal_count, dtype=np.int64)
+    number[present] = np.arange(len(present))
+    return devices, number[key]
+
+
+class _Ops(NamedTuple):
+    start: Int64Array
+    end: Int64Array
+    instance: Integers
+    kernel: npt.NDArray[np.bool_]
+
+
+class _Runs(NamedTuple):
+    """The step instances of each process, by process and start, shape ``(n,)`` each."""
+
+    instance: Int64Array
+    start: Int64Array
+    end: Int64Array
     pid: Int64Array
 
 
-class Instances(NamedTuple):
-    """The instances of steps.
+def _others_end(ops: _Ops, steps: int) -> Int64Array:
+    """For each step, the end of kernels outside steps that began before its first operation, capped at that start."""
+    earliest_time = np.iinfo(np.int64).min
+    other_kernels = np.flatnonzero((ops.instance < 0) & ops.kernel)
+    if not len(other_kernels) or not steps:
+        return np.full(steps, earliest_time)
+    earliest = np.full(steps, np.iinfo(np.int64).max)
+    inside = ops.instance >= 0
+    np.minimum.at(earliest, ops.instance[inside], ops.start[inside])
+    other_kernels = other_kernels[np.argsort(ops.start[other_kernels], kind="stable")]
+    latest_end = np.concatenate(([earliest_time], np.maximum.accumulate(ops.end[other_kernels])))
+    before = np.searchsorted(ops.start[other_kernels], earliest, side="left")
+    ends: Int64Array = np.where(
+        earliest < np.iinfo(np.int64).max, np.minimum(latest_end[before], earliest), earliest_time
+    )
+    return ends
 
-    Attributes:
-        number: The step number of each instance, by start time, shape ``(i,)``.
-        of_rows: The instance of each step range, shape ``(s,)``.
+
+def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
+    """Device, step, instance, start and end of one device's windows."""
+    first, last = int(ops.start.min()), int(ops.end.max())
+    process_runs = np.flatnonzero(runs.pid == pid)
+    instance = runs.instance[process_runs]
+    latest = np.full(len(ranges.steps), np.iinfo(np.int64).min)
+    inside = ops.instance >= 0
+    np.maximum.at(latest, ops.instance[inside], ops.end[inside])
+    finish = (
+        np.maximum.accumulate(np.maximum(runs.end[process_runs], latest[instance]))
+        if len(process_runs)
+        else process_runs
+    )
+    run_starts = runs.start[process_runs]
+    start = np.maximum(run_starts, np.concatenate((run_starts[:1], finish[:-1])))
+    start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
+    if len(process_runs):  # an engine's step that is before all else on the device, and had ended on the CPU by then
+        row = int(np.flatnonzero(ranges.step == instance[0])[0])
+        is_engine = engine_phase(ranges.names[ranges.name[row]].text) is not None
+        first_op = int(np.argmin(ops.start))
+        if is_engine and ops.instance[first_op] == instance[0] and runs.end[process_runs[0]] < first:
+            start[0] = first
+    # windows outside steps: before the first, between, after the last
+    gap_start = np.concatenate(([min(first, int(start[0]))] if len(process_runs) else [first], finish))
+    gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(process_runs) else [last]))
+    window_instance = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))
+    window_start, end = np.concatenate((start, gap_start)), np.concatenate((finish, gap_end))
+    order = np.argsort(window_start, kind="stable")
+    order = order[end[order] > window_start[order]]
+    number = np.append(ranges.steps, 0)[window_instance]
+    return (
+        np.full(len(order), device, dtype=np.int64),
+        number[order],
+        window_instance[order],
+        window_start[order],
+        end[order],
+    )
+
+
+def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
+    """One row per step instance, in order, indexed by instance; all times int64 ns.
+
+    Returns:
+        step: step number; range_ns: how long its range was open on the CPU; gpu_ns: sum of the durations of its
+        operations; busy_ns: length of their union, summed over devices; span_ns: from the start of its first operation
+        to the end of its last, 0 if it has none; wall_ns: duration of its window
+        (`nvprof_kit._analysis.attribution.steps`), the longest if several devices ran it; start_ns, end_ns: first
+        start and last end of its ranges and operations.
     """
+    import pandas as pd
 
-    number: Int64Array
-    of_rows: Int64Array
+    count = len(attribution.ranges.steps)
+    inside = np.flatnonzero(attribution.step >= 0)
+    start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
+    device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
+    ranges = attribution.ranges
+    rows = np.flatnonzero(ranges.step >= 0)  # those of an instance overlap if several processes run it
+    starts, ends = _ends(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
+    first, last = _ends(instance, start, end, count)
+    ran = np.bincount(instance, minlength=count) > 0
+    walls = ends - starts
+    if count and len(trace.ops):
+        windows = step_windows(trace, attribution)
+        in_steps = np.flatnonzero(windows.in_step)
+        walls = np.zeros(count, dtype=np.int64)
+        np.maximum.at(walls, windows.instance[in_steps], (windows.end - windows.start)[in_steps])
+    times: pd.DataFrame = pd.DataFrame(
+        {
+            "step": attribution.ranges.steps,
+            "range_ns": ends - starts,
+            "gpu_ns": exact_sums(instance, end - start, count),
+            "busy_ns": union_lengths(start, end, device, instance, count),
+            "span_ns": np.where(ran, last - first, 0),
+            "wall_ns": walls,
+            "start_ns": np.where(ran, np.minimum(starts, first), starts),
+            "end_ns": np.where(ran, np.maximum(ends, last), ends),
+        }
+    )
+    return times
 
 
-def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Instances:
-    """Find the step instances. See the module docstring for the definition.
+def _ends(instance: Int64Array, start: Int64Array, end: Int64Array, count: int) -> tuple[Int64Array, Int64Array]:
+    first = np.full(count, int(end.max(initial=0)), dtype=np.int64)
+    last = np.full(count, int(start.min(initial=0)), dtype=np.int64)
+    np.minimum.at(first, instance, start)
+    np.maximum.at(last, instance, end)
+    return first, last
+
+
+def median_place(lengths: Int64Array) -> int:
+    """Index of the median length: the lower median, and the first of equals.
 
     Args:
-        ranges: The step ranges.
-        step_range: For every range, the nearest step range (itself or an enclosing one), or `NONE`, shape ``(r,)``.
-        nesting: The nesting of all ranges.
+        lengths: At least one length, shape ``(n,)``.
     """
-    outermost = _outermost(ranges, step_range, nesting)
-    tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
-    # those that begin together by thread, so that the order of rows in the file does not matter
-    tops = tops[np.lexsort((ranges.tid[tops], ranges.start[tops]))]
-    # a range that begins while its number is open on other threads, and not yet on its own, joins that instance
-    current: dict[int, tuple[int, int, set[int]]] = {}
-    of_top: list[int] = []
-    first_tops: list[int] = []
-    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
-    for top, (number, start, end, tid) in enumerate(zip(*columns, strict=True)):
-        instance, latest_end, threads = current.get(number, (NONE, start, set()))
-        if start >= latest_end or tid in threads:
-            instance, latest_end, threads = len(first_tops), end, set()
-            first_tops.append(top)
-        threads.add(tid)
-        current[number] = instance, max(latest_end, end), threads
-        of_top.append(instance)
-    instance_of_row = np.full(len(ranges.rows), NONE, dtype=np.int64)
-    instance_of_row[tops] = of_top
-    return Instances(ranges.number[tops[first_tops]], instance_of_row[outermost])
+    return int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
 
 
-def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
-    """For each step range, the first piece of the outermost enclosing step range, as an index into `ranges.rows`."""
-    index_of_range = np.full(len(step_range) + 1, NONE, dtype=np.int64)
-    index_of_range[ranges.rows] = np.arange(len(ranges.rows))
-    first_piece = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
-    enclosing = index_of_range[np.append(step_range, NONE)[nesting.parent[ranges.rows[first_piece]]]]
-    enclosing = np.append(first_piece, NONE)[enclosing]
-    # a range that outlasts the range it began in is not nested in it
-    enclosing = np.where((enclosing >= 0) & (np.append(ranges.end, 0)[enclosing] >= ranges.end), enclosing, NONE)
-    current = first_piece
-    while ((above := np.append(enclosing, NONE)[current]) >= 0).any():
-        current = np.where(above >= 0, above, current)
-    return current
+def typical_step(times: pd.DataFrame) -> int | None:
+    """The instance with the median `wall_ns`, None if there is no step."""
+    return int(times.index[median_place(times["wall_ns"].to_numpy())]) if len(times) else None
+
+
+def slowest_step(times: pd.DataFrame) -> int | None:
+    """The instance with the largest `wall_ns`, the last of equals; None if there is no step."""
+    return int(times.index[np.argsort(times["wall_ns"].to_numpy(), kind="stable")[-1]]) if len(times) else None
+
+
+def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
+    """The first instance with a step number.
+
+    Raises:
+        UsageError: There is no such step.
+    """
+    matches = np.flatnonzero(times["step"].to_numpy() == step)
+    if not len(matches):
+        numbers = times["step"].tolist()
+        sentence = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
+        raise UsageError(f"{path}: no step {step}; {sentence}")
+    return int(times.index[matches[0]])

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.nesting import Int64Array, Line
-from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.attribution.intervals import Int64Array, Line, exact_sums
+from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 

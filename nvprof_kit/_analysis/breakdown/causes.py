@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import touches
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, touches
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls
 from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack, Timeline

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
 from nvprof_kit._analysis.attribution.launches import Launches
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners, range_owners
-from nvprof_kit._analysis.attribution.nesting import NONE
-from nvprof_kit._analysis.attribution.windows import Windows, median_place
+from nvprof_kit._analysis.attribution.intervals import NONE
+from nvprof_kit._analysis.attribution.steps import Windows, median_place
 from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.pieces import Callers, Waits, pieces_of

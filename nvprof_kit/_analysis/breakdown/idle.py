@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
-from nvprof_kit._analysis.attribution.intervals import exact_sums, joined
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
-from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, exact_sums, joined
+from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.activity import Gaps
 from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, PYTHON, UNKNOWN, doing
 from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
-from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.nesting import Int64Array, Line
-from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.attribution.intervals import Int64Array, Line, exact_sums
+from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace

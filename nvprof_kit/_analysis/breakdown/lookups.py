@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line, peel, union
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, peel, union
 from nvprof_kit._trace.frames import few
 
 Owners = npt.NDArray[np.integer[Any]]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Line
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line
 from nvprof_kit._analysis.breakdown.causes import Doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.lookups import Changes

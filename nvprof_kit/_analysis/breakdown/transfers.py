@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
-from nvprof_kit._analysis.attribution.intervals import Cover, touches
-from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, touches
+from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activity
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
 from nvprof_kit._analysis.breakdown.host import HostCalls

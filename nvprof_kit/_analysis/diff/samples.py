@@ -13,11 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import begins, exact_sums, union_lengths
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
-from nvprof_kit._analysis.attribution.windows import devices_of, step_windows
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, exact_sums, inherit, union_lengths
+from nvprof_kit._analysis.attribution.steps import (
+    ALL_STEPS,
+    StepOptions,
+    choose_steps,
+    devices_of,
+    left_out_warnings,
+    step_windows,
+)
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import labels

@@ -23,9 +23,15 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, op_owners
 from nvprof_kit._analysis.attribution.intervals import union_lengths
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps, left_out_warnings
-from nvprof_kit._analysis.attribution.windows import devices_of, step_times
+from nvprof_kit._analysis.attribution.steps import (
+    ALL_STEPS,
+    StepChoice,
+    StepOptions,
+    choose_steps,
+    devices_of,
+    left_out_warnings,
+    step_times,
+)
 from nvprof_kit._analysis.flops.shapes import counts_from_shapes
 from nvprof_kit._analysis.flops.work import Key, Program, compiled_rows, least_times, row_work
 from nvprof_kit._analysis.hardware import Peaks, peaks_of

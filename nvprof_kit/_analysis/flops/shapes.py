@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges
-from nvprof_kit._analysis.attribution.warm_up import StepChoice
+from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, arguments_read_again, operator_kind
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.foreign.translate import BLOCK
 from nvprof_kit._analysis.kernels.classes import CLASSES, classify, family_of
 from nvprof_kit._analysis.structure.blocks import similarity

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.layers.tree import layer_parents
 from nvprof_kit._trace.frames import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS, Trace

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import Cover, begins
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
-from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, begins
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOptions, choose_steps, step_windows
 from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory, with_memory
 from nvprof_kit._analysis.layers.sums import (
     SPLIT_COLUMNS,

@@ -16,10 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import Cover, alone, begins, exact_sums, union_lengths
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
+from nvprof_kit._analysis.attribution.intervals import (
+    NONE,
+    Cover,
+    Int64Array,
+    Integers,
+    alone,
+    begins,
+    exact_sums,
+    inherit,
+    union_lengths,
+)
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
-from nvprof_kit._analysis.attribution.windows import devices_of
+from nvprof_kit._analysis.attribution.steps import devices_of
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns

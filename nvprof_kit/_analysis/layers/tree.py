@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, outer_layers
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 

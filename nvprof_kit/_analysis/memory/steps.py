@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._result.column import Column, Columns
 
 SEGMENTS: Columns = MappingProxyType(

@@ -16,7 +16,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Sequence
 

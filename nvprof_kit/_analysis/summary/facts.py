@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, unjoined
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.launches import Correlations
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
-from nvprof_kit._analysis.attribution.steps import StepOptions
-from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
-from nvprof_kit._analysis.attribution.windows import Windows, step_windows
+from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.kernels.classes import Rule

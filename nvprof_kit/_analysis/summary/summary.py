@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import begins, union_lengths
-from nvprof_kit._analysis.attribution.nesting import NONE
+from nvprof_kit._analysis.attribution.intervals import NONE, begins, union_lengths
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.collectives import first_collective

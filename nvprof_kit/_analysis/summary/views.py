@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.intervals import exact_sums, whole_calls
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, exact_sums, nest, whole_calls
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
 from nvprof_kit._analysis.layers.layers import BY_STEP
 from nvprof_kit._analysis.layers.layers import COLUMNS as LAYER_COLUMNS

@@ -12,8 +12,15 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.windows import instance_of, median_place, slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.steps import (
+    ALL_STEPS,
+    StepOptions,
+    instance_of,
+    median_place,
+    slowest_step,
+    step_times,
+    typical_step,
+)
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.fold import fold
 from nvprof_kit._analysis.layers.layers import layers
@@ -73,7 +80,7 @@ class Sheet:
 
     Attributes:
         layers: The per-layer table by step.
-        steps: Durations of the steps (`nvprof_kit._analysis.attribution.windows.step_times`).
+        steps: Durations of the steps (`nvprof_kit._analysis.attribution.steps.step_times`).
         timeline: The timeline; None to omit it.
         idle: Idle time and total time of the devices in the step shown first; None if unknown.
         classes: Time by kernel class, the costliest first.

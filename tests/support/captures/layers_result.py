@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.warm_up import StepChoice
+from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._analysis.layers.layers import Layers, Summary
 from nvprof_kit._trace.schema import CaptureInfo
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.lane import examples
 
 from nvprof_kit._analysis.attribution.autograd_links import Operators, envelopes, makers
-from nvprof_kit._analysis.attribution.nesting import NONE
+from nvprof_kit._analysis.attribution.intervals import NONE
 
 operators = st.lists(
     st.tuples(
