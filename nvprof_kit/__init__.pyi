@@ -45,7 +45,7 @@ from ._instrument.memory.snapshot import memory_snapshot as memory_snapshot
 from ._instrument.meters.throughput import Throughput as Throughput
 from ._instrument.meters.timers import global_timer as global_timer
 from ._instrument.meters.utilisation import Utilisation as Utilisation
-from ._instrument.modules.hooks import instrument_method as instrument_method
+from ._instrument.modules.calls import instrument_method as instrument_method
 from ._instrument.ranges.layer_range import layer_range as layer_range
 from ._profiler import handlers as handlers
 from ._profiler.layer_profiler import LayerProfiler as LayerProfiler

@@ -63,7 +63,7 @@ class Backend(ABC):
         if range_.backend is not self:
             self.prepare(range_)
         range_.push()
-        self.thread.position.add(owner)
+        self.thread.position.owners.append(owner)
 
     @uncompiled
     def close(self, owner: object) -> None:

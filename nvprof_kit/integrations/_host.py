@@ -22,7 +22,7 @@ from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inf
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure
 from nvprof_kit._instrument.modules.blocks import Submodule, class_name, unwrapped
-from nvprof_kit._instrument.modules.hooks import annotated
+from nvprof_kit._instrument.modules.calls import annotated
 from nvprof_kit._instrument.patches import never_fails, warn
 from nvprof_kit._instrument.ranges.ranges import layer_of
 from nvprof_kit.errors import UsageError
@@ -219,17 +219,16 @@ class EngineLoop(HostLoop):
     def capturing(self, size: int) -> Iterator[None]:
         """Capture the CUDA graph of a batch size in the block; layers are named ``graph8.model.layers.3``."""
         calls = [] if session.backend is None else [call for handle in self.handles for call in handle._ranged.values()]
-        before = [(call.layer, call.scope) for call in calls]
+        layers = [call.layer for call in calls]
         if calls:
             self.phase("capture")
         for call in calls:
-            call.layer = layer_of(f"graph{size}.{call.layer.path}", backward=False)  # type: ignore[union-attr]
-            call.scope = call.layer.block()
+            call.rename(layer_of(f"graph{size}.{call.layer.path}", backward=False))
         try:
             yield
         finally:
-            for call, names in zip(calls, before, strict=True):
-                call.layer, call.scope = names
+            for call, layer in zip(calls, layers, strict=True):
+                call.rename(layer)
             self.phase(None)
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from nvprof_kit._instrument.loop.inferred import LoopHooks
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.modules.hooks import Compiled
-from nvprof_kit._instrument.patches import Hook, Patch, around, skip_compiling
+from nvprof_kit._instrument.modules.calls import watch_calls
+from nvprof_kit._instrument.patches import Patch, around
 from nvprof_kit.integrations._host import HostLoop
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
@@ -116,31 +116,20 @@ class _Points(LoopHooks):
         hooks: list[Any] = []
         for name, model in self._models.items():
             if name.startswith(DENOISERS):
-                hooks += self._hooked(model, lambda *_call: owner.denoiser_called(), None)
+                hooks += watch_calls(model, lambda *_call: owner.denoiser_called())
             elif name.startswith("vae") or hasattr(model, "decode"):
                 methods = [method for method in _VAE_METHODS if hasattr(model, method)]
                 for method in methods:
                     begin_phase = functools.partial(owner.phase, f"{name} {method}")
                     hooks.append(Patch(model, method, around(begin_phase, functools.partial(owner.phase, None))))
             else:
-                before = functools.partial(_set_phase, owner, name)
-                hooks += self._hooked(model, before, functools.partial(_set_phase, owner, None))
+                hooks += self._phase_of_calls(owner, name, model)
         if hasattr(self._pipe, "scheduler") and hasattr(self._pipe.scheduler, "step"):
             hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, owner, self._pipe)))
         return hooks
 
-    def _hooked(self, model: nn.Module, before: Callable[..., None], after: Callable[..., None] | None) -> list[Any]:
-        hookables = Compiled(model).places(model)
-        hooks = [hookable.register_forward_pre_hook(Hook(before).call, prepend=True) for hookable in hookables]
-        skip_compiling(before)
-        if after is not None:
-            skip_compiling(after)
-            hooks += [hookable.register_forward_hook(Hook(after).call, always_call=True) for hookable in hookables]
-        return hooks
-
-
-def _set_phase(loop: HostLoop, name: str | None, *_call: object) -> None:
-    loop.phase(name)
+    def _phase_of_calls(self, owner: Any, name: str, model: nn.Module) -> list[Any]:
+        return watch_calls(model, lambda *_call: owner.phase(name), lambda: owner.phase(None))
 
 
 def _ending_step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any]) -> Callable[..., Any]:

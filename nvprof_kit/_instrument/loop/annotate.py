@@ -12,7 +12,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.inferred import drop_model, infer_steps
 from nvprof_kit._instrument.loop.loop import annotate_dataloader, annotate_optimizer
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation, Pipeline, Select, range_model
-from nvprof_kit._instrument.modules.hooks import instrument_method
+from nvprof_kit._instrument.modules.calls import instrument_method
 from nvprof_kit._instrument.patches import Handle
 from nvprof_kit._instrument.session import Read
 from nvprof_kit.errors import UsageError, require

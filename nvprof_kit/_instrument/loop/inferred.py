@@ -24,21 +24,18 @@ from torch.utils.data import dataloader
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop import loop as user_loop
 from nvprof_kit._instrument.loop.loop import prefill_or_decode
-from nvprof_kit._instrument.modules.hooks import Compiled
+from nvprof_kit._instrument.modules.calls import watch_calls
 from nvprof_kit._instrument.patches import (
     Guarded,
-    Hook,
     Patch,
     around,
     never_fails,
+    nothing,
     pause_while_tracing,
-    skip_compiling,
 )
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.session import Annotation, Removable
 from nvprof_kit.names import Category
-
-NO_KWARGS: Mapping[str, Any] = {}
 
 
 class LoopHooks(Annotation):
@@ -77,30 +74,15 @@ class Points(LoopHooks):
 
     def _install(self, owner: Any) -> Iterator[Removable]:
         for model in [model for reference in self._models if (model := reference()) is not None]:
-            call_begins, call_ends = _call_hooks(owner, weakref.ref(model))
-            for hookable in Compiled(model).places(model):
-                yield hookable.register_forward_pre_hook(call_begins, prepend=True, with_kwargs=True)
-                if self.ends:
-                    yield hookable.register_forward_hook(call_ends, always_call=True)
+            yield from self._watch(owner, weakref.ref(model))
         yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
         yield Patch(torch.autograd, "backward", around(owner.backward_begins, owner.backward_ends))
         yield register_optimizer_step_pre_hook(lambda optimizer, *_call: owner.optimizer_begins(optimizer))
         yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
 
-
-def _call_hooks(owner: Any, model: Callable[[], nn.Module | None]) -> tuple[Any, Any]:
-    # without kwargs if another hook of the same call has just removed this one
-    def begin(_place: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KWARGS) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            owner.calling(model(), args, kwargs)
-
-    def end(*_call: Any) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            owner.call_ended(model())
-
-    skip_compiling(begin)
-    skip_compiling(end)
-    return Hook(begin).call, Hook(end).call
+    def _watch(self, owner: Any, model: Any) -> list[Removable]:
+        begins = lambda args, kwargs: owner.calling(model(), args, kwargs)  # noqa: E731
+        return [*watch_calls(model(), begins, (lambda: owner.call_ended(model())) if self.ends else nothing)]
 
 
 def _reporting_fetch(owner: Any, fetch: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Hook, Patch, around, pause_while_tracing, skip_compiling
+from nvprof_kit._instrument.patches import Handle, Patch, around, pause_while_tracing
 from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep, wrap
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import mark_rank
@@ -275,7 +275,7 @@ class generation:
         self._number = first
         self._phase_of = phase_of or prefill_or_decode
         self._open: list[Scope] = []
-        self._hook: Any = None
+        self._hooks: list[Handle] = []
         self._kept: Handle | None = None
         self._over = False
 
@@ -283,8 +283,6 @@ class generation:
         self._over = False
         if session.backend is not None:
             self._kept = pause_while_tracing(self)
-            skip_compiling(generation._begin)
-            skip_compiling(Hook.call)
         try:
             self.resume()
         except BaseException:
@@ -302,18 +300,20 @@ class generation:
 
     def pause(self) -> bool:
         """Remove the hook while torch.compile traces; returns whether it was installed."""
-        hook, self._hook = self._hook, None
-        if hook is not None:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
             hook.remove()
-        return hook is not None
+        return bool(hooks)
 
     def resume(self) -> None:
         """Install the hook again."""
         if not self._over:
-            self._hook = self._model.register_forward_pre_hook(Hook(self._begin).call, prepend=True, with_kwargs=True)
+            from nvprof_kit._instrument.modules.calls import watch_calls
 
-    def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if session.backend is None or session.gate["__compiling"]():
+            self._hooks = watch_calls(self._model, self._begin)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if session.backend is None:
             return
         self._end()
         self._open = [step(self._number), phase(self._phase_of(args, kwargs))]

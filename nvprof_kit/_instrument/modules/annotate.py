@@ -21,7 +21,7 @@ from nvprof_kit._instrument.modules.blocks import (
     is_list,
     unwrapped,
 )
-from nvprof_kit._instrument.modules.hooks import Compiled, Ranged, annotated, wrappers
+from nvprof_kit._instrument.modules.calls import Compiled, Ranged, annotated, followers, wrappers
 from nvprof_kit._instrument.patches import pause_while_tracing
 from nvprof_kit._instrument.ranges.backward import recomputes
 from nvprof_kit._instrument.ranges.ranges import Family, Layer
@@ -82,8 +82,8 @@ class ModelAnnotation(Annotation):
             elif name not in self._ranged:  # a wrapper and its inner module share one name; range the wrapper
                 if module in annotated and model not in session.annotated:  # else the base class raises
                     raise UsageError(
-                        f"{name} is already ranged, as {annotated[module].path} of another annotated model; annotate "
-                        "the outer model alone, or call remove() on the handle of the other annotation first"
+                        f"{name} is already ranged, as {annotated[module].layer.path} of another annotated model; "
+                        "annotate the outer model alone, or call remove() on the handle of the other annotation first"
                     )
                 names[id(module)] = name
                 self._ranged[name] = Ranged(Layer(name, backward=backward), module)
@@ -103,7 +103,7 @@ class ModelAnnotation(Annotation):
                 annotated[module_now] = ranged
 
     def _range_inside_compiled(self, root: str) -> None:
-        layers = {path: ranged.layer for path, ranged in self._ranged.items() if ranged.layer is not None}
+        layers = {path: ranged.layer for path, ranged in self._ranged.items()}
         family = Family(layers, root)
         for layer in layers.values():
             layer.family = family
@@ -120,11 +120,12 @@ class ModelAnnotation(Annotation):
         mark_rank()
         yield pause_while_tracing(self)
         yield recomputes.hold(self)
+        yield followers.hold(self)
 
     def _install(self, owner: Any) -> Iterator[Removable]:
         compiled = Compiled(self._components or owner)
         layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
-        regions = {ranged.path for ranged in self._ranged.values() if ranged.module() in compiled.regions}
+        regions = {path for path, ranged in self._ranged.items() if ranged.module() in compiled.regions}
         layers_have_regions = any(layer_index(path) != -1 for path in regions)
         if len(layers) > 1 and not (self._parts_ranged or self._warned or layers_have_regions):
             self._warned = True
@@ -182,7 +183,8 @@ class ModelAnnotation(Annotation):
 
     def never_entered(self) -> list[str]:
         """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""
-        return [path for path, ranged in self._ranged.items() if not ranged.entered]
+        layers = {path: ranged.layer for path, ranged in self._ranged.items()}
+        return [path for path, layer in layers.items() if not (layer.forward.backend or layer.recompute.backend)]
 
 
 def range_model(

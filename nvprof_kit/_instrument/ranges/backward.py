@@ -9,6 +9,7 @@ the hooks. So that function is ranged here, as recompute of the layer that calle
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from operator import methodcaller
@@ -96,6 +97,26 @@ def _learn(kind: type) -> _Parts | None:
 _kinds: dict[type, _Parts | None] = {}
 
 
+class _Carrier(threading.local):
+    def __init__(self) -> None:
+        self.tensor = torch.empty(0, device="cpu")
+
+
+_carrier = _Carrier()
+
+
+@uncompiled
+def mark(node: Any, frame: Frame) -> None:
+    """Make a node call the frame before it runs, as ``Tensor.register_hook`` does with a tensor's first hook.
+
+    A tensor carries the hook to the node, which keeps its dictionary. A node's ``register_prehook`` takes twice as
+    long: it makes a handle, and passes all gradients.
+    """
+    carrier: Any = _carrier.tensor
+    carrier._backward_hooks = {0: frame}
+    node._register_hook_dict(carrier)
+
+
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Number of the backward pass running on this thread; -1 if none."""
 
@@ -158,7 +179,7 @@ def begin_task() -> None:
 @uncompiled
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    now.begin_task, now.nodes = begin_task, grad_nodes
+    now.begin_task, now.nodes, now.mark = begin_task, grad_nodes, mark
 
 
 def _patches() -> list[Patch]:

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
+from weakref import ref
 
 from nvprof_kit._instrument.patches import uncompiled, uncompiled_itself
 from nvprof_kit.names import Category, encodable, layer_index, range_text
@@ -40,6 +41,7 @@ class Now:
         sequence: Returns the sequence number of the next autograd node.
         begin_task: Enters a backward pass that begins on the calling thread in the thread's `Position`.
         nodes: Returns the nodes that created the tensors in a list: `backward.grad_nodes`, once torch is loaded.
+        mark: Makes a node call a frame before it runs: `backward.mark`, likewise.
     """
 
     def __init__(self) -> None:
@@ -49,20 +51,20 @@ class Now:
         self.sequence: Callable[[], int] = lambda: 0
         self.begin_task: Callable[[], None]
         self.nodes: Callable[[list[Any]], list[Any]] = lambda _values: []
+        self.mark: Callable[[Any, Frame], None]
 
 
 now = Now()
 
 
 class Frame:
-    """One call of a layer, while it runs and then for the backward pass.
+    """One call of a layer, while it runs and then for the backward pass; also the prehook of its marked nodes.
 
     Attributes:
         layer: The layer, or another owner of the call's range.
         backward: The range of the layer's backward pass.
-        index: The index of the call's range in `Position.owners`, while the call runs.
-        parent: The enclosing call; None until a node has to be marked in the call, and for the root frame.
-        depth: The number of enclosing calls, if there is a parent.
+        parent: The enclosing call; None for the root frame.
+        depth: The number of enclosing calls.
         edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
             numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
         arguments: The nodes that created the arguments of the thread's outermost call, by identity, while the call
@@ -72,38 +74,24 @@ class Frame:
         marked: Numbers of the marked nodes, likewise.
     """
 
-    __slots__ = ("arguments", "backward", "depth", "edges", "index", "layer", "marked", "parent", "seen")
+    __slots__ = ("arguments", "backward", "depth", "edges", "layer", "marked", "parent", "seen")
 
-    def __init__(self, layer: object, backward: Any, index: int, sequence: int, arguments: Mapping[int, Any]) -> None:
+    def __init__(self, layer: object, backward: Any, parent: Any, sequence: int, arguments: Mapping[int, Any]) -> None:
         self.layer = layer
         self.backward = backward
-        self.index = index
-        self.parent: Any = None
-        self.depth = 0
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.edges = [sequence]
         self.arguments = arguments
         self.seen: set[int] | None = None
         self.marked: set[int] | None = None
 
-    def mark(self, nodes: list[Any], *, ends: bool) -> None:
-        """Mark where the backward pass, arriving at these nodes, enters the call's own nodes.
+    def search(self, node: Any) -> None:
+        """Mark the nodes at which a backward pass that arrives at one of the call's own nodes enters these.
 
-        Marks those of the nodes that belong to the call. If the call contains nested calls, its own nodes are in
-        sections between them, and the backward pass may enter a section at other nodes; these are found by a search
-        from the call's own nodes.
+        If the call contains nested calls, its own nodes are in sections between them. So the backward pass may enter a
+        section at other nodes than the output's; these are found by a search from there.
         """
-        edges, arguments = self.edges, self.arguments
-        for node in nodes:
-            if not bisect_right(edges, node._sequence_nr()) & 1 or id(node) in arguments:
-                continue
-            if self is OUTSIDE and _LEFT in node.metadata:
-                continue
-            if self is OUTSIDE or (ends and len(edges) == 1):
-                node.register_prehook(self.reach)
-            else:
-                self._search(node)
-
-    def _search(self, node: Any) -> None:
         edges, arguments = self.edges, self.arguments
         if self.seen is None or self.marked is None:
             self.seen, self.marked = set(), set()
@@ -117,56 +105,45 @@ class Frame:
                 continue
             if section != origin and number not in marked:
                 marked.add(number)
-                node.register_prehook(self.reach)
+                now.mark(node, self)
             if section > 1 and number not in seen:  # no section follows the first one
                 seen.add(number)
                 pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
-    def end(self, nodes: list[Any]) -> None:
-        """End the call; these nodes created its outputs."""
-        self.mark(nodes, ends=True)
-        self.seen = self.marked = None
-        self.arguments = NONE
-        if self.depth > 1:
-            self.parent.edges.append(now.sequence())
-        else:
-            for node in nodes:
-                node.metadata[_LEFT] = True
-
     @uncompiled
-    def reach(self, _grads: object) -> None:
-        """Move this thread's backward pass to this call; the prehook of marked nodes."""
+    def __call__(self, _grads: object) -> None:
+        """Move this thread's backward pass to this call."""
         backend = now.backend
         if backend is None:
             return
         position = backend.thread.position
         if position.number != now.task():
             now.begin_task()
-        if position.at is not self:
-            _go(backend, position, self)
+        at, frame, entered = position.at, self, []
+        if at is frame:
+            return
+        owners = position.owners
+        while at is not frame:
+            if at.depth >= frame.depth:
+                if owners and owners[-1] is at:
+                    owners.pop()
+                    backend.pop()
+                else:
+                    position.close(at, backend.pop)
+                at = at.parent
+            else:
+                entered.append(frame)
+                frame = frame.parent
+        position.at = self
+        for frame in reversed(entered):
+            range_ = frame.backward
+            if range_.backend is not backend:
+                backend.prepare(range_)
+            range_.push()
+            owners.append(frame)
 
 
-def _go(backend: Any, position: Any, target: Frame) -> None:
-    at, owners = position.at, position.owners
-    while at is not target and at.depth >= target.depth:
-        if owners and owners[-1] is at:
-            owners.pop()
-            backend.pop()
-        else:
-            position.close(at, backend.pop)
-        position.at = at = at.parent
-    if at is not target:
-        if target.parent is not at:
-            _go(backend, position, target.parent)
-        range_ = target.backward
-        if range_.backend is not backend:
-            backend.prepare(range_)
-        range_.push()
-        owners.append(target)
-        position.at = target
-
-
-OUTSIDE = Frame(None, None, -1, 0, NONE)
+OUTSIDE = Frame(None, None, None, 0, NONE)
 """The root frame, outside all calls."""
 
 
@@ -217,82 +194,67 @@ class Position:
         self.at = OUTSIDE
         self.calls: list[Frame] = []
 
-    def add(self, owner: object) -> None:
-        """Add an open range; its owner, any object, identifies it for `close`."""
-        self.owners.append(owner)
-
     def close(self, owner: object, pop: Callable[[], None]) -> None:
         """Close the owner's innermost range and all ranges inside it; does nothing if there is none."""
-        index = self._find(owner)
-        if index >= 0:
-            self._close_from(index, pop)
+        owners = self.owners
+        index = len(owners) - 1
+        while index >= 0 and owners[index] is not owner:
+            index -= 1
+        while 0 <= index < len(owners):
+            owners.pop()
+            pop()
 
     def close_all(self, pop: Callable[[], None]) -> None:
         """Close all ranges."""
-        self._close_from(0, pop)
-
-    def _find(self, owner: object) -> int:
-        """Index of the owner's innermost range; -1 if there is none."""
-        index = len(self.owners) - 1
-        while index >= 0 and self.owners[index] is not owner:
-            index -= 1
-        return index
-
-    def _close_from(self, index: int, pop: Callable[[], None]) -> None:
-        while self.calls and self.calls[-1].index >= index:
-            self.calls.pop()
-        while len(self.owners) > index:
+        while self.owners:
             self.owners.pop()
             pop()
 
-    def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
-        """Follow a call with these arguments, after the block's range was opened."""
-        calls, arguments = self.calls, NONE
-        nodes = now.nodes(values)
-        if nodes and calls:
+    @uncompiled
+    def begin(self, block: Block, values: list[Any], recomputes: bool) -> Frame:
+        """Follow a call with these arguments into the backward pass, from when the block's range is open."""
+        calls, nodes, sequence = self.calls, now.nodes(values), now.sequence()
+        if calls:
             outer = calls[-1]
-            if outer.parent is None:
-                self._link()
-            outer.mark(nodes, ends=False)
-        elif nodes:
-            if not recomputes:  # else they belong to the graph that is run backward
-                OUTSIDE.mark(nodes, ends=False)
-            arguments = {id(node): node for node in nodes}
-        calls.append(Frame(block.owner, block.backward, len(self.owners) - 1, now.sequence(), arguments))
+            edges, arguments = outer.edges, outer.arguments
+            for node in nodes:
+                if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in arguments:
+                    outer.search(node)
+            edges.append(sequence)
+        else:
+            outer, arguments = OUTSIDE, NONE
+            if nodes:
+                arguments = {id(node): node for node in nodes}
+                for node in nodes:  # in a recompute, they belong to the graph that is run backward
+                    if not recomputes and _LEFT not in node.metadata:
+                        now.mark(node, OUTSIDE)
+        call = Frame(block.owner, block.backward, outer, sequence, arguments)
+        calls.append(call)
+        return call
 
-    def end(self, block: Block, outputs: Any) -> None:
-        """End the block's call, if it is followed, and calls left open in it."""
-        calls, index = self.calls, self._find(block.owner)
-        while calls and calls[-1].index > index >= 0:
-            calls.pop()
-        if not calls or calls[-1].index != index:
-            return
-        call = calls[-1]
-        nodes = None
-        if call.parent is None:
-            sequence = call.edges[0]
-            if len(calls) == 1:  # then looking at the outputs is quicker than asking for the next node's number
-                nodes = now.nodes([outputs])
-                created = any(node._sequence_nr() >= sequence and id(node) not in call.arguments for node in nodes)
-            else:
-                created = sequence != now.sequence()
-            if not created:
-                calls.pop()
+    @uncompiled
+    def end(self, call: Frame, outputs: Any) -> None:
+        """End a call: mark the nodes that created its outputs."""
+        while self.calls and self.calls.pop() is not call:
+            pass
+        edges, arguments = call.edges, call.arguments
+        if call.parent is not OUTSIDE:
+            sequence = now.sequence()
+            call.parent.edges.append(sequence)
+            if sequence == edges[0]:
                 return
-            self._link()
-        calls.pop()
-        call.end(now.nodes([outputs]) if nodes is None else nodes)
-
-    def _link(self) -> None:
-        """Give each running call its parent."""
-        parent = OUTSIDE
-        for call in self.calls:
-            if call.parent is None:
-                call.parent, call.depth = parent, parent.depth + 1
-                if parent is not OUTSIDE:
-                    parent.edges.append(call.edges[0])
-                    call.arguments = parent.arguments
-            parent = call
+        for node in now.nodes([outputs]):
+            section = bisect_right(edges, node._sequence_nr())
+            if not section or id(node) in arguments:
+                continue
+            if call.parent is OUTSIDE:
+                node.metadata[_LEFT] = True
+            if len(edges) == 1:
+                now.mark(node, call)
+            elif section & 1:
+                call.search(node)
+        call.seen = call.marked = None
+        call.arguments = NONE
 
 
 class Block:
@@ -323,66 +285,15 @@ class Block:
     def __enter__(self) -> Block:
         backend = now.backend
         if backend is not None:
-            range_ = self.range
-            if self.recompute is not range_ and now.task() != -1:
-                range_ = self.recompute
-            if range_.backend is not backend:
-                backend.prepare(range_)
-            range_.push()
-            backend.thread.position.owners.append(self.owner)
+            recomputes = self.recompute is not self.range and now.task() != -1
+            backend.open(self.recompute if recomputes else self.range, self.owner)
         return self
 
     @uncompiled
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         backend = now.backend
         if backend is not None:
-            position = backend.thread.position
-            if position.owners and position.owners[-1] is self.owner:
-                position.owners.pop()
-                backend.pop()
-            else:
-                position.close(self.owner, backend.pop)
-
-    @uncompiled
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Begin a call on this thread; returns whether ranges are emitted."""
-        backend = now.backend
-        if backend is None:
-            return False
-        range_ = self.range
-        recomputes = self.recompute is not range_ and now.task() != -1
-        if recomputes:
-            range_ = self.recompute
-        if range_.backend is not backend:
-            backend.prepare(range_)
-        range_.push()
-        position = backend.thread.position
-        position.owners.append(self.owner)
-        if self.backward is not None and now.grad():
-            try:
-                position.begin(self, [*args, *kwargs.values()], recomputes)
-            except BaseException:
-                self.end(None)
-                raise
-        return True
-
-    @uncompiled
-    def end(self, outputs: Any) -> None:
-        """End this thread's call and close ranges left open in it; ``outputs`` is None if the call raised."""
-        backend = now.backend
-        if backend is None:
-            return
-        position = backend.thread.position
-        try:
-            if self.backward is not None and position.calls:
-                position.end(self, outputs)
-        finally:
-            owners = position.owners
-            if owners and owners[-1] is self.owner:
-                owners.pop()
-                backend.pop()
-            else:
-                position.close(self.owner, backend.pop)
+            backend.close(self.owner)
 
 
 def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
@@ -392,15 +303,38 @@ def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
 
 @uncompiled_itself
 def call_inside(block: Block, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function inside a block."""
-    outputs = None
-    begun = block.begin(args, kwargs)
+    """Call a function inside a block, and follow the call into the backward pass."""
+    backend = now.backend
+    if backend is None:
+        return function(*args, **kwargs)
+    range_, owner = block.range, block.owner
+    recomputes = block.recompute is not range_ and now.task() != -1
+    if recomputes:
+        range_ = block.recompute
+    if range_.backend is not backend:
+        backend.prepare(range_)
+    range_.push()
+    position = backend.thread.position
+    position.owners.append(owner)
+    call = outputs = None
     try:
+        if block.backward is not None and now.grad():
+            call = position.begin(block, [*args, *kwargs.values()], recomputes)
         outputs = function(*args, **kwargs)
         return outputs
     finally:
-        if begun:
-            block.end(outputs)
+        try:
+            if call is not None:
+                position.end(call, outputs)
+        finally:
+            backend = now.backend
+            if backend is not None:  # perhaps another one by now
+                owners = backend.thread.position.owners
+                if owners and owners[-1] is owner:
+                    owners.pop()
+                    backend.pop()
+                else:
+                    backend.close(owner)
 
 
 class Layer:
@@ -466,13 +400,52 @@ def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = 
     return Layer(path, category, backward=backward)
 
 
-class RangesCalls:
-    """Base of the objects with hooks that range a module's calls."""
+class ModuleCall(partial[Any]):
+    """What a module's ``__call__`` runs with our code around it, in place of the module's ``_call_impl``.
 
-    __slots__ = ()
+    PyTorch has an attribute of modules for such a call: ``nn.Module.compile`` sets it, and copies and pickles of the
+    module leave it out. No hook is needed, which would cost the call more than its range.
+
+    Attributes:
+        compiled: The compiled call in its place before; None for the module's ``_call_impl``.
+        around: The functions around the call, innermost first; each gets the function to call and its arguments.
+    """
+
+    compiled: Callable[..., Any] | None
+    around: list[Callable[..., Any]]
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    @classmethod
+    def set(cls, module: Any, compiled: Callable[..., Any] | None, around: list[Callable[..., Any]]) -> None:
+        """Set the module's call; without functions around it, what it was before."""
+        attributes, inner = vars(module), compiled or partial(_call_module, ref(module))
+        for function in around:
+            inner = partial(function, inner)
+        if around:
+            call = attributes["_compiled_call_impl"] = cls(inner)
+            call.compiled, call.around = compiled, around
+        elif compiled is not None:
+            attributes["_compiled_call_impl"] = compiled
+        else:
+            attributes.pop("_compiled_call_impl", None)
+
+    @classmethod
+    def of(cls, module: Any) -> tuple[Callable[..., Any] | None, list[Callable[..., Any]]]:
+        """The compiled call of a module, and the functions around it."""
+        call = vars(module).get("_compiled_call_impl")
+        return (call.compiled, call.around) if isinstance(call, cls) else (call, [])
+
+
+@uncompiled_itself
+def _call_module(module: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Any:
+    return module()._call_impl(*args, **kwargs)
 
 
 def is_ranged(module: Any) -> bool:
-    """Whether our hooks range the module's calls."""
-    hooks = module._forward_pre_hooks.values()
-    return any(isinstance(getattr(hook, "__self__", None), RangesCalls) for hook in hooks)
+    """Whether the module's calls are ranged from outside, by `annotate_model`."""
+    return any(getattr(function, "func", None) is call_inside for function in ModuleCall.of(module)[1])

@@ -59,7 +59,6 @@ TOKENS = torch.arange(6).reshape(2, 3)
 
 @pytest.mark.parametrize("places", [1, 2])
 def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, sink) -> None:
-    """PyTorch runs no hooks after what is no Exception."""
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
     annotate_model(model, depth="leaf")
 
@@ -155,6 +154,24 @@ def test_replicas_on_many_threads(sink) -> None:
     assert errors == []
     assert bare(sink).count("layers.1") == bare(sink).count("layers.1 backward") == 4 * 5 * 2
     assert all(open_count == 0 for open_count in sink.threads.values())
+
+
+def test_a_replica_calls_itself(sink) -> None:
+    model = nn.Linear(2, 2)
+    annotate_model(model)
+    replica = model._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(2, 2), torch.zeros(2)
+    assert torch.equal(replica(torch.ones(1, 2)), torch.zeros(1, 2))
+    assert sink.lines == ["Linear"]
+
+
+def test_a_scripted_model_is_the_bare_one(sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with annotate_model(model, depth="leaf"):
+        scripted = torch.jit.script(model)
+        sink.lines.clear()
+        assert torch.equal(scripted(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert sink.lines == ["Sequential", "  0", "  1"]
 
 
 class Nest(nn.Module):

@@ -156,6 +156,18 @@ def test_reduce_overhead(way, sink) -> None:
     assert compiles() == (0, 0, {})
 
 
+def test_a_model_whose_code_is_compiled_already(sink) -> None:
+    """The compiler does not trace then, so nobody would notice that the model's call is another."""
+    for _ in range(2):
+        net = Net(1)
+        annotate_model(net)
+        net.compile(backend="eager")
+        sink.lines.clear()
+        train(net)
+    assert compiles()[0] == 1
+    assert sink.lines == ["Net", "Net backward"]
+
+
 def test_where_the_graph_breaks_the_layers_are_ranged(sink) -> None:
     class Breaking(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -198,7 +210,7 @@ def test_in_place_where_pytorch_has_the_outermost_code(kind: type[nn.Module], ar
         context = nullcontext()
     net = nn.Sequential(kind(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
     with context:
-        net[0].compile(backend="aot_eager", fullgraph=True)
+        net[0].compile(backend="aot_eager")
         compiled = net[0]._compiled_call_impl
         handle = annotate_model(net, select=["0"])
         train(net)

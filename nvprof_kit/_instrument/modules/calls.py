@@ -1,0 +1,311 @@
+"""Our code around the calls of modules, where torch.compile leaves it out of what it compiles."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from nvprof_kit._instrument import session
+from nvprof_kit._instrument.patches import Handle, Patch, Patches, nothing, skip_compiling, uncompiled_itself
+from nvprof_kit._instrument.ranges.backward import Recomputes
+from nvprof_kit._instrument.ranges.layer_range import BARE, LayerScope, wrap
+from nvprof_kit._instrument.ranges.ranges import Layer, ModuleCall, call_inside, layer_of
+from nvprof_kit.errors import UsageError
+
+
+class Ranged:
+    """A ranged module.
+
+    Args:
+        layer: The layer.
+        module: The module; held weakly.
+
+    Attributes:
+        layer: The layer.
+        block: The ranges around the module's calls.
+        module: A weak reference to the module.
+    """
+
+    def __init__(self, layer: Layer, module: nn.Module) -> None:
+        self.layer = layer
+        self.block = layer.block()
+        self.module = weakref.ref(module)
+
+    def install(self, compiled: Compiled) -> list[Handle]:
+        """Range the module's calls."""
+        module = self.module()
+        places = [] if module is None else compiled.places(module)
+        return [put_around(place, partial(call_inside, self.block)) for place in places]
+
+    def rename(self, layer: Layer) -> None:
+        """Range the calls from now on as another layer."""
+        self.layer, block = layer, self.block
+        block.range, block.recompute, block.backward, block.owner = (
+            layer.forward,
+            layer.recompute,
+            layer.backward,
+            layer,
+        )
+
+
+annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
+"""Every module that is ranged by an annotation."""
+
+
+def put_around(module: nn.Module, function: Callable[..., Any]) -> Handle:
+    """Call a function in place of a module, outside of what is around its calls so far.
+
+    Args:
+        module: The module; held weakly.
+        function: Gets the function to call in turn, and the call's arguments.
+    """
+    compiled, around = ModuleCall.of(module)
+    ModuleCall.set(module, compiled, [*around, function])
+    reference = weakref.ref(module)
+
+    def remove() -> None:
+        owner = reference()
+        if owner is not None:
+            compiled, around = ModuleCall.of(owner)
+            ModuleCall.set(owner, compiled, [other for other in around if other is not function])
+
+    return Handle(remove)
+
+
+def watch_calls(
+    module: nn.Module,
+    before: Callable[[tuple[Any, ...], dict[str, Any]], object],
+    after: Callable[[], object] = nothing,
+) -> list[Handle]:
+    """Call functions before, with the arguments, and after each call of a module, outside of its range."""
+    skip_compiling(before)
+    skip_compiling(after)
+    return [put_around(place, partial(_watched, before, after)) for place in Compiled(module).places(module)]
+
+
+@uncompiled_itself
+def _watched(before: Any, after: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    before(args, kwargs)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        after()
+
+
+class Compiled:
+    """The modules of a model that are compiled so far.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        regions: Modules that are compiled as a whole: wrapped, in place, or by their ``forward``.
+        inside: Modules inside these.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.regions: set[nn.Module] = set()
+        self.inside: set[nn.Module] = set()
+        self._wrappers: dict[nn.Module, list[nn.Module]] = {}
+        if "torch._dynamo.eval_frame" not in sys.modules:
+            return
+        modules = set(model.modules())
+        for wrapper in list(_wrappers):
+            wrapped = getattr(wrapper, "_orig_mod", None)
+            if wrapped in modules and not _exports(wrapper):
+                self.regions.add(wrapped)
+                call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
+                if getattr(call, "__self__", None) is not wrapped:  # else the module's call runs in Python
+                    self._wrappers.setdefault(wrapped, []).append(wrapper)
+        for module in modules:
+            in_place = ModuleCall.of(module)[0] is not None
+            forward, is_off = module.forward, getattr(module.forward, "_torchdynamo_disable", False)
+            if in_place or (hasattr(forward, "_torchdynamo_orig_callable") and not is_off):
+                self.regions.add(module)
+        for region in self.regions:
+            wrapped = getattr(region, "_orig_mod", region)
+            self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
+
+    def places(self, module: nn.Module) -> list[nn.Module]:
+        """The modules whose calls are those of the module: itself, or the wrappers that compile its call."""
+        return self._wrappers.get(module, [module])
+
+
+def _compiling(compile_call: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what is around a module's calls when its call is compiled in place."""
+
+    @functools.wraps(compile_call)
+    def compile_inside(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        _, around = ModuleCall.of(module)
+        compile_call(module, *args, **kwargs)
+        ModuleCall.set(module, ModuleCall.of(module)[0], around)
+
+    return compile_inside
+
+
+def _replicating(replicate: Callable[..., Any]) -> Callable[..., Any]:
+    """A replica of ``nn.DataParallel``, which copies a module's attributes, must call itself."""
+
+    @functools.wraps(replicate)
+    def replicate_call(module: nn.Module) -> Any:
+        replica = replicate(module)
+        ModuleCall.set(replica, *ModuleCall.of(module))
+        return replica
+
+    return replicate_call
+
+
+followers = Patches(
+    lambda: [
+        Patch(nn.Module, "compile", _compiling),
+        Patch(nn.Module, "_replicate_for_data_parallel", _replicating),
+    ]
+)
+"""Makes what is around a module's calls follow them, while a user has something there."""
+
+
+_wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Known wrappers of `torch.compile`; modules have no reference to their wrappers."""
+
+
+def _follow_wrappers() -> list[Any]:
+    """Find the wrappers so far by their class, and further ones when their module is registered."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None:
+        wrapper = compiler.OptimizedModule
+        _wrappers.update(referrer for referrer in gc.get_referrers(wrapper) if type(referrer) is wrapper)
+    return [register_module_module_registration_hook(_note)]
+
+
+def _note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:
+    if name == "_orig_mod":
+        _wrappers.add(wrapper)
+
+
+wrappers = Patches(_follow_wrappers)
+"""Tracks the wrappers that `torch.compile` creates, for `Compiled`, while a user needs them."""
+
+
+def _exports(wrapper: Any) -> bool:
+    """Whether torch.export made the wrapper to trace the module; PyTorch 2.4 keeps it for a while."""
+    return bool(getattr(getattr(wrapper, "dynamo_ctx", None), "export", False))
+
+
+class InstrumentedMethod:
+    """The handle of an instrumented method; as a context manager, it removes the ranges at the end."""
+
+    def __init__(self, method: _Method, instance: nn.Module | None) -> None:
+        self._method = method
+        self._instance = None if instance is None else weakref.ref(instance)
+
+    def remove(self) -> None:
+        """Stop ranging the method; a second call does nothing."""
+        instance = self._instance() if self._instance else None
+        if instance is not None:
+            self._method.instances.discard(instance)
+        if self._instance is None:
+            self._method.every = False
+        if not self._method.every and not self._method.instances:
+            self._method.uninstall()
+
+    def __enter__(self) -> InstrumentedMethod:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.remove()
+
+
+def instrument_method(target: nn.Module | type[nn.Module], name: str = "forward") -> InstrumentedMethod:
+    """Range a method of one module, or of all modules of a class, in forward and backward.
+
+    `annotate_model` ranges calls of ``module(...)``. Use this function for other calls, such as ``block.forward(x)`` or
+    ``vae.encode(x)``. The range of ``forward`` is named after the module's path; a call that is already ranged is not
+    ranged twice. The range of another method is the path and the method's name (``vae.encode``). A module that is not
+    annotated is named after its class.
+
+    The method is replaced on the class, so copies and pickles of a module are unaffected. Other instances are not
+    ranged.
+
+    Args:
+        target: A module, or a class of modules.
+        name: Name of the method.
+
+    Returns:
+        A handle; its ``remove()`` restores the method.
+
+    Raises:
+        UsageError: The method does not exist, or is not a plain method of a module class.
+    """
+    instance = target if isinstance(target, nn.Module) else None
+    cls = type(target) if isinstance(target, nn.Module) else target
+    if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
+        raise UsageError(f"instrument_method takes a module or a class of modules, not {target!r}")
+    if not inspect.isfunction(inspect.getattr_static(cls, name, None)) or (instance and name in vars(instance)):
+        raise UsageError(f"{cls.__name__}.{name} is not a method of the class that can be ranged")
+    method = _methods.get((cls, name))
+    if method is None:
+        method = _methods[cls, name] = _Method(cls, name)
+    if instance is None:
+        method.every = True
+    else:
+        method.instances.add(instance)
+    return InstrumentedMethod(method, instance)
+
+
+class _Method:
+    """A replaced method of a class, which ranges calls on some or all instances.
+
+    Attributes:
+        every: Whether all instances are ranged.
+        instances: The individually ranged instances.
+    """
+
+    def __init__(self, cls: type[nn.Module], name: str) -> None:
+        self.every = False
+        self.instances: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._cls = cls
+        self._name = name
+        self._recomputes = Recomputes(self)
+        self._patch = Patch(cls, name, lambda method: wrap(method, self._scope))
+
+    def uninstall(self) -> None:
+        """Restore the method, unless other code has replaced it since."""
+        _methods.pop((self._cls, self._name), None)
+        self._recomputes.remove()
+        self._patch.remove()
+
+    def _scope(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Any:
+        if not self.every and module not in self.instances:
+            return BARE
+        ranged = annotated.get(module)
+        if self._name != "forward":
+            path = ranged.layer.path if ranged else type(module).__name__
+            return LayerScope(layer_of(f"{path}.{self._name}"))
+        return _ForwardScope(ranged) if ranged else LayerScope(layer_of(type(module).__name__))
+
+
+_methods: dict[tuple[type[nn.Module], str], _Method] = {}
+
+
+class _ForwardScope:
+    """The forward of an annotated module: uses the range that its call has just opened, else opens the same range."""
+
+    def __init__(self, ranged: Ranged) -> None:
+        self._ranged = ranged
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the forward with exactly one range."""
+        backend = session.backend
+        owners = backend.thread.position.owners if backend is not None else []
+        if owners and owners[-1] is self._ranged.layer:
+            return function(*args, **kwargs)
+        return call_inside(self._ranged.block, function, *args, **kwargs)
