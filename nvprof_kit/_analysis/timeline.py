@@ -402,7 +402,7 @@ def _spans(
     columns = [np.concatenate(parts) for parts in zip(*levels, strict=True)] or [np.zeros(0, dtype=np.int64)] * 5
     spans = pd.DataFrame(dict(zip(("start_ns", "end_ns", "lane", "level"), columns[:4], strict=True)))
     spans["layer"] = _layer_names(attribution, columns[4])
-    spans["phase"] = np.append(ranges.phase, "")[columns[4]]
+    spans["phase"] = ranges.phase_text[columns[4]]
     ordered: pd.DataFrame = spans.sort_values(["lane", "level", "start_ns"], ignore_index=True)
     return ordered
 

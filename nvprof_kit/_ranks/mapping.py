@@ -346,7 +346,7 @@ def host_times(
     Data loading counts for the enclosing step, otherwise for the next one.
     """
     ranges = attribution.ranges
-    loads = (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)) & (ranges.pid == pid)
+    loads = (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)) & (ranges.pid == pid)
     loads[loads] = _outermost(ranges.start[loads], ranges.end[loads])
     step_starts = np.full(len(ranges.steps), np.iinfo(np.int64).max)
     steps = np.flatnonzero((ranges.step >= 0) & (ranges.pid == pid))

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Integers
+from nvprof_kit._analysis.attribution.intervals import NONE, Integers
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
-from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, understand
+from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit._trace.schema import Column, Trace
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import NO_LAYER, NO_PHASE, PHASE_CATEGORIES
+from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +64,7 @@ class Attribution:
     Attributes:
         ranges: What the ranges mean.
         layer_range: The range of the owning layer, or `NONE`.
-        phase: Index into `phases`: the layer's phase, or outside layers the phase range's text or ``other``.
-        phases: The distinct phases.
+        phase: Index into `Ranges.phases`: the layer's phase, or outside layers the phase range's text or ``other``.
         step: The step instance that it belongs to, an index into `Ranges.steps`, or `NONE`.
         how: Index into `HOW`.
         replay: Launch of the CUDA graph replay that ran it, an index into `Trace.api`, if its owner comes from the
@@ -76,28 +75,32 @@ class Attribution:
     ranges: Ranges
     layer_range: Int32Array
     phase: Int32Array
-    phases: tuple[str, ...]
     step: Int32Array
     how: npt.NDArray[np.int8]
     replay: Int32Array
     unjoined: Unjoined
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The distinct phases."""
+        return self.ranges.phases
+
 
 def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules."""
-    owners = _Owners(trace)
-    owned = _in_blocks(owners.of, len(trace.ops))
-    by_structure = trace.info.evidence == HOW[_STRUCTURE]
-    phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
+    ranges = understand(trace)
+    owned = _in_blocks(_Attributor(trace, ranges).of, len(trace.ops))
+    how = owned.how
+    if trace.info.evidence == HOW[_STRUCTURE]:
+        how = np.where(owned.layer_range >= 0, _STRUCTURE, how).astype(np.int8)
     return Attribution(
-        ranges=owners.ranges,
+        ranges=ranges,
         layer_range=owned.layer_range,
-        phase=phase_of_range.astype(np.int32)[owned.phase_range],  # NONE is -1: it indexes the last entry, NO_PHASE
-        phases=tuple(str(phase) for phase in phases),
+        phase=owned.phase,
         step=owned.step,
-        how=np.where(owned.layer_range >= 0, _STRUCTURE, owned.how).astype(np.int8) if by_structure else owned.how,
+        how=how,
         replay=owned.replay,
-        unjoined=_unjoined(trace, owned.call, int(np.count_nonzero(owned.uncreated))),
+        unjoined=_unjoined(trace, owned.call, int(np.count_nonzero(owned.is_uncreated))),
     )
 
 
@@ -121,15 +124,15 @@ def _unjoined(trace: Trace, call: Integers, uncreated: int) -> Unjoined:
 
 
 class _Block(NamedTuple):
-    """The owners of one block of operations, one entry per operation."""
+    """The owners of a block of operations as in `Attribution`, the launching calls, and which nodes lack a creation."""
 
     call: Int32Array
     layer_range: Int32Array
-    phase_range: Int32Array
+    phase: Int32Array
     step: Int32Array
     how: npt.NDArray[np.int8]
     replay: Int32Array
-    uncreated: npt.NDArray[np.bool_]
+    is_uncreated: npt.NDArray[np.bool_]
 
 
 def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
@@ -153,24 +156,14 @@ def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
     return _Block(*columns_of_all)
 
 
-class _Moments(NamedTuple):
-    """Thread and time of an event for each operation; the thread is `NONE` if the capture does not record it."""
-
-    pid: Int64Array
-    tid: Int64Array
-    time: Int64Array
-
-
-class _Owners:
+class _Attributor:
     """Finds owners; keeps the lookup tables that all blocks share."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.ranges = understand(trace)
+    def __init__(self, trace: Trace, ranges: Ranges) -> None:
         self._ops = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns", "graph_node")}
-        self._calls = Launches(trace)
-        self._creations = Creations(trace)
-        self._phases = Elsewhere(self.ranges, self.ranges.is_one_of(PHASE_CATEGORIES))
-        self._steps = Elsewhere(self.ranges, self.ranges.step >= 0)
+        self._calls, self._creations = Launches(trace.api), Creations(trace)
+        self._owners = OwnerLookup(ranges)
+        self._phase = np.append(ranges.phase, ranges.phases.index(NO_PHASE)).astype(np.int32)
 
     def of(self, block: slice) -> _Block:
         """The owners of a block of operations."""
@@ -178,49 +171,28 @@ class _Owners:
             self._ops[name][block] for name in ("pid", "correlation", "start_ns", "graph_node")
         )
         call = self._calls.that_launched(pid, correlation, start)
-        launch = _Moments(pid, self._calls.tid[call], self._calls.time[call])
-        owner = self.ranges.nesting.innermost(launch.tid, launch.time)
-        layer_range, phase_range, how = self._at(launch, owner)
-        step = self.ranges.step_at(owner)
-        unattributed = np.flatnonzero(step == NONE)
-        step[unattributed] = np.append(self.ranges.step, NONE)[
-            self._steps.open_at(*(values[unattributed] for values in launch))
-        ]
-
-        replay = np.full(len(pid), NONE, dtype=np.int64)
-        uncreated = node >= 0
-        if uncreated.any():
-            replayed = np.flatnonzero(uncreated)
+        layer, phase, step, is_elsewhere = self._owners.at(pid, self._calls.tid[call], self._calls.time[call])
+        how = np.select([is_elsewhere, phase >= 0], [_OTHER_THREAD, _LAUNCH], _UNATTRIBUTED)
+        replay = np.full(len(pid), NONE, dtype=np.int32)
+        is_uncreated = node >= 0
+        if is_uncreated.any():
+            replayed = np.flatnonzero(is_uncreated)
             created = self._creations.of(pid[replayed], node[replayed])
-            uncreated[replayed] = created == NONE
-            created_at = _Moments(pid[replayed], self._creations.tid[created], self._creations.time[created])
-            owners = self._at(created_at, self.ranges.nesting.innermost(created_at.tid, created_at.time))
-            has_owner = owners[1] >= 0
+            is_uncreated[replayed] = created == NONE
+            creator = self._owners.at(pid[replayed], self._creations.tid[created], self._creations.time[created])
+            has_owner = creator.phase >= 0
             rows = replayed[has_owner]
-            layer_range[rows], phase_range[rows], how[rows] = owners[0][has_owner], owners[1][has_owner], _GRAPH_NODE
+            layer[rows], phase[rows], how[rows] = creator.layer[has_owner], creator.phase[has_owner], _GRAPH_NODE
             replay[rows] = call[rows]
         return _Block(
             call=call.astype(np.int32),
-            layer_range=layer_range.astype(np.int32),
-            phase_range=phase_range.astype(np.int32),
+            layer_range=layer.astype(np.int32),
+            phase=self._phase[phase],  # NONE is -1: it indexes the last entry, that of NO_PHASE
             step=step.astype(np.int32),
-            how=how,
-            replay=replay.astype(np.int32),
-            uncreated=uncreated,
+            how=how.astype(np.int8),
+            replay=replay,
+            is_uncreated=is_uncreated,
         )
-
-    def _at(self, times: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
-        """The layer range around each moment (`owner` is the innermost range there), the range that gives the phase,
-        and how they were found.
-        """
-        layer_range = np.append(self.ranges.layer_range, NONE)[owner]  # NONE indexes the appended NONE
-        phase_range = np.where(layer_range >= 0, layer_range, np.append(self.ranges.phase_range, NONE)[owner])
-        how = np.full(len(owner), _LAUNCH, dtype=np.int8)
-        unattributed = np.flatnonzero(phase_range == NONE)
-        open_phases = self._phases.open_at(*(values[unattributed] for values in times))
-        phase_range[unattributed] = open_phases
-        how[unattributed] = np.where(open_phases >= 0, _OTHER_THREAD, _UNATTRIBUTED)
-        return layer_range, phase_range, how
 
 
 OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
@@ -281,12 +253,10 @@ def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]
 
 def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
     """Layer and phase of each range, with those of range `NONE` appended."""
-    import pandas as pd
-
     layer = np.append(ranges.layer_range, NONE)
-    phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
-    code, phases = pd.factorize(np.append(ranges.phase, NO_PHASE).astype(object))  # np.unique would sort each range's
-    return layer_column(ranges, layer), _categorical(code[phase], [str(text) or NO_PHASE for text in phases])
+    owner = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
+    phase = np.append(ranges.phase, ranges.phases.index(NO_PHASE))[owner]
+    return layer_column(ranges, layer), _categorical(phase, ranges.phases)
 
 
 def _categorical(codes: Any, names: Any) -> pd.Categorical:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BLOCK = 1 << 18
 """Operations and ids processed at a time, to limit memory."""
@@ -17,38 +22,25 @@ _SPARSE = 8
 
 
 class Launches:
-    """The API calls of a capture, searchable by process and correlation id.
+    """API calls, searchable by process and correlation id.
+
+    Args:
+        calls: Their table, with the columns pid, tid, correlation and start_ns.
 
     Attributes:
         tid: Thread of each call, with `NONE` appended so that index `NONE` finds it.
         time: Start of each call in ns, with 0 appended.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.tid = np.append(trace.api["tid"].to_numpy(), NONE)
-        self.time = np.append(trace.api["start_ns"].to_numpy(), 0)
-        self._ids = Correlations(*(trace.api[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
-
-    def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:
-        """The call (index into `Trace.api`) that launched each operation, see `Correlations.that_launched`."""
-        return self._ids.that_launched(pid, correlation, start)
-
-
-class Correlations:
-    """Calls by process and correlation id.
-
-    Args:
-        pid, correlation, start: Process, correlation id and start of each call, shape ``(n,)`` each.
-    """
-
-    def __init__(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> None:
+    def __init__(self, calls: pd.DataFrame) -> None:
+        pid, tid, correlation, start = (calls[name].to_numpy() for name in ("pid", "tid", "correlation", "start_ns"))
+        self.tid, self.time = np.append(tid, NONE), np.append(start, 0)
         if len(pid) and pid.min() == pid.max():
             self._of_process = {int(pid[0]): _Ids(correlation, start, None)}
             return
-        rows = {process: np.flatnonzero(pid == process) for process in few(pid).tolist()}
+        rows_of_process = {process: np.flatnonzero(pid == process) for process in few(pid).tolist()}
         self._of_process = {
-            process: _Ids(correlation[process_rows], start[process_rows], process_rows)
-            for process, process_rows in rows.items()
+            process: _Ids(correlation[rows], start[rows], rows) for process, rows in rows_of_process.items()
         }
 
     def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, cut, inherit, nest
 from nvprof_kit._trace.schema import SOUGHT, Trace
-from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
+from nvprof_kit.names import LAYER_CATEGORIES, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.foreign.rules import Rules
@@ -33,7 +33,7 @@ class Ranges:
     A range that crosses others has several entries: its pieces from `nvprof_kit._analysis.attribution.intervals.cut`.
 
     Attributes:
-        start, end, tid, pid, nested: As in the trace.
+        start, end, tid, pid: As in the trace.
         first: Whether it is a whole range or the first piece of one.
         nesting: Which range encloses which.
         names: The distinct texts and categories.
@@ -41,10 +41,11 @@ class Ranges:
         layer_range: The nearest layer range (itself or an enclosing one), or `NONE`.
         phase_range: The nearest phase range, or `NONE`.
         step_range: The nearest step range, or `NONE`.
-        phase: ``forward``, ``backward`` or ``recompute`` for a layer range, the text for a phase range, else ''.
+        phases: The distinct phases, sorted; those of layers and `NO_PHASE` are always among them.
+        phase: Index into `phases`: ``forward``, ``backward`` or ``recompute`` for a layer range, the text for a phase
+            range, else `NO_PHASE`.
         step: The step instance of a step range, an index into `steps`, else `NONE`.
-        steps: The step number of each instance, by start time (see above); a number can
-            repeat.
+        steps: The step number of each instance, by start time; a number can repeat.
         crossing: Whether some ranges crossed others.
     """
 
@@ -52,7 +53,6 @@ class Ranges:
     end: Int64Array
     tid: Int64Array
     pid: Int64Array
-    nested: npt.NDArray[np.bool_]
     first: npt.NDArray[np.bool_]
     nesting: Nesting
     names: tuple[RangeName, ...]
@@ -60,10 +60,16 @@ class Ranges:
     layer_range: Int64Array
     phase_range: Int64Array
     step_range: Int64Array
-    phase: npt.NDArray[Any]
+    phases: tuple[str, ...]
+    phase: npt.NDArray[np.intp]
     step: Int64Array
     steps: Int64Array
     crossing: bool = False
+
+    @property
+    def phase_text(self) -> npt.NDArray[Any]:
+        """The phase of each range as text, shape ``(r,)``."""
+        return np.array(self.phases, dtype=object)[self.phase]
 
     @property
     def whole_end(self) -> Int64Array:
@@ -133,11 +139,11 @@ def understand(trace: Trace) -> Ranges:
     )
     is_backward = _is_one_of(names, name, (Category.BACKWARD,))
     in_backward = inherit(np.where(is_backward, row_numbers, NONE), nesting) >= 0
-    phase = np.array(
-        [named.text if named.category in PHASE_CATEGORIES else named.category.value for named in names], dtype=object
-    )
-    phase = np.where(is_layer | is_phase, phase[name] if len(names) else phase, "")
-    phase[_is_one_of(names, name, (Category.FORWARD,)) & in_backward] = Category.RECOMPUTE.value
+    is_recompute = in_backward & _is_one_of(names, name, (Category.FORWARD,))
+    layer_phases = [category.value for category in LAYER_CATEGORIES]
+    phases = np.unique([*map(_phase_of, names), *layer_phases, NO_PHASE])
+    phase = np.searchsorted(phases, [*map(_phase_of, names), Category.RECOMPUTE.value])
+    phase = np.where(is_recompute, phase[-1], phase[name])
     step_range, pid = inherit(np.where(is_step, row_numbers, NONE), nesting), frame["pid"].to_numpy()
     rows = np.flatnonzero(is_step)
     numbers = _step_numbers(frame, names, name, rows)
@@ -151,7 +157,6 @@ def understand(trace: Trace) -> Ranges:
         end=end,
         tid=tid,
         pid=pid,
-        nested=frame["nested"].to_numpy(),
         first=first,
         nesting=nesting,
         names=names,
@@ -159,11 +164,19 @@ def understand(trace: Trace) -> Ranges:
         layer_range=inherit(np.where(is_layer, row_numbers, NONE), nesting),
         phase_range=inherit(np.where(is_phase, row_numbers, NONE), nesting),
         step_range=step_range,
+        phases=tuple(phases.tolist()),
         phase=phase,
         step=step,
         steps=instances.number,
         crossing=crossing,
     )
+
+
+def _phase_of(name: RangeName) -> str:
+    """The phase of ranges with a name, as far as the name tells it."""
+    if name.category in LAYER_CATEGORIES:
+        return name.category.value
+    return (name.category in PHASE_CATEGORIES and name.text) or NO_PHASE
 
 
 def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
@@ -306,6 +319,52 @@ class Elsewhere:
             open_range = np.where(inner >= 0, inner, open_range)
             hits += inner >= 0
         return np.where(hits == 1, open_range, NONE)
+
+
+class Owners(NamedTuple):
+    """Who owns what happens on a thread at a time, shape ``(n,)`` each.
+
+    Attributes:
+        layer: The innermost layer range open there, or `NONE`.
+        phase: The range that gives the phase: that of the layer, else the innermost phase range open there, else the
+            one open on another thread of the process; or `NONE`.
+        step: The step instance open there, else on another thread, or `NONE`.
+        is_elsewhere: Whether the phase is that of another thread.
+    """
+
+    layer: Int64Array
+    phase: Int64Array
+    step: Int64Array
+    is_elsewhere: npt.NDArray[np.bool_]
+
+
+class OwnerLookup:
+    """Finds the owners of moments.
+
+    Args:
+        ranges: The ranges of the capture.
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._layer, self._phase = (np.append(of, NONE) for of in (ranges.layer_range, ranges.phase_range))
+        self._phases = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES))
+        self._steps = Elsewhere(ranges, ranges.step >= 0)
+
+    def at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Owners:
+        """The owners at these times in ns on these threads of these processes, shape ``(n,)`` each."""
+        inner = self._ranges.nesting.innermost(tid, time)
+        layer = self._layer[inner]  # NONE indexes the appended NONE
+        phase = np.where(layer >= 0, layer, self._phase[inner])
+        unowned = np.flatnonzero(phase == NONE)
+        phase[unowned] = self._phases.open_at(pid[unowned], tid[unowned], time[unowned])
+        is_elsewhere = np.zeros(len(inner), dtype=bool)
+        is_elsewhere[unowned] = phase[unowned] >= 0
+        step = self._ranges.step_at(inner)
+        outside = np.flatnonzero(step == NONE)
+        open_steps = self._steps.open_at(pid[outside], tid[outside], time[outside])
+        step[outside] = np.append(self._ranges.step, NONE)[open_steps]
+        return Owners(layer, phase, step, is_elsewhere)
 
 
 def steps_around(ranges: Ranges, range_rows: Int64Array) -> Int64Array:

@@ -144,11 +144,14 @@ class StepChoice:
         """Number of steps that per-step figures include."""
         return int(np.count_nonzero(self.shown))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether what ran outside steps is included: it was asked for, or the capture has no steps."""
+        return self.everything or not len(self.shown)
+
     def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
-        """Which operations belong to the included steps, shape ``(n,)``; all if the capture has no steps."""
-        if self.everything or not len(self.shown):
-            return np.ones(len(attribution.step), dtype=bool)
-        is_included: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
+        """Which operations are included, shape ``(n,)``."""
+        is_included: npt.NDArray[np.bool_] = np.append(self.shown, self.is_whole)[attribution.step]
         return is_included
 
 

@@ -209,7 +209,7 @@ def doing(
         cause[here[taken]] = cause[parents[taken]]
         lacking = operator[here] == NONE
         operator[here[lacking]] = operator[parents[lacking]]
-    fetches = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
+    fetches = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)
     collecting = [code for code, name in enumerate(ranges.names) if _COLLECTS.search(name.text)]
     collects = np.isin(ranges.name, collecting) & ~ranges.is_one_of(LAYER_CATEGORIES)
     range_cause = np.select([collects, fetches], [NAMES.index("gc"), NAMES.index("dataloader")], NONE)

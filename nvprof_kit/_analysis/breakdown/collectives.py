@@ -7,7 +7,7 @@ compared with the link bandwidth independent of the collective and the number of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +124,7 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
         return owner
     pid, correlation, start = (trace.ops[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
     selected = np.isin(trace.api["correlation"].to_numpy(), correlation)  # keeps the search over few calls
-    launches = Launches(replace(trace, api=trace.api[selected]))
+    launches = Launches(trace.api[selected])
     call = launches.that_launched(pid, correlation, start)
     tid, launch_time = launches.tid[call], launches.time[call]
     inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, launch_time)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
-from nvprof_kit._analysis.attribution.launches import Correlations
+from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 
@@ -73,7 +73,7 @@ class HostCalls:
         launched = ids["correlation"][ids["correlation"] >= 0]
         launches = np.isin(frame["correlation"].to_numpy(), launched)
         rows = np.flatnonzero(launches & ~(self.overhead | self.operator)[:-1])
-        launching = Correlations(*(frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns")))
+        launching = Launches(frame[["pid", "tid", "correlation", "start_ns"]].iloc[rows])
         of_op: Int64Array = np.append(rows, NONE)[launching.that_launched(*ids.values())]
         return of_op
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
-from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges
+from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, arguments_read_again, operator_kind
@@ -476,20 +476,10 @@ def _outermost(frame: Any, kind: Any) -> tuple[Any, Any]:
 
 
 def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, Any]:
-    """The range that each call ran in, or `NONE`, and whether it belongs to a step that counts."""
-    pid, tid, start = (frame[name].to_numpy() for name in ("pid", "tid", "start_ns"))
-    inner = ranges.nesting.innermost(tid, start)
-    step = ranges.step_at(inner)
-    alone = np.flatnonzero(step == NONE)
-    open_step = Elsewhere(ranges, ranges.step >= 0).open_at(pid[alone], tid[alone], start[alone])
-    step[alone] = np.append(ranges.step, NONE)[open_step]
-    attributed = np.append((ranges.layer_range >= 0) | (ranges.phase_range >= 0), False)[inner]
-    unattributed = np.flatnonzero(~attributed)
-    inner[unattributed] = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES)).open_at(
-        pid[unattributed], tid[unattributed], start[unattributed]
-    )
+    """The range that gives each call's layer and phase, or `NONE`, and whether it belongs to a step that counts."""
+    _, owner, step, _ = OwnerLookup(ranges).at(*(frame[name].to_numpy() for name in ("pid", "tid", "start_ns")))
     is_in_step = np.append(choice.shown, False)[step] if len(choice.shown) else np.ones(len(step), dtype=bool)
-    return inner, is_in_step
+    return owner, is_in_step
 
 
 def _regions(ranges: Ranges, rows: pd.DataFrame) -> tuple[Int64Array, list[tuple[str, str, int, int, float]]]:
@@ -497,7 +487,7 @@ def _regions(ranges: Ranges, rows: pd.DataFrame) -> tuple[Int64Array, list[tuple
     in a file of counts, the first one outside all ranges.
     """
     layer, phase = ranges.is_one_of(LAYER_CATEGORIES).tolist(), ranges.is_one_of(PHASE_CATEGORIES).tolist()
-    parent, name, texts = ranges.nesting.parent.tolist(), ranges.name.tolist(), ranges.phase.tolist()
+    parent, name, texts = ranges.nesting.parent.tolist(), ranges.name.tolist(), ranges.phase_text.tolist()
     numbers: dict[tuple[str, str, int], int] = {(NO_LAYER, NO_PHASE, NONE): 0}
     keys = [*numbers]
     of_range = np.zeros(len(parent) + 1, dtype=np.int64)
@@ -505,7 +495,7 @@ def _regions(ranges: Ranges, rows: pd.DataFrame) -> tuple[Int64Array, list[tuple
         outer = int(of_range[parent[row]])
         if layer[row] or (phase[row] and keys[outer][0] == NO_LAYER):
             text = ranges.names[name[row]].text if layer[row] else NO_LAYER
-            key = (text, texts[row] or NO_PHASE, outer or NONE)
+            key = (text, texts[row], outer or NONE)
             if key not in numbers:
                 numbers[key] = len(keys)
                 keys.append(key)

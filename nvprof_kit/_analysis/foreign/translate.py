@@ -98,7 +98,7 @@ def _compiled(trace: Trace, share: float) -> Trace | None:
 
 def _share_in_blocks(trace: Trace) -> float:
     """The share of the GPU time that is in layers with a number."""
-    launches, nodes = Launches(trace), Creations(trace)
+    launches, nodes = Launches(trace.api), Creations(trace)
     pid, node, start, end, correlation = (
         trace.ops[name].to_numpy() for name in ("pid", "graph_node", "start_ns", "end_ns", "correlation")
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.layers.sums import LAYER_PHASES
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,16 +38,11 @@ LEAST = 3
 MANY = 8
 """Minimum number of equal blocks to fold a printed table by default."""
 
-COLUMNS = {
-    "count": "blocks that the row stands for; 1 where it is a layer's own",
-    "median_ns": "median of what one of them takes without communication, which may be waiting, in ns",
-    "min_ns": "the least, in ns",
-    "max_ns": "the most, in ns",
-    "unlike": "in what a row differs from its equals: `forward +38 %`, `other parts`; '' where in nothing",
-}
-"""The columns that `fold` adds to those of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
+EACH = ("median", "min", "max")
+"""The columns that folding adds, with the unit of the cost behind them: those of one of the folded rows. Besides them
+``unlike`` says in what a row differs from its equals: ``forward +38 %``, ``other parts``; '' where in nothing.
+"""
 
-_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _SIGMAS, _MAD_TO_SIGMA = 5.0, 1.4826
 _OF_PHASE, _OF_BLOCK = 0.10, 0.03
 """Minimum relative difference for a block to count as different: of its time in a phase, and of its total time."""
@@ -55,7 +50,70 @@ _FEW, _OF_FEW = 8, 0.50
 """Of fewer blocks than this the deviation is no estimate: a block that is so far from their median is different."""
 
 Floats = npt.NDArray[np.float64]
-Join = Callable[[str, str, "pd.DataFrame"], "dict[str, Any]"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of a table that are shown as one.
+
+    Attributes:
+        label: The path of their layers: ``layers.0-79``.
+        rows: Their positions.
+        difference: How they differ from their equals; '' if they do not.
+        parent: The label of the group of their parents.
+        count: The number of blocks.
+    """
+
+    label: str
+    rows: Sequence[int]
+    difference: str = ""
+    parent: str = ""
+    count: int = 1
+
+
+def folded(
+    rows: pd.DataFrame, groups: Sequence[Group], cost: pd.Series[Any], unit: str, how: Mapping[str, Fold]
+) -> pd.DataFrame:
+    """One row per group.
+
+    Args:
+        rows: The rows.
+        groups: The groups; every row is in one.
+        cost: The cost of each row, that `EACH` are of.
+        unit: Its unit.
+        how: How columns fold; others are those of the first row.
+
+    Returns:
+        The rows with the columns ``count``, `EACH` and ``unlike``.
+    """
+    number = np.repeat(np.arange(len(groups)), [len(group.rows) for group in groups])
+    members = np.array([row for group in groups for row in group.rows], dtype=np.int64)
+    each = cost.iloc[members].groupby(number)
+    table = rows.iloc[[group.rows[0] for group in groups]].reset_index(drop=True)
+    together = rows.iloc[members].groupby(number)
+    for name, fold in how.items():
+        values = together[name].sum(min_count=1) if fold == "sum" else together[name].agg(fold)
+        table[name] = (values.round() if rows[name].dtype.kind in "iu" else values).astype(rows[name].dtype)
+    count = np.array([group.count for group in groups], dtype=np.int64)
+    figures = {f"{name}_{unit}": each.agg(name).round().where(count > 1).astype("Int64") for name in EACH}
+    labels, differences = ([getattr(group, name) for group in groups] for name in ("label", "difference"))
+    with_figures: pd.DataFrame = table.assign(layer=labels, count=count, **figures, unlike=differences)
+    return with_figures
+
+
+def marked(rows: pd.DataFrame, groups: Iterable[Group]) -> pd.DataFrame:
+    """Rows with the columns ``folded_into``, the label of the blocks that a row folds with, and ``unlike``, unless they
+    have one.
+    """
+    into, unlike = (np.full(len(rows), "", dtype=object) for _ in range(2))
+    for group in groups:
+        into[[*group.rows]] = group.label if group.count > 1 else ""
+        unlike[[*group.rows]] = group.difference
+    with_labels: pd.DataFrame = rows.assign(folded_into=into)
+    return with_labels if "unlike" in rows else with_labels.assign(unlike=unlike)
+
+
+# ---------------------------------------------------------------- equal blocks of a model
 
 
 @dataclass(frozen=True)
@@ -69,10 +127,10 @@ class Blocks:
         kinds: The names of the columns of `times`.
     """
 
-    layers: tuple[str, ...]
-    parents: tuple[str, ...]
+    layers: Sequence[str]
+    parents: Sequence[str]
     times: Floats
-    kinds: tuple[str, ...] = _PHASES
+    kinds: tuple[str, ...] = LAYER_PHASES
 
     @classmethod
     def of(cls, self_ns: Mapping[tuple[str, str], float], parents: Mapping[str, str], layers: Iterable[str]) -> Blocks:
@@ -84,12 +142,12 @@ class Blocks:
             layers: The layers, in any order.
         """
         chains = [with_ancestors(layer, parents) for layer in dict.fromkeys(layers) if layer != NO_LAYER]
-        paths = tuple(dict.fromkeys(layer for chain in chains for layer in chain))
-        tree = ModelTree(paths, tuple(parents.get(layer, "") for layer in paths))
-        times = np.zeros((len(paths), len(_PHASES)))
+        paths = [*dict.fromkeys(layer for chain in chains for layer in chain)]
+        tree = ModelTree(paths, [parents.get(layer, "") for layer in paths])
+        times = np.zeros((len(paths), len(LAYER_PHASES)))
         for (layer, phase), ns in self_ns.items():
-            if layer in tree.index and phase in _PHASES:
-                times[tree.index[layer], _PHASES.index(phase)] += ns
+            if layer in tree.index and phase in LAYER_PHASES:
+                times[tree.index[layer], LAYER_PHASES.index(phase)] += ns
         return cls(paths, tree.parents, tree.with_nested(times))
 
     def with_amounts(self, rows: pd.DataFrame, column: str, noun: str) -> Blocks:
@@ -100,16 +158,13 @@ class Blocks:
             column: The column of amounts, each including submodules.
             noun: What the amounts measure.
         """
-        row_of_layer = {layer: row for row, layer in enumerate(self.layers)}
-        amounts = np.zeros((len(row_of_layer), len(_PHASES)))
-        for layer, phase, amount in zip(rows["layer"], rows["phase"], rows[column], strict=True):
-            if layer in row_of_layer and phase in _PHASES:
-                amounts[row_of_layer[layer], _PHASES.index(phase)] = amount
+        by_phase = rows.pivot_table(index="layer", columns="phase", values=column, aggfunc="sum")
+        amounts = by_phase.reindex(index=self.layers, columns=LAYER_PHASES).fillna(0).to_numpy(dtype=np.float64)
         if not amounts.sum():
             return self
-        amounts *= self.times[:, : len(_PHASES)].sum() / amounts.sum()
-        kinds = (*self.kinds, *(f"{phase} {noun}" for phase in _PHASES))
-        return Blocks(self.layers, self.parents, np.concatenate([self.times, amounts], axis=1), kinds)
+        amounts = amounts * (self.times[:, : len(LAYER_PHASES)].sum() / amounts.sum())
+        kinds = (*self.kinds, *(f"{phase} {noun}" for phase in LAYER_PHASES))
+        return replace(self, times=np.concatenate([self.times, amounts], axis=1), kinds=kinds)
 
     @cached_property
     def depths(self) -> Mapping[str, int]:
@@ -118,167 +173,91 @@ class Blocks:
 
     def among(self, layers: Container[str]) -> Blocks:
         """Select layers; one whose ancestors are all excluded becomes a top-level layer."""
-        indices = [index for index, layer in enumerate(self.layers) if layer in layers]
-        names, parents = (tuple(of[index] for index in indices) for of in (self.layers, self.parents))
-        return Blocks(names, parents, self.times[indices], self.kinds)
+        rows = [row for row, layer in enumerate(self.layers) if layer in layers]
+        names, parents = ([of[row] for row in rows] for of in (self.layers, self.parents))
+        return Blocks(names, parents, self.times[rows], self.kinds)
 
-
-NO_BLOCKS = Blocks((), (), np.zeros((0, len(_PHASES))))
-"""No layers, so nothing folds."""
-
-
-@dataclass(frozen=True)
-class Folding:
-    """Which layers share a row.
-
-    Attributes:
-        into: Path of the folded row for each folded layer; layers with their own row are not in it.
-        differences: How a layer differs from its equals, '' if it does not.
-    """
-
-    into: Mapping[str, str]
-    differences: Mapping[str, str]
-
-    @classmethod
-    def of(cls, blocks: Blocks, folds: bool | None) -> Folding:
-        """Fold the equal blocks among some layers.
+    def groups(self, folds: bool | None) -> list[Group]:
+        """The layers in groups of equal ones, in model order.
 
         Args:
-            blocks: The layers.
             folds: Whether to fold; None folds if many blocks are equal.
         """
-        of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in _rows(blocks, folds)]
-        return cls(
-            {layer: row.label for row, layers in of_row if len(layers) > 1 for layer in layers},
-            {layer: row.difference for row, layers in of_row for layer in layers},
-        )
+        groups = [] if folds is False else _Folder(self).walk()
+        if folds or max((len(group.rows) for group in groups), default=0) >= MANY:
+            return groups
+        layers = set(self.layers)
+        return [
+            Group(layer, [row], parent=parent if parent in layers else "")
+            for row, (layer, parent) in enumerate(zip(self.layers, self.parents, strict=True))
+        ]
 
-    def marked(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Add the columns `folded_into`, the path of the folded row, and `unlike` to rows of layers."""
-        layer = rows["layer"].astype(object)
-        added = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.differences))}
-        marked_rows: pd.DataFrame = rows.assign(
-            **{name: column.fillna("").astype(object) for name, column in added.items()}
-        )
-        return marked_rows
-
-    def rows(self, rows: pd.DataFrame, cost: str, join: Join) -> pd.DataFrame:
-        """One row per folded layer and phase.
-
-        Args:
-            rows: Rows by layer and phase, in model order.
-            cost: The time column that `COLUMNS` refer to.
-            join: Computes the columns of a folded row from its path, its phase and the rows in it.
-
-        Returns:
-            The rows with the columns `COLUMNS`.
-        """
-        import pandas as pd
-
-        label = [self.into.get(layer, layer) for layer in rows["layer"]]
-        number_of_label = {item: number for number, item in enumerate(dict.fromkeys(label))}
-        several = pd.Series(list(self.into.values()), dtype=object).value_counts().to_dict()
-        groups: dict[tuple[int, str], list[int]] = {}
-        for row, (path, phase) in enumerate(zip(label, rows["phase"], strict=True)):
-            groups.setdefault((number_of_label[path], str(phase)), []).append(row)
-        records = []
-        for (_, phase), members in sorted(groups.items(), key=lambda group: group[0][0]):
-            group, path = rows.iloc[members], label[members[0]]
-            row_values = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
-            each = group[cost]
-            figures = (several.get(path, 1), round(float(each.median())), int(each.min()), int(each.max()))
-            difference = self.differences.get(group["layer"].iloc[0], "")
-            records.append({**row_values, "phase": phase, **dict(zip(COLUMNS, (*figures, difference), strict=True))})
-        table: pd.DataFrame = pd.DataFrame(records, columns=[*rows.columns, *COLUMNS])
-        return table
+    def groups_of(self, rows: pd.DataFrame, folds: bool | None) -> list[Group]:
+        """The rows of a table by layer and phase in groups of equal layers, phase by phase."""
+        groups = self.groups(folds)
+        group_of_layer = {self.layers[member]: group for group in groups for member in group.rows}
+        members: dict[str, dict[str, list[int]]] = {}
+        for row, (layer, phase) in enumerate(zip(rows["layer"], rows["phase"], strict=True)):
+            group = group_of_layer.setdefault(layer, Group(layer, []))
+            members.setdefault(group.label, {}).setdefault(phase, []).append(row)
+        by_label = {group.label: group for group in group_of_layer.values()}
+        return [
+            replace(by_label[label], rows=positions)
+            for label, by_phase in members.items()
+            for positions in by_phase.values()
+        ]
 
 
-@dataclass(frozen=True)
-class FoldedTree:
-    """The model with equal blocks folded.
-
-    Attributes:
-        tree: The columns of the tree and `COLUMNS`. The path of a folded row has number ranges, ``layers.0-79``, and so
-            do the paths of the rows below it. Its times are sums over its blocks.
-        line: For each row of the unfolded tree, its row in `tree`.
-    """
-
-    tree: pd.DataFrame
-    line: Int64Array
-
-    def joined(self, values: pd.Series[int], how: str = "sum") -> pd.Series[int]:
-        """Aggregate another column of the unfolded tree by ``sum`` or ``max``; missing if all values are."""
-        groups = values.reset_index(drop=True).groupby(self.line)
-        column: pd.Series[int] = groups.max() if how == "max" else groups.sum(min_count=1)
-        return column
+NO_BLOCKS = Blocks((), (), np.zeros((0, len(LAYER_PHASES))))
+"""No layers, so nothing folds."""
 
 
 def tree_blocks(tree: pd.DataFrame) -> Blocks:
     """The layers of `nvprof_kit._analysis.layers.layers.Layers.tree`, without what ran outside layers."""
     inside = tree[tree["layer"] != NO_LAYER]
     # a collective includes waiting for other ranks
-    times = [
-        (inside[f"{phase}_ns"] - inside[f"{phase}_comm_ns"] if f"{phase}_comm_ns" in inside else inside[f"{phase}_ns"])
-        for phase in _PHASES
-    ]
-    return Blocks(tuple(inside["layer"]), tuple(inside["parent"]), np.stack(times, axis=1).astype(np.float64))
+    times = [inside[f"{phase}_ns"] - inside.get(f"{phase}_comm_ns", 0) for phase in LAYER_PHASES]
+    return Blocks(inside["layer"].tolist(), inside["parent"].tolist(), np.stack(times, axis=1).astype(np.float64))
 
 
-def fold(tree: pd.DataFrame, folds: bool | None = True) -> FoldedTree:
+def fold_tree(tree: pd.DataFrame, folds: bool | None = True) -> tuple[pd.DataFrame, list[Group]]:
     """Fold the equal blocks of a model.
 
     Args:
         tree: `nvprof_kit._analysis.layers.layers.Layers.tree`.
         folds: Whether to fold; None folds if many blocks are equal.
+
+    Returns:
+        The tree, one row per group, and the groups. The path of a folded row has number ranges, ``layers.0-79``, and so
+        do the paths of the rows below it.
+    """
+    layers, outside = (np.flatnonzero((tree["layer"] == NO_LAYER) == is_outside) for is_outside in (False, True))
+    groups = [replace(group, rows=layers[[*group.rows]].tolist()) for group in tree_blocks(tree).groups(folds)]
+    groups += [Group(NO_LAYER, [row]) for row in outside.tolist()]
+    how: dict[str, Fold] = {
+        str(name): "max" if name == "peak_bytes" else "sum"
+        for name in tree.columns.difference(["layer", "phase", "parent", "depth"])
+    }
+    table = folded(tree, groups, tree["total_ns"] - tree["comm_ns"], "ns", how)
+    return table.assign(parent=[group.parent for group in groups]), groups
+
+
+def computing_blocks(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> Blocks:
+    """The layers with their compute times, as `fold_tree` compares them.
+
+    Args:
+        operations: The operations; communication is excluded if their names were read.
+        is_counted: The operations to include, shape ``(n,)``.
     """
     import pandas as pd
 
-    layers, outside = ([*np.flatnonzero((tree["layer"] == NO_LAYER) == is_outside)] for is_outside in (False, True))
-    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in _rows(tree_blocks(tree), folds)]
-    rows += [_Row(NO_LAYER, "", [int(node)]) for node in outside]
-    line = np.empty(len(tree), dtype=np.int64)
-    for line_number, row in enumerate(rows):
-        line[row.nodes] = line_number
-    keys = ("layer", "phase", "parent", "depth")
-    sums = tree.drop(columns=list(keys)).reset_index(drop=True).groupby(line).sum()
-    texts: dict[str, list[Any]] = {
-        "layer": [row.label for row in rows],
-        "phase": [tree["phase"].iloc[row.nodes[0]] for row in rows],
-        "parent": [row.parent for row in rows],
-        "depth": [tree["depth"].iloc[row.nodes[0]] for row in rows],
-    }
-    work = (tree["total_ns"] - tree["comm_ns"]).to_numpy()
-    each = [work[row.nodes] for row in rows]
-    added = {
-        "count": [len(row.nodes) for row in rows],
-        "median_ns": [round(float(np.median(times))) for times in each],
-        "min_ns": [int(times.min()) for times in each],
-        "max_ns": [int(times.max()) for times in each],
-        "unlike": [row.difference for row in rows],
-    }
-    table: pd.DataFrame = pd.concat([pd.DataFrame(texts), sums, pd.DataFrame(added)], axis=1)
-    table = table[[*tree.columns, *COLUMNS]]
-    return FoldedTree(table, line)
-
-
-@dataclass(frozen=True)
-class _Row:
-    label: str
-    parent: str
-    nodes: list[int]
-    difference: str = ""
-
-
-def _rows(blocks: Blocks, folds: bool | None) -> list[_Row]:
-    """A row for each layer, or one for equal blocks; with None, only if many are equal."""
-    rows = [] if folds is False else _Folder(blocks).walk()
-    if folds or max((len(row.nodes) for row in rows), default=0) >= MANY:
-        return rows
-    layers = set(blocks.layers)
-    parents = (parent if parent in layers else "" for parent in blocks.parents)
-    return [
-        _Row(layer, parent, [node]) for node, (layer, parent) in enumerate(zip(blocks.layers, parents, strict=True))
-    ]
+    trace = operations.trace
+    computing = is_counted & ~operations.classes.is_a("comm") if "name" in trace.ops else is_counted
+    layer, phase = op_owners(operations.attribution)
+    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
+    self_ns = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
+    parents = layer_parents(operations.attribution.ranges)
+    return Blocks.of({(str(layer), str(phase)): float(ns) for (layer, phase), ns in self_ns.items()}, parents, parents)
 
 
 class _Folder:
@@ -286,10 +265,9 @@ class _Folder:
 
     def __init__(self, blocks: Blocks) -> None:
         self._layer, self._times, self._kinds = blocks.layers, blocks.times, blocks.kinds
-        node_of_layer = {layer: node for node, layer in enumerate(self._layer)}
         self._children: dict[int, list[int]] = {}
-        for node, parent in enumerate(blocks.parents):
-            self._children.setdefault(node_of_layer.get(parent, -1), []).append(node)
+        for node, parent in enumerate(ModelTree(blocks.layers, blocks.parents).parent.tolist()):
+            self._children.setdefault(parent, []).append(node)
         # an id for each node; nodes with the same structure (submodules by name) have the same id
         numbers: dict[tuple[tuple[str, int], ...], int] = {}
         self._shape = [0] * len(self._layer)
@@ -297,12 +275,12 @@ class _Folder:
             children = self._children.get(node, [])
             parts = sorted((self._below_name(node, child), self._shape[child]) for child in children)
             self._shape[node] = numbers.setdefault(tuple(parts), len(numbers))
-        self.rows: list[_Row] = []
+        self._groups: list[Group] = []
 
-    def walk(self) -> list[_Row]:
-        """The rows, in model order."""
+    def walk(self) -> list[Group]:
+        """The groups of equal layers, in model order."""
         self._below([-1], "")
-        return self.rows
+        return self._groups
 
     def _below_name(self, parent: int, node: int) -> str:
         """A layer's name relative to its parent; its full path with ``*`` for numbers if that does not extend the
@@ -313,7 +291,7 @@ class _Folder:
         return name[len(prefix) :] if name.startswith(prefix) else fold_pattern(name)
 
     def _below(self, nodes: list[int], parent: str) -> None:
-        """Add the rows below a set of equal layers."""
+        """Add the groups below a set of equal layers."""
         by_name: dict[str, list[int]] = {}
         for node in nodes:
             for child in self._children.get(node, []):
@@ -327,32 +305,34 @@ class _Folder:
             pattern: max(len(sets) for (item, _), sets in sets_of_shape.items() if item == pattern)
             for pattern in patterns
         }
-        rows: list[_Row] = []
+        groups: list[Group] = []
         for (pattern, _), sets in sets_of_shape.items():
             other = len(sets) < largest[pattern] and largest[pattern] >= LEAST
-            rows += self._group(sets, parent, "other parts" if other else "")
-        for row in sorted(rows, key=lambda row: min(row.nodes)):
-            self.rows.append(row)
-            self._below(row.nodes, row.label)
+            groups += self._group(sets, parent, "other parts" if other else "")
+        for group in sorted(groups, key=lambda group: min(group.rows)):
+            self._groups.append(group)
+            self._below([*group.rows], group.label)
 
-    def _group(self, sets: list[list[int]], parent: str, note: str) -> list[_Row]:
-        """The rows of layers with the same structure; each is a set if their parents are folded."""
+    def _group(self, sets: list[list[int]], parent: str, note: str) -> list[Group]:
+        """The groups of layers with the same structure; each is a set if their parents are folded."""
         times = np.array([self._times[nodes].mean(axis=0) for nodes in sets])
-        groups = equal_groups(times, LEAST) if len(sets) >= LEAST else []
-        main = np.median(times[max(groups, key=len)], axis=0) if groups else None
-        ungrouped = set(range(len(sets))).difference(*groups)
-        rows = []
-        for group in [*groups, *([index] for index in sorted(ungrouped))]:
-            nodes = [node for index in group for node in sets[index]]
+        equal_sets = equal_groups(times, LEAST) if len(sets) >= LEAST else []
+        largest = max(equal_sets, key=len, default=[])
+        main = np.median(times[largest], axis=0) if largest else np.zeros(0)
+        alone = set(range(len(sets))).difference(*equal_sets)
+        groups = []
+        for members in [*equal_sets, *([index] for index in sorted(alone))]:
+            nodes = [node for index in members for node in sets[index]]
             difference = note
-            if not difference and main is not None and group is not max(groups, key=len):
+            if not note and largest and members is not largest:
                 # the phase in which it differs the most from its equals
-                median = np.median(times[group], axis=0)
+                median = np.median(times[members], axis=0)
                 kind = int(np.abs(median - main).argmax())
                 change = f"{100 * (median[kind] / main[kind] - 1):+.0f} %" if main[kind] else "only here"
                 difference = f"{self._kinds[kind]} {change}"
-            rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, difference))
-        return rows
+            label = fold_label([self._layer[node] for node in nodes])
+            groups.append(Group(label, nodes, difference, parent, len(nodes)))
+        return groups
 
 
 def equal_groups(times: Floats, min_blocks: int) -> list[list[int]]:
@@ -463,16 +443,24 @@ class ByLayer(Result):
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         rows = self.table(view)
-        return self.select.of(self._folding(rows).marked(rows) if self.select.fold else rows)
+        return self.select.of(marked(rows, self._groups(rows)) if self.select.fold else rows)
 
     def printed(self) -> pd.DataFrame:
         """The selected rows as they are printed: down to `depth`, and where equal blocks are folded, one row for all,
-        with the columns of `nvprof_kit._analysis.layers.fold.COLUMNS`.
+        with the columns of `folded`.
         """
+        import pandas as pd
+
         rows = self.select.among(self.rows)
         if self.depth is not None:
             rows = rows[[self.blocks.depths.get(layer, 0) < self.depth for layer in rows["layer"]]]
-        return self.select.sorted(self._folding(rows).rows(rows, self.time, self.join))
+        groups = self._groups(rows)
+        table = folded(rows, groups, rows[self.time], "ns", {})
+        records: list[dict[Any, Any]] = table.to_dict("records")
+        for record, group in zip(records, groups, strict=True):
+            if group.count > 1:
+                record |= {**self.join(group.label, record["phase"], rows.iloc[[*group.rows]]), "layer": group.label}
+        return self.select.sorted(pd.DataFrame(records, columns=table.columns))
 
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The values of equal layers in a phase together: by each column's `fold`; means are weighted by `time`.
@@ -493,32 +481,11 @@ class ByLayer(Result):
                 joined[name] = rows[name].iloc[0]
         return joined
 
-    def _folding(self, rows: pd.DataFrame) -> Folding:
-        return Folding.of(self.blocks.among(set(rows["layer"])), self.select.fold)
+    def _groups(self, rows: pd.DataFrame) -> list[Group]:
+        return self.blocks.among(set(rows["layer"])).groups_of(rows, self.select.fold)
 
 
-def computing_blocks(operations: Operations, is_wanted: npt.NDArray[np.bool_]) -> Blocks:
-    """The layers with their compute times, as `nvprof_kit._analysis.layers.fold.fold` compares them.
-
-    Args:
-        operations: The operations; communication is excluded if their names were read.
-        is_wanted: The operations to include, shape ``(n,)``.
-    """
-    import pandas as pd
-
-    trace = operations.trace
-    computing = is_wanted & ~operations.classes.is_a("comm") if "name" in trace.ops else is_wanted
-    layer, phase = op_owners(operations.attribution)
-    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
-    self_ns = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
-    parents = layer_parents(operations.attribution.ranges)
-    return Blocks.of(
-        {(str(layer_name), str(of)): float(ns) for (layer_name, of), ns in self_ns.items()}, parents, parents
-    )
-
-
-EACH = ("median", "min", "max")
-"""The columns that `fold_ranked` adds, with the unit of the cost behind them: those of one of the folded rows."""
+# ---------------------------------------------------------------- rows ranked by cost
 
 
 def fold_ranked(
@@ -534,83 +501,57 @@ def fold_ranked(
         folds: Whether to fold; None folds if many blocks are equal.
 
     Returns:
-        The rows, the costliest first. The layer of a folded row is ``layers.0-79 x80``, and `EACH` is the cost of one
-        of its rows. The column ``unlike`` says how a row differs from its equals. Without anything to fold, the rows as
-        they are.
+        The rows, the costliest first, with the columns `EACH` and ``unlike``. The layer of a folded row is
+        ``layers.0-79 x80``. Without anything to fold, the rows as they are.
     """
-    import pandas as pd
-
     if folds is False or "layer" not in rows or len(rows) < LEAST:
         return rows
-    groups, differences = _groups(rows, columns, cost, equal_columns or (cost,))
-    largest = max(map(len, groups), default=0)
-    if largest < (LEAST if folds else MANY):
+    groups = _ranked_groups(rows, columns, cost, equal_columns)
+    if max(group.count for group in groups) < (LEAST if folds else MANY):
         return rows
-    unit = cost.rpartition("_")[2]
-    inside = {row_number for group in groups for row_number in group}
-    records: list[dict[Any, Any]] = []
-    for row_number, row in enumerate(rows.to_dict("records")):
-        if row_number not in inside:
-            records.append({**row, "unlike": differences.get(row_number, "")})
-    for group in groups:
-        records.append({**_joined(rows.iloc[group], columns, cost, unit), "unlike": differences.get(group[0], "")})
-    each = [f"{name}_{unit}" for name in EACH]
-    table = pd.DataFrame(records, columns=[*rows.columns, *each, "unlike"])
-    for name in rows.columns:
-        table[name] = table[name].astype(rows[name].dtype)
-    table[each] = table[each].astype("Int64")
+    how = {str(name): fold for name in rows if (fold := _fold_of(rows, columns, str(name))) not in ("key", "first")}
+    table = folded(rows, groups, rows[cost], cost.rpartition("_")[2], how)
+    labels = [f"{group.label} x{group.count}" if group.count > 1 else group.label for group in groups]
+    table = table.assign(layer=labels).drop(columns="count")
     ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
     return ranked
 
 
 def mark_ranked(rows: pd.DataFrame, columns: Columns, cost: str, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
     """Add the columns ``folded_into``, the label of the folded row, and ``unlike``, unless there is one."""
-    if "layer" not in rows:
-        return rows
-    groups, note_of_row = _groups(rows, columns, cost, equal_columns or (cost,))
-    layers = rows["layer"].astype(str).tolist()
-    into = [""] * len(rows)
-    for group in groups:
-        for row_number in group:
-            into[row_number] = fold_label([layers[member] for member in group])
-    differences = [note_of_row.get(row_number, "") for row_number in range(len(rows))]
-    marked: pd.DataFrame = rows.assign(folded_into=np.array(into, dtype=object))
-    return marked if "unlike" in rows else marked.assign(unlike=np.array(differences, dtype=object))
+    return marked(rows, _ranked_groups(rows, columns, cost, equal_columns)) if "layer" in rows else rows
 
 
-def _groups(
-    rows: pd.DataFrame, columns: Columns, cost: str, alike_by: Sequence[str]
-) -> tuple[list[list[int]], dict[int, str]]:
-    """The places of the rows that fold together, and how rows differ from their equals."""
+def _ranked_groups(rows: pd.DataFrame, columns: Columns, cost: str, equal_columns: Sequence[str]) -> list[Group]:
+    """Rows that do not fold, then groups of those that do."""
     layers = rows["layer"].astype(str).tolist()
     names = [name for name in rows.columns if name != "layer" and _fold_of(rows, columns, str(name)) == "key"]
     keys = [rows[name].astype(str).tolist() for name in names]
     rows_of_key: dict[tuple[str, ...], list[int]] = {}
-    for row_number, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
-        if key[0] != layers[row_number]:
-            rows_of_key.setdefault(key, []).append(row_number)
-    figures = rows[list(alike_by)].fillna(0).to_numpy(dtype=np.float64)
+    for row, key in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
+        if key[0] != layers[row]:
+            rows_of_key.setdefault(key, []).append(row)
+    figures = rows[[*(equal_columns or (cost,))]].fillna(0).to_numpy(dtype=np.float64)
     costs = rows[cost].fillna(0).to_numpy(dtype=np.float64)
-    groups: list[list[int]] = []
+    groups: list[Group] = []
     differences: dict[int, str] = {}
-    for places in _alike_in_lists(list(rows_of_key.values()), layers, figures):
-        if len({layers[row_number] for row_number in places}) < len(
-            places
-        ):  # the same layer twice: something else differs
+    for members in _equal_in_lists(list(rows_of_key.values()), layers, figures):
+        if len({layers[row] for row in members}) < len(members):  # the same layer twice: something else differs
             continue
-        equal_sets = equal_groups(np.abs(figures[places]), LEAST) if len(places) >= LEAST else []
-        if not equal_sets:
-            continue
-        main = max(equal_sets, key=len)
-        median = float(np.median(costs[[places[member] for member in main]]))
-        groups += [[places[member] for member in group] for group in equal_sets]
-        for member in set(range(len(places))).difference(main):
-            if median:
-                differences[places[member]] = f"{100 * (costs[places[member]] / median - 1):+.0f} %"
-    return groups, differences
+        equal_sets = equal_groups(np.abs(figures[members]), LEAST) if len(members) >= LEAST else []
+        largest = max(equal_sets, key=len, default=[])
+        median = float(np.median(costs[members][largest])) if largest else 0.0
+        for index in set(range(len(members))).difference(largest) if median else ():
+            differences[members[index]] = f"{100 * (costs[members[index]] / median - 1):+.0f} %"
+        for equals in equal_sets:
+            group = [members[index] for index in equals]
+            label = fold_label([layers[row] for row in group])
+            groups.append(Group(label, group, differences.get(group[0], ""), count=len(group)))
+    alone = sorted(set(range(len(rows))).difference(*(group.rows for group in groups)))
+    return [*(Group(layers[row], [row], differences.get(row, "")) for row in alone), *groups]
 
 
-def _alike_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Floats) -> list[list[int]]:
+def _equal_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Floats) -> list[list[int]]:
     """Split rows of lists in lists by their place in the inner lists, unless rows at different places are alike.
 
     ``layers.0-31.experts.0-7`` are alike; in ``block.0-3.layer.0-2`` each layer may be another kind of module.
@@ -642,21 +583,3 @@ def _fold_of(rows: pd.DataFrame, columns: Columns, name: str) -> Fold:
         return "key"
     column = column_of(columns, name)
     return "sum" if column is None else column.fold
-
-
-def _joined(group: pd.DataFrame, columns: Columns, cost: str, unit: str) -> dict[Any, Any]:
-    """One row for several."""
-    row = dict(group.iloc[0].to_dict())
-    for name, values in group.items():
-        how = _fold_of(group, columns, str(name))
-        if how in ("key", "first") or values.isna().all():
-            continue
-        figure = values.agg(how)
-        row[name] = round(figure) if values.dtype.kind in "iu" else figure
-    figures = (group[cost].median(), group[cost].min(), group[cost].max())
-    label = f"{fold_label(group['layer'].astype(str).tolist())} x{len(group)}"
-    return {
-        **row,
-        "layer": label,
-        **{f"{name}_{unit}": round(figure) for name, figure in zip(EACH, figures, strict=True)},
-    }

@@ -8,36 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, begins
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOptions, choose_steps, step_windows
-from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory, with_memory
-from nvprof_kit._analysis.layers.sums import (
-    SPLIT_COLUMNS,
-    LayerSums,
-    StepColumns,
-    parts_by_class,
-    parts_by_phase,
-    split,
-    sum_layers,
-)
+from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory
+from nvprof_kit._analysis.layers.sums import LAYER_PHASES, PARTS, SPLIT_COLUMNS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.hardware import Peaks
 
-
-LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 COLUMNS: Columns = {
     "step": Column("step number, missing outside steps (only by step)"),
@@ -96,9 +87,6 @@ LIMITS: Columns = {
 
 BY_STEP = ("step", "instance")
 """Columns that exist only by step."""
-
-PARTS = ("compute_ns", "comm_ns", "copy_ns")
-"""Columns that exist only if the operations' names were read."""
 
 OPTIONAL = ("name", "loads")
 """Needed from `nvprof_kit._trace.open.open_capture` to separate communication from compute and to detect warm-up."""
@@ -187,9 +175,9 @@ class Layers(Result):
         """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         rows = self.table(view)
         if self.select.fold:
-            from nvprof_kit._analysis.layers.fold import Folding, tree_blocks
+            from nvprof_kit._analysis.layers.fold import marked, tree_blocks
 
-            rows = Folding.of(tree_blocks(self.tree), folds=True).marked(rows)
+            rows = marked(rows, tree_blocks(self.tree).groups_of(rows, folds=True))
         return self.select.of(rows)
 
 
@@ -208,7 +196,7 @@ def layers(
         steps: The steps to include, by default all but warm-up.
         by_step: One row per (step, layer, phase) instead of per (layer, phase).
         memory: Add the memory columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
-        splits: How to split the time into columns, of `nvprof_kit._analysis.layers.sums.SPLITS`; not by step.
+        splits: How to split the time into columns, of `nvprof_kit._analysis.layers.sums.SPLITS`.
 
     Raises:
         AssertionError: The rows do not add up to the operations: a bug in this package.
@@ -216,32 +204,29 @@ def layers(
     """
     trace, attribution = operations.trace, operations.attribution
     choice = choose_steps(trace, attribution, steps)
-    columns = StepColumns.by_step(len(choice.shown)) if by_step else StepColumns.apart(choice.shown)
-    classes = operations.classes if "name" in trace.ops else None
-    is_whole = choice.everything or not len(choice.shown)
-    sums = sum_layers(trace, attribution, columns, classes, busy=by_step or not is_whole)
-    builder = _Builder(sums, columns, choice, by_step, has_classes=classes is not None)
-    rows, tree = builder.rows(attribution.ranges.steps), builder.tree()
-    summary = _summary(trace, attribution, builder)
+    cells = Cells.of(attribution.ranges, choice, by_step)
+    sums, split_columns = sum_layers(operations, cells, splits)
+    layers_memory = layer_memory(trace, attribution.ranges, cells, by_step=by_step) if memory else None
+    is_row = np.any([sums[name] > 0 for name in ("calls", "gpu_ops", "gpu_total_ns", "cpu_ns")], axis=0)
+    if layers_memory is not None:
+        is_row.ravel()[layers_memory.by_cell.index] = True
+    rows = cells.frame(sums, is_row, attribution.ranges.steps)
+    total_ns = max(int(rows["gpu_self_ns"].sum()), 1)
+    rows = rows.assign(
+        share=rows["gpu_self_ns"] / total_ns, total_share=rows["gpu_total_ns"] / total_ns, steps=choice.count
+    )
+    absent = {*(("steps",) if by_step else BY_STEP), *(() if "name" in trace.ops else PARTS)}
+    rows = rows[[name for name in (*COLUMNS, *chain(*split_columns.values())) if name not in absent]]
+    tree = _tree(cells, sums, split_columns)
+    if layers_memory is not None:
+        rows = layers_memory.beside(rows, np.arange(is_row.size).reshape(is_row.shape).T[is_row.T])
+        if not by_step:
+            tree = tree.assign(**layers_memory.of_tree(cells, tree))
+    summary = _summary(operations, cells, sums, choice)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
-    split_columns: dict[str, tuple[str, ...]] = {}
-    for by in () if by_step else splits:
-        if by == "class" and classes is None:
-            continue
-        parts = parts_by_class(classes) if by == "class" and classes is not None else parts_by_phase(attribution)
-        rows, tree = split(rows, tree, operations, parts, choice.of_ops(attribution))
-        split_columns[by] = parts.columns
-    layers_memory = None
-    if memory:
-        layers_memory = layer_memory(trace, attribution, by_step=by_step)
-        rows = with_memory(rows, layers_memory)
-        if not by_step:
-            rows["steps"] = choice.count
-        elif not is_whole:
-            rows = rows[np.append(choice.shown, False)[rows["instance"].fillna(-1).to_numpy(dtype=np.int64)]]
     return Layers(
         rows=rows,
         tree=tree,
@@ -258,145 +243,51 @@ def layers(
     )
 
 
-@dataclass(frozen=True)
-class _Builder:
-    """Builds tables from the sums.
+def _tree(cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
+    """The printed tree: layers including their submodules, by phase, and behind them what ran outside layers."""
+    import pandas as pd
 
-    Attributes:
-        sums: The sums.
-        columns: The meaning of their columns.
-        choice: The shown steps.
-        by_step: Whether the rows are by step.
-        has_classes: Whether the classes of the operations, and so communication, are known.
-    """
+    tree = cells.tree
+    layers = {name: cells.by_layer(values).sum(axis=2) for name, values in sums.items()}
+    outside = {name: values[cells.layer_rows :].sum(axis=1) for name, values in sums.items()}
+    ran = outside["gpu_ops"] + outside["calls"] > 0
+    outside = {name: values[ran] for name, values in outside.items()}
+    nothing, nowhere = np.zeros(len(tree.layers), dtype=np.int64), np.zeros(np.count_nonzero(ran), dtype=np.int64)
+    total, comm = (tree.with_nested(layers[name]) for name in ("gpu_self_ns", "comm_ns"))
 
-    sums: LayerSums
-    columns: StepColumns
-    choice: StepChoice
-    by_step: bool
-    has_classes: bool
+    def by_phase(values: Int64Array, ending: str) -> dict[str, Int64Array]:
+        of_phase = dict(zip(cells.phases, values.T, strict=True))
+        return {f"{phase}{ending}": np.append(of_phase.get(phase, nothing), nowhere) for phase in LAYER_PHASES}
 
-    @property
-    def shown(self) -> Int64Array:
-        """The columns of the shown steps; without steps or for the whole capture all, outside steps last."""
-        steps = len(self.choice.shown)
-        if not steps or self.choice.everything:
-            all_columns: Int64Array = np.roll(np.arange(self.columns.width), -1)
-            return all_columns
-        chosen: Int64Array = np.unique(self.columns.of_instance[:steps][self.choice.shown])
-        return chosen
-
-    def rows(self, steps: Int64Array) -> pd.DataFrame:
-        """The per-layer rows in model order, without empty rows."""
-        import pandas as pd
-
-        sums, shown_columns = self.sums, self.shown
-        arrays = {}
-        for name, values in sums.arrays.items():
-            shown_values = values if values.shape[1] < self.columns.width else values[:, shown_columns]
-            arrays[name] = shown_values if self.by_step else shown_values.sum(axis=1, keepdims=True)
-        seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
-        in_order = self._in_order()
-        # sort by step, then in model order
-        column, key = (axis.ravel() for axis in np.meshgrid(np.arange(seen.shape[1]), in_order, indexing="ij"))
-        keep = seen[key, column]
-        key, column = key[keep], column[keep]
-        instance = shown_columns[column] - 1
-        total = int(arrays["gpu_self_ns"].sum())
-        of_rows = {name: values[key, column] for name, values in arrays.items()}
-        texts: dict[str, Any] = {
-            "layer": np.array([layer for layer, _ in sums.keys], dtype=object)[key],
-            "phase": np.array([phase for _, phase in sums.keys], dtype=object)[key],
-        }
-        if self.by_step:
-            numbers = np.append(steps, 0)[instance]
-            texts |= {
-                "step": pd.arrays.IntegerArray(numbers, instance < 0),
-                "instance": pd.arrays.IntegerArray(instance, instance < 0),
-            }
-        share, total_share = (
-            of_rows[name] / total if total else np.zeros(len(key)) for name in ("gpu_self_ns", "gpu_total_ns")
-        )
-        columns = {**texts, **of_rows, "share": share, "total_share": total_share}
-        if not self.by_step:
-            columns["steps"] = np.full(len(key), self.choice.count)
-        names = [name for name in COLUMNS if name in columns and (self.has_classes or name not in PARTS)]
-        table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in names})
-        return table
-
-    def _in_order(self) -> Int64Array:
-        """The keys in model order, `(none)` last."""
-        loop_rank = {phase: rank for rank, phase in enumerate((*self.sums.loop_phases, NO_PHASE))}
-        rank_of_key = [
-            (self.sums.tree.index[layer], LAYER_PHASES.index(phase))
-            if layer != NO_LAYER
-            else (len(self.sums.tree.layers), loop_rank.get(phase, len(loop_rank)))
-            for layer, phase in self.sums.keys
-        ]
-        return np.array(sorted(range(len(rank_of_key)), key=rank_of_key.__getitem__), dtype=np.int64)
-
-    def part(self, values: Int64Array) -> Int64Array:
-        """Sum of an array over the shown steps, shape ``(keys,)``."""
-        sums: Int64Array = values[:, self.shown].sum(axis=1)
-        return sums
-
-    def tree(self) -> pd.DataFrame:
-        """The printed tree: layers including their submodules, by phase."""
-        import pandas as pd
-
-        sums, tree = self.sums, self.sums.tree
-        places = [
-            (key, tree.index[layer], LAYER_PHASES.index(phase))
-            for key, (layer, phase) in enumerate(sums.keys)
-            if layer != NO_LAYER
-        ]
-        keys, rows, phases = np.array(places, dtype=np.int64).reshape(-1, 3).T
-        loop_order = dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE))
-        key_of = {key: position for position, key in enumerate(sums.keys)}
-        loop = [key_of[NO_LAYER, phase] for phase in loop_order if (NO_LAYER, phase) in key_of]
-        ran = self.part(sums.ops) + self.part(sums.calls)
-        outside = np.array([key for key in loop if ran[key]], dtype=np.int64)
-        nothing = np.zeros((len(outside), len(LAYER_PHASES)), dtype=np.int64)
-
-        def by_phase(values: Int64Array, nested: bool = False) -> Int64Array:
-            table = np.zeros((len(tree.layers), len(LAYER_PHASES)), dtype=np.int64)
-            table[rows, phases] = self.part(values)[keys]
-            return np.concatenate([tree.with_nested(table) if nested else table, nothing])
-
-        def with_outside(of_layers: Int64Array, values: Int64Array) -> Int64Array:
-            of_layers[len(tree.layers) :] = self.part(values)[outside]
-            return of_layers
-
-        total, comm = by_phase(sums.self_ns, nested=True), by_phase(sums.comm_ns, nested=True)
-        columns: dict[str, Any] = {
-            "layer": [*tree.layers, *[NO_LAYER] * len(outside)],
-            "phase": [*[""] * len(tree.layers), *(sums.keys[key][1] for key in outside.tolist())],
-            "parent": [*tree.parents, *[""] * len(outside)],
-            "depth": np.append(tree.depth, nothing[:, 0]),
-            "calls": with_outside(by_phase(sums.calls).max(axis=1), sums.calls),
-            **{f"{phase}_ns": total[:, index] for index, phase in enumerate(LAYER_PHASES)},
-            "other_ns": with_outside(np.zeros(len(total), dtype=np.int64), sums.self_ns),
-            "total_ns": with_outside(total.sum(axis=1), sums.self_ns),
-            "self_ns": with_outside(by_phase(sums.self_ns).sum(axis=1), sums.self_ns),
-            "comm_ns": with_outside(comm.sum(axis=1), sums.comm_ns),
-            "cpu_ns": with_outside(by_phase(sums.cpu_ns).sum(axis=1), sums.cpu_ns),
-            **{f"{phase}_comm_ns": comm[:, index] for index, phase in enumerate(LAYER_PHASES)},
-        }
-        printed: pd.DataFrame = pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
-        return printed
+    columns: dict[str, Any] = {
+        "layer": [*tree.layers, *[NO_LAYER] * len(nowhere)],
+        "phase": [*[""] * len(nothing), *np.array(cells.outside)[ran].tolist()],
+        "parent": [*tree.parents, *[""] * len(nowhere)],
+        "depth": np.append(tree.depth, nowhere),
+        "calls": np.append(layers["calls"].max(axis=1, initial=0), outside["calls"]),
+        **by_phase(total, "_ns"),
+        "other_ns": np.append(nothing, outside["gpu_self_ns"]),
+        "total_ns": np.append(total.sum(axis=1), outside["gpu_self_ns"]),
+        "self_ns": np.append(layers["gpu_self_ns"].sum(axis=1), outside["gpu_self_ns"]),
+        "comm_ns": np.append(comm.sum(axis=1), outside["comm_ns"]),
+        "cpu_ns": np.append(layers["cpu_ns"].sum(axis=1), outside["cpu_ns"]),
+        **by_phase(comm, "_comm_ns"),
+        **{
+            name: np.append(tree.with_nested(layers[name].sum(axis=1)), outside[name])
+            for name in chain(*splits.values())
+        },
+    }
+    printed: pd.DataFrame = pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
+    return printed
 
 
-def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summary:
-    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    choice, sums = builder.choice, builder.sums
+def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array], choice: StepChoice) -> Summary:
+    trace, attribution = operations.trace, operations.attribution
+    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     is_shown = choice.of_ops(attribution)
-    duration = end - start
-    by_how = np.bincount(attribution.how, weights=np.where(is_shown, duration, 0), minlength=len(HOW)).astype(np.int64)
-    self_ns, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
-    work = self_ns - comm
-    named = np.array([layer != NO_LAYER for layer, _ in sums.keys])
-    in_loop = int(work[np.array([phase in LAYER_PHASES for _, phase in sums.keys])].sum())
-    in_layers = int(work[named].sum())
+    by_how = exact_sums(attribution.how.astype(np.int64), np.where(is_shown, duration, 0), len(HOW)).tolist()
+    work = (sums["gpu_self_ns"] - sums["comm_ns"]).sum(axis=1)
+    in_layers, in_loop = int(work[: cells.layer_rows].sum()), int(work[np.isin(cells.labels[1], LAYER_PHASES)].sum())
     total, capture = int(duration[is_shown].sum()), int(duration.sum())
     outside = int(duration[(attribution.step < 0) & ~is_shown].sum())
     wall, busy = step_wall(trace, attribution, choice)
@@ -405,16 +296,16 @@ def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summa
         capture_ns=capture,
         outside_ns=outside,
         left_out_ns=capture - total - outside,
-        comm_ns=int(comm.sum()) if builder.has_classes else None,
+        comm_ns=int(sums["comm_ns"].sum()) if "name" in trace.ops else None,
         layer_ns=in_layers,
         work_ns=int(work.sum()),
         wall_ns=wall,
         busy_ns=busy,
-        ops=int(np.count_nonzero(is_shown & begins(trace.ops))),
+        ops=int(sums["gpu_ops"].sum()),
         steps=choice.count,
         all_steps=len(choice.shown),
-        layers=len(sums.tree.layers),
-        by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
+        layers=len(cells.tree.layers),
+        by_how={how: ns for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,
     )
 
@@ -436,25 +327,24 @@ NOTABLE = 0.01
 
 def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[Issue, ...]:
     """All warnings about the owners of a capture's operations."""
-    return (
-        *_layers(attribution, total_ns),
-        *join_warnings(trace, attribution.ranges, attribution.unjoined),
-        *_lost(trace, attribution),
-        *_graphs(trace, attribution),
-        *_outside(trace, attribution, choice),
-    )
-
-
-def _layers(attribution: Attribution, total_ns: int) -> list[Issue]:
+    issues = []
     if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
         text = (
             "no layer's range in the window, so every operation is outside layers; call "
             "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
         )
-        return [Issue("no-layers", "error", 1.0, text)]
-    if not total_ns and len(attribution.how):
-        return [Issue("no-time", "error", 1.0, "all operations of the capture have no length")]
-    return []
+        issues.append(Issue("no-layers", "error", 1.0, text))
+    elif not total_ns and len(trace.ops):
+        issues.append(Issue("no-time", "error", 1.0, "all operations of the capture have no length"))
+    issues += [*join_warnings(trace, attribution.ranges, attribution.unjoined), *_lost(trace, attribution)]
+    graphs = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
+    if graphs and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
+        text = (
+            f"{graphs} CUDA-graph replays are one row each, whatever layers they ran; record with "
+            "--cuda-graph-trace=node"
+        )
+        issues.append(Issue("whole-graphs", "warning", graphs / len(trace.ops), text))
+    return (*issues, *_outside(trace, attribution, choice))
 
 
 def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
@@ -478,16 +368,6 @@ def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
         "new as the driver"
     )
     return [Issue("lost-launches", "error", later / count, text)]
-
-
-def _graphs(trace: Trace, attribution: Attribution) -> list[Issue]:
-    graphs = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
-    if not graphs or any(issue.code == "whole-graphs" for issue in trace.info.warnings):
-        return []
-    text = (
-        f"{graphs} CUDA-graph replays are one row each, whatever layers they ran; record with --cuda-graph-trace=node"
-    )
-    return [Issue("whole-graphs", "warning", graphs / len(trace.ops), text)]
 
 
 def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:

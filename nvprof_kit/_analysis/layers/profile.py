@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE
-from nvprof_kit._analysis.layers.layers import LAYER_PHASES, Layers, layers
-from nvprof_kit._analysis.layers.tree import ModelTree
+from nvprof_kit._analysis.attribution.intervals import NONE
+from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE, choose_steps
+from nvprof_kit._analysis.layers.layers import Layers, layers
+from nvprof_kit._analysis.layers.sums import LAYER_PHASES, SPLITS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
-from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,13 +112,10 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     """
     operations = Operations(trace)
     result = layers(operations, by_step=True)
-    all_steps = layers(operations, steps=WHOLE_CAPTURE, by_step=True)
-    of_steps = all_steps.rows[all_steps.rows["instance"].notna()]
-    numbers = dict(sorted(zip(of_steps["instance"].astype(int), of_steps["step"].astype(int), strict=True)))
-    attention = _fused_attention(operations)
-    rows = _rows(all_steps, attention, numbers)
+    rows = _rows(operations)
     rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))
-    rows = _with_memory(rows, memory, numbers)
+    rows = _with_memory(rows, memory, dict(enumerate(operations.attribution.ranges.steps.tolist())))
+    attention = _fused_attention(operations)
     return LayerProfile(
         rows=rows[list(COLUMNS)],
         kinds=_kinds(rows, attention),
@@ -131,42 +127,24 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
 
 def _shown(table: pd.DataFrame, result: Layers) -> pd.DataFrame:
     """The rows of a table with ``instance`` that are of the steps of `Layers.tree`; all rows without steps."""
-    is_shown = result.steps.shown
-    if not len(is_shown):
-        return table
-    instance = table["instance"].fillna(-1).to_numpy(dtype=np.int64)
-    chosen: pd.DataFrame = table[np.append(is_shown, False)[instance]]
+    instance = table["instance"].fillna(NONE).to_numpy(dtype=np.int64)
+    chosen: pd.DataFrame = table[np.append(result.steps.shown, result.steps.is_whole)[instance]]
     return chosen
 
 
-def _rows(result: Layers, attention: pd.DataFrame, numbers: Mapping[int, int]) -> pd.DataFrame:
-    """The nonempty rows by step, with the columns of `COLUMNS` except kind and memory."""
-    import pandas as pd
-
-    model = result.tree[result.tree["layer"] != NO_LAYER]
-    tree = ModelTree.of_rows([*model["layer"], NO_LAYER], [*model["parent"], ""])
-    phases = dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]])
-    grid = pd.MultiIndex.from_product([[*numbers, -1], tree.layers, phases], names=["instance", "layer", "phase"])
-
-    def sums(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-        keyed = table.assign(
-            instance=table["instance"].fillna(-1), **{k: table[k].astype(object) for k in grid.names[1:]}
-        )
-        summed: pd.DataFrame = keyed.groupby(grid.names)[columns].sum().reindex(grid, fill_value=0)
-        return summed
-
-    def with_nested(values: pd.Series[int]) -> Int64Array:
-        by_layer = values.to_numpy(dtype=np.int64).reshape(len(numbers) + 1, len(tree.layers), -1).swapaxes(0, 1)
-        nested: Int64Array = tree.with_nested(by_layer).swapaxes(0, 1).ravel()
-        return nested
-
-    table = sums(result.rows, ["calls", "gpu_ops", "gpu_self_ns", "cpu_ns"])
-    table.insert(3, "gpu_ns", with_nested(table["gpu_self_ns"]))
-    table.insert(4, "attention_ns", with_nested(sums(attention, ["ns"])["ns"]))
-    rows: pd.DataFrame = table[(table != 0).any(axis=1)].reset_index()
-    rows["instance"] = rows["instance"].astype("Int64").mask(rows["instance"] < 0)
-    rows.insert(0, "step", rows["instance"].map(dict(numbers)).astype("Int64"))
-    return rows
+def _rows(operations: Operations) -> pd.DataFrame:
+    """The nonempty rows of all steps, with the columns of `COLUMNS` except kind and memory."""
+    ranges = operations.attribution.ranges
+    cells = Cells.of(ranges, choose_steps(operations.trace, operations.attribution, WHOLE_CAPTURE), by_step=True)
+    sums, _ = sum_layers(operations, cells, splits=("class",))
+    attention = sums.get(f"{SPLITS['class']}{ATTENTION}_ns")
+    columns = {
+        **{name: sums[name] for name in ("calls", "gpu_ops", "gpu_self_ns")},
+        "gpu_ns": sums["gpu_total_ns"],
+        "attention_ns": np.zeros(cells.shape, dtype=np.int64) if attention is None else cells.with_nested(attention),
+        "cpu_ns": sums["cpu_ns"],
+    }
+    return cells.frame(columns, np.any([*columns.values()], axis=0), ranges.steps)
 
 
 def _fused_attention(operations: Operations) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -24,32 +24,25 @@ class ModelTree:
 
     Attributes:
         layers: Their paths.
-        parents: The path of each layer's parent, '' at the top.
+        parents: The path of each layer's parent; '' at the top, and for rows of a table that are no layers.
     """
 
-    layers: tuple[str, ...]
-    parents: tuple[str, ...]
+    layers: Sequence[str]
+    parents: Sequence[str]
 
     @classmethod
-    def of_ranges(cls, ranges: Ranges, layers: Iterable[str]) -> ModelTree:
-        """The tree of some layers that have ranges, in depth-first preorder."""
-        names = list(layers)
-        parent = parents(ranges, names)
-        first = _first_seen(ranges)
+    def of_ranges(cls, ranges: Ranges) -> ModelTree:
+        """The layers that have ranges, in depth-first preorder."""
+        parent, first = layer_parents(ranges), _first_seen(ranges)
         children: dict[str, list[str]] = {}
-        for layer in names:
-            children.setdefault(parent[layer], []).append(layer)
+        for layer, of in parent.items():
+            children.setdefault(of, []).append(layer)
         order: list[str] = []
         stack = _siblings(children.get("", []), first)[::-1]
         while stack:
             order.append(stack.pop())
             stack.extend(_siblings(children.get(order[-1], []), first)[::-1])
-        return cls(tuple(order), tuple(parent[layer] for layer in order))
-
-    @classmethod
-    def of_rows(cls, layers: Iterable[str], parents: Iterable[str]) -> ModelTree:
-        """The tree of a table with a row for each layer; rows outside layers have no parent."""
-        return cls(tuple(layers), tuple(parents))
+        return cls(order, [parent[layer] for layer in order])
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -72,6 +65,10 @@ class ModelTree:
     def with_nested(self, values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         """Sums over each layer and all layers inside it.
 
+        Uses the structure of the model and not the nesting of ranges: a backward pass recomputes a checkpointed block
+        inside the range of the submodule that needs it first, but that submodule must not include the time of the
+        others.
+
         Args:
             values: A layer's own values, shape ``(layers, …)``.
         """
@@ -81,44 +78,40 @@ class ModelTree:
             np.add.at(sums, self.parent[inside], sums[inside])
         return sums
 
-    def around(self, layer: str) -> list[str]:
-        """The ancestors of a layer, outermost first."""
-        return with_ancestors(layer, self.parent_of)[:-1]
 
-    @cached_property
-    def parent_of(self) -> Mapping[str, str]:
-        """The parent of each layer, '' at the top."""
-        return dict(zip(self.layers, self.parents, strict=True))
-
-
-def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
-    """The parent of each layer, '' at the top.
-
-    The parent is the layer whose forward most often encloses this layer's forward; if none does, the longest other
-    layer path that is a prefix of this one. Cycles, which a module called from two places can cause, are broken.
-    """
-    forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == Category.FORWARD.value))
+def layer_parents(ranges: Ranges) -> dict[str, str]:
+    """The parent of each layer that has a range, '' at the top, by `parents_of` from the ranges of its forward."""
+    forward = np.flatnonzero(
+        ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == ranges.phases.index(Category.FORWARD.value))
+    )
     enclosing = outer_layers(ranges.layer_range, ranges.nesting)[forward]
     outer = np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
     pairs, counts = np.unique(np.stack([ranges.name[forward], outer]), axis=1, return_counts=True)
+    texts = [*(name.text for name in ranges.names), ""]
     return parents_of(
-        layers,
+        dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES),
         (
-            (ranges.names[name_code].text, ranges.names[enclosing_name].text if enclosing_name >= 0 else "", count)
-            for (name_code, enclosing_name), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
+            (texts[inner], texts[outer], count)
+            for (inner, outer), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
         ),
     )
 
 
 def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) -> dict[str, str]:
-    """The same, from counts of enclosing layers: (layer, the enclosing layer or '', count)."""
+    """The parent of each layer, '' at the top: the layer that most often encloses it, or, if none does, the longest
+    other path that is a prefix of its own. Cycles, which a module called from two places can cause, are broken.
+
+    Args:
+        layers: The layers.
+        enclosed: How often a layer was enclosed: (layer, the enclosing layer or '', count).
+    """
     layers = list(layers)
-    seen: dict[str, Counter[str]] = {}
-    for child, parent_name, count in enclosed:
-        if child != parent_name:
-            seen.setdefault(child, Counter())[parent_name] += count
+    counts: dict[str, Counter[str]] = {}
+    for child, outer, count in enclosed:
+        if child != outer:
+            counts.setdefault(child, Counter())[outer] += count
     names = set(layers)
-    parent = {layer: seen[layer].most_common(1)[0][0] if layer in seen else "" for layer in layers}
+    parent = {layer: counts[layer].most_common(1)[0][0] if layer in counts else "" for layer in layers}
     for layer in layers:
         if not parent[layer]:
             parts = layer.split(".")
@@ -139,11 +132,6 @@ def with_ancestors(layer: str, parent: Mapping[str, str]) -> list[str]:
     while parent_layer := parent.get(path[-1], ""):
         path.append(parent_layer)
     return path[::-1]
-
-
-def layer_parents(ranges: Ranges) -> dict[str, str]:
-    """`parents` of every layer that has a range."""
-    return parents(ranges, list(dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES)))
 
 
 def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
@@ -171,17 +159,13 @@ def _first_seen(ranges: Ranges) -> dict[str, int]:
     """When each layer first ran: its first forward, or, after all of those, backward order for layers without a forward
     in the capture.
     """
-    is_layer = np.flatnonzero(ranges.is_one_of(LAYER_CATEGORIES))
+    start = np.full(len(ranges.names), np.iinfo(np.int64).max)
+    np.minimum.at(start, ranges.name, ranges.start)
     after_all = int(ranges.end.max(initial=0)) + 1
     first: dict[str, int] = {}
-    backward = ranges.is_one_of((Category.BACKWARD, Category.RECOMPUTE))
-    for only_backward in (False, True):
-        chosen = is_layer[backward[is_layer] == only_backward]
-        names, at = np.unique(ranges.name[chosen], return_inverse=True)
-        start = np.full(len(names), after_all, dtype=np.int64)
-        np.minimum.at(start, at, ranges.start[chosen])
-        for name, when in zip(names.tolist(), start.tolist(), strict=True):
-            text = ranges.names[name].text
-            # backward runs in reverse order
-            first.setdefault(text, after_all + after_all - when if only_backward else when)
+    for has_forward in (True, False):
+        for name, start_ns in zip(ranges.names, start.tolist(), strict=True):
+            if name.category in LAYER_CATEGORIES and (name.category is Category.FORWARD) == has_forward:
+                # backward runs in reverse order
+                first.setdefault(name.text, start_ns if has_forward else after_all + after_all - start_ns)
     return first

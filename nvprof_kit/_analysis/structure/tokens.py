@@ -89,7 +89,7 @@ def sequences(trace: Trace) -> list[Sequence]:
     pid, device, start, end, correlation = (
         ops[name].to_numpy()[kernels] for name in ("pid", "device", "start_ns", "end_ns", "correlation")
     )
-    launches = Launches(trace)
+    launches = Launches(trace.api)
     call = launches.that_launched(pid, correlation, start)
     time = np.where(call == NONE, start, launches.time[call])
     names = [str(name) for name in ops["name"].cat.categories]

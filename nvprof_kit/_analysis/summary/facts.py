@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, unjoined
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
-from nvprof_kit._analysis.attribution.launches import Correlations
+from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
@@ -113,8 +113,9 @@ class Facts(Operations):
     @cached_property
     def _launching(self) -> Int64Array:
         """The row of `Trace.api` that launched each operation, or `NONE`."""
-        calls = Correlations(*(self.trace.api[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
-        return calls.that_launched(*(self.trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
+        return Launches(self.trace.api).that_launched(
+            *(self.trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns"))
+        )
 
     def join_warnings(self) -> tuple[Issue, ...]:
         """The warnings about what does not fit together; for launches alone without attributing each operation."""

@@ -205,7 +205,7 @@ def _model(facts: Facts) -> pd.DataFrame:
     ranges, ops = facts.attribution.ranges, facts.trace.ops
     part_of_phase = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
     chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
-    phases = [str(phase).lower() for phase in ranges.phase[chosen].tolist()]
+    phases = [str(phase).lower() for phase in ranges.phase_text[chosen].tolist()]
     part_of_range = np.array([_part(phase) for phase in phases], dtype=np.int64)
     part_of_all = np.full(len(ranges.start), NONE, dtype=np.int64)
     part_of_all[chosen] = part_of_range

@@ -22,9 +22,10 @@ from nvprof_kit._analysis.attribution.steps import (
     typical_step,
 )
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
-from nvprof_kit._analysis.layers.fold import fold
+from nvprof_kit._analysis.layers.fold import fold_tree
 from nvprof_kit._analysis.layers.layers import layers
-from nvprof_kit._analysis.layers.memory import has_memory, layer_memory, memory_tree
+from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
+from nvprof_kit._analysis.layers.sums import Cells
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._analysis.timeline import idle_by_step, timeline
 from nvprof_kit._report.page import timeline as timelines
@@ -87,8 +88,7 @@ class Sheet:
         unmatched: A warning if some kernels match no rule for classes.
         findings: The findings, the most severe first: the finding, what it could save, and its layer and time on the
             page.
-        memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None if the
-            capture has no memory data.
+        memory: The memory of each row of the tree; None if the capture has no memory data.
         flops: FLOPs and utilization, if operators were counted; else None.
         kernels: The kernels by layer and phase; None if the operations have no names.
         tables: Tables of the analyses.
@@ -140,6 +140,8 @@ def sheet_of(
     attribution = operations.attribution
     times = step_times(trace, attribution)
     result = layers(operations, steps=steps, by_step=True)
+    cells = Cells.of(attribution.ranges, result.steps)
+    memory = layer_memory(trace, attribution.ranges, cells) if has_memory(trace) else None
     starts = [] if advice is None or step is not None else [finding.start_ns for finding in advice.findings]
     titled = _titled_steps(times, step, trace.info.path, starts, result.steps.shown)
     view, idle, unshown = _moments(trace, attribution, times, titled, alone=step is not None)
@@ -170,7 +172,7 @@ def sheet_of(
         classes=class_times,
         unmatched=operations.classes.warnings(sum(ns for _, ns in class_times)) if trace.info.on_gpu else (),
         findings=findings,
-        memory=memory_tree(layer_memory(trace, attribution), result.tree) if has_memory(trace) else None,
+        memory=None if memory is None else memory.of_tree(cells, result.tree),
         kernels=kernel_table(operations, is_counted) if "name" in trace.ops and len(trace.ops) else None,
         tables=[] if broken_down is None else breakdown_tables(broken_down, trace.info.path),
         left_out=(*left_out, *unshown),
@@ -420,22 +422,20 @@ def folds_of(sheet: Sheet, of: int = 1) -> Folds:
             while (row := parents[row]) >= 0:
                 chosen.add(row)
         tree_rows = np.array(sorted(chosen), dtype=np.int64)
-    folded = fold(tree.iloc[tree_rows].reset_index(drop=True))
-    members: dict[int, list[int]] = {}
-    for row, line in enumerate(folded.line.tolist()):
-        members.setdefault(line, []).append(row)
-    records = folded.tree.to_dict("records")
-    folds = []
-    for line, rows in members.items():
-        if len(rows) > 1:
+    folded, groups = fold_tree(tree.iloc[tree_rows].reset_index(drop=True))
+    records = folded.to_dict("records")
+    folds, differences = [], [""] * len(tree_rows)
+    for line, group in enumerate(groups):
+        for row in group.rows:
+            differences[row] = group.difference
+        if group.count > 1:
             median, shortest, longest = (records[line][name] / 1e6 for name in ("median_ns", "min_ns", "max_ns"))
             each = (
                 f"each {median:,.3f} ms in all steps that are shown, {shortest:,.3f} to {longest:,.3f}, without "
                 "communication"
             )
-            folds.append(Fold(records[line]["layer"], tuple(rows), line, each))
-    differing = tuple(records[line]["unlike"] for line in folded.line.tolist())
-    return Folds(tree_rows, folded.tree, tuple(sorted(folds, key=lambda fold: fold.rows[0])), differing)
+            folds.append(Fold(group.label, tuple(group.rows), line, each))
+    return Folds(tree_rows, folded, tuple(sorted(folds, key=lambda fold: fold.rows[0])), tuple(differences))
 
 
 def drawn(sheet: Sheet, folds: Folds, of: int = 1) -> dict[str, Any]:

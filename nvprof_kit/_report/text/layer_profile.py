@@ -10,7 +10,7 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.layers import LAYER_PHASES
+from nvprof_kit._analysis.layers.sums import LAYER_PHASES
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines

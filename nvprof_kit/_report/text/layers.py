@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.fold import fold
-from nvprof_kit._analysis.layers.layers import LAYER_PHASES, NOTABLE
-from nvprof_kit._analysis.layers.memory import memory_tree
-from nvprof_kit._analysis.layers.sums import SPLITS
+from nvprof_kit._analysis.layers.fold import fold_tree
+from nvprof_kit._analysis.layers.layers import NOTABLE
+from nvprof_kit._analysis.layers.sums import LAYER_PHASES, SPLITS
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.table import (
     KINDS,
@@ -63,7 +62,7 @@ COLUMNS: Mapping[str, Column] = {
 """The printed columns with their headings, in their order; the page of `report` takes the headings from here."""
 
 MEMORY_COLUMNS = ("kept_bytes", "peak_bytes", "cuda_bytes")
-"""The columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
+"""Those of `nvprof_kit._analysis.layers.memory.LayerMemory.of_tree`."""
 
 _OPTIONAL = ("recompute", "comm_ns", "of_limit", *MEMORY_COLUMNS)
 """Columns that are printed only if they have a figure."""
@@ -167,7 +166,7 @@ def layers_by_step(result: Layers) -> pd.DataFrame:
     self_ns = self_ns[[*sorted(set(self_ns) - {OUTSIDE}), *({OUTSIDE} & set(self_ns))]]
     keys = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + tree["phase"]).tolist()
     times: pd.DataFrame = self_ns.reindex(keys, fill_value=0)
-    times[:] = ModelTree.of_rows(tree["layer"], tree["parent"]).with_nested(times.to_numpy())
+    times[:] = ModelTree(tree["layer"].tolist(), tree["parent"].tolist()).with_nested(times.to_numpy())
     times.loc["total"] = times[(tree["depth"] == 0).to_numpy()].sum()
     return times
 
@@ -180,17 +179,12 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
         times: Additional columns of times, with a row for each row of the tree.
     """
     select, tree = result.select, result.tree
-    memory = None if result.memory is None else memory_tree(result.memory, tree)
-    tree = tree if memory is None else tree.assign(**memory)
     if "limit_ns" in result.rows:
         tree = tree.assign(**_limits(result.rows, tree))
     tree = select.among(tree if times is None else tree.assign(**times))
     if result.depth is not None:
         tree = tree[tree["depth"] < result.depth]
-    optional = [name for name in (*MEMORY_COLUMNS, *_OF_LIMIT) if name in tree]
-    folded = fold(tree.drop(columns=optional), select.fold)
-    how = {"peak_bytes": "max"}
-    printed = folded.tree.assign(**{name: folded.joined(tree[name], how.get(name, "sum")) for name in optional})
+    printed, _ = fold_tree(tree, select.fold)
     key = select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
     return select.changed(sort=_SORTS.get(key, select.sort)).sorted(printed)
 
@@ -238,7 +232,7 @@ def total_line(result: Layers) -> dict[str, str]:
     sums = top.drop(columns=["layer", "phase", "parent"]).sum().to_dict()
     is_phase = {phase: int(top["other_ns"][top["phase"] == phase].sum()) for phase in LAYER_PHASES}
     row = sums | {f"{phase}_ns": sums[f"{phase}_ns"] + ns for phase, ns in is_phase.items()} | {"phase": ""}
-    cuda_bytes = 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
+    cuda_bytes = 0 if result.memory is None else int(result.rows["cuda_alloc_bytes"].sum())
     return {
         "layer": "total",
         **_times(result, row, ms),

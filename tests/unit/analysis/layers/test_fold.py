@@ -6,7 +6,7 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvprof_kit._analysis.layers.fold import Folding, fold, fold_ranked, tree_blocks
+from nvprof_kit._analysis.layers.fold import fold_ranked, fold_tree, marked, tree_blocks
 from nvprof_kit._result.column import Column
 from nvprof_kit.names import NO_LAYER
 
@@ -40,7 +40,7 @@ def blocks(count: int, forward: dict[int, int] | None = None) -> pd.DataFrame:
 
 
 def told(tree: pd.DataFrame, *columns: str, folds: bool | None = True) -> list[tuple[object, ...]]:
-    return list(fold(tree, folds).tree[["layer", *columns]].itertuples(index=False, name=None))
+    return list(fold_tree(tree, folds)[0][["layer", *columns]].itertuples(index=False, name=None))
 
 
 def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> None:
@@ -53,7 +53,7 @@ def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> Non
         ("model.layers.3", 1, 150, "forward +50 %"),
         ("model.layers.3.mlp", 1, 50, ""),
     ]
-    names = {layer: Folding.of(tree_blocks(tree), folds=True).into.get(layer, "") for layer in tree["layer"]}
+    names = marked(tree, tree_blocks(tree).groups_of(tree, folds=True)).set_index("layer")["folded_into"]
     assert names["model"] == names["model.layers.3"] == ""
     assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
 
@@ -83,7 +83,7 @@ def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
     tree = blocks(4)
     outside = tree.iloc[[0, 0]].assign(layer=NO_LAYER, phase=["optimizer", "other"], other_ns=7, total_ns=7)
     tail = made(("lm_head", "", 5, 5))
-    found = fold(pd.concat([tree, tail, outside], ignore_index=True)).tree
+    found, _ = fold_tree(pd.concat([tree, tail, outside], ignore_index=True))
     assert found["layer"].tolist() == [
         "model", "model.layers.0-3", "model.layers.0-3.mlp", "lm_head", NO_LAYER, NO_LAYER,
     ]  # fmt: skip
@@ -102,12 +102,12 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], fo
         if has_part:
             rows.append((f"h.{number}.mlp", f"h.{number}", forward, 0))
     tree = made(*rows)
-    folded = fold(tree, folds)
-    assert folded.tree["count"].sum() == len(tree)
-    assert set(Folding.of(tree_blocks(tree), folds).differences) == set(tree["layer"]) - {NO_LAYER}
+    folded, groups = fold_tree(tree, folds)
+    assert folded["count"].sum() == len(tree)
+    assert sorted(row for group in groups for row in group.rows) == [*range(len(tree))]
     for column in ("calls", "forward_ns", "backward_ns", "total_ns"):
         for depth in (0, 1):
-            kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
+            kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded, tree))
             assert kept == all_of_it
 
 
