@@ -17,6 +17,8 @@ import click
 from click.testing import CliRunner
 
 import nvprof_kit
+from nvprof_kit._analysis.advise import comm_rules, gpu_rules
+from nvprof_kit._analysis.advise.advise import RULES, Rule
 from nvprof_kit._analysis.attribution.attribution import OWNER_COLUMNS, Operations
 from nvprof_kit._analysis.foreign.rules import preset, presets
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus
@@ -151,6 +153,7 @@ def texts() -> Mapping[str, str]:
     made["schemas"] = _schemas()
     made |= _api(tables)
     made["gpu-peaks"] = _gpu_peaks()
+    made["rules-advise"] = _rules()
     return made
 
 
@@ -175,6 +178,22 @@ def _place(verb: str) -> str:
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
+
+
+def _rules() -> str:
+    """The table of the rules of `advise`, of their functions' docstrings."""
+    rules = {
+        "slowest-rank": Rule(comm_rules.slowest_first),
+        **RULES,
+        "far-from-limit": Rule(gpu_rules.far_from_limit, gpu_rules.LIMIT_SHARE),
+    }
+    lines = ["| rule | condition | least share of the time | saves at most |", "|---|---|---:|---|"]
+    for name, rule in rules.items():
+        paragraphs = [" ".join(text.split()) for text in (rule.look.__doc__ or "").split("\n\n")]
+        saves = next(text.removeprefix("Saves: ") for text in paragraphs if text.startswith("Saves: "))
+        least = f"{100 * rule.least:g} %" if rule.least else ""
+        lines.append(f"| `{name}` | {paragraphs[0].removesuffix('.')} | {least} | {saves.removesuffix('.')} |")
+    return "\n".join(lines)
 
 
 def _gpu_peaks() -> str:

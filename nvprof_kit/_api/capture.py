@@ -368,10 +368,10 @@ class Capture:
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
 
         operations = self._operations(OPTIONAL)
-        straggler = job.verdict if job is not None else None
+        slowest = job.verdict.finding() if job is not None else None
         limits = self._limits(steps)
         chosen = _steps(steps)
-        result = advise(operations.trace, self._kernel_rules, chosen, operations, straggler, limits=limits)
+        result = advise(operations.trace, self._kernel_rules, chosen, operations, slowest=slowest, limits=limits)
         return replace(result, sources=self.sources).selected(**rows)
 
     def _limits(self, steps: Steps = None) -> Flops | None:

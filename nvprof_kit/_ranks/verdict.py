@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nvprof_kit._findings import Finding
 from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -73,6 +74,22 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """The verdict as a JSON object."""
         return asdict(self)
+
+    def finding(self) -> Finding | None:
+        """The finding that the other ranks wait for one; None if they do not."""
+        if self.rank is None:
+            return None
+        return Finding(
+            "slowest-rank",
+            f"The other ranks wait for rank {self.rank}",
+            self.sentence,
+            self.layer or "",
+            self.phase or "",
+            saves_ns=self.cost_ns_per_step,
+            fix=f"fix rank {self.rank} first: {self.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
+            confidence="high" if self.severity == "critical" else "medium",
+            refuted_by="the other ranks still wait as long when this rank does the same work as they do",
+        )
 
 
 class Judged(Protocol):

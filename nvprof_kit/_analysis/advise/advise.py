@@ -1,7 +1,6 @@
 """What to do: findings ranked by what they could save, each with its evidence from the capture.
 
-Each rule of `nvprof_kit._findings.RULES` is a function that yields its findings from the evidence; the functions are in
-`time_rules`, `work_rules` and `metric_rules`.
+Each rule is a function that yields its findings from a `Program`; its docstring is what the documentation says of it.
 """
 
 from __future__ import annotations
@@ -9,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import numpy as np
-
-from nvprof_kit._analysis.advise import metric_rules as advice_metrics
-from nvprof_kit._analysis.advise import time_rules as advice_time
-from nvprof_kit._analysis.advise import work_rules as advice_work
-from nvprof_kit._analysis.advise.evidence import Evidence, RankVerdict
+from nvprof_kit._analysis.advise import comm_rules, gpu_rules, host_rules, metric_rules
+from nvprof_kit._analysis.advise.program import Program
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
-from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._analysis.kernels.classes import Rule as KernelRule
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
@@ -40,37 +35,43 @@ OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 LOW = 0.5
 """What a saving of low confidence counts for in the order of the findings."""
 
-_OF_HOST = ("launch", "host-busy", "sync", "allocation", "loading", "gc", "unstable-step")
-_ONCE = "a CUDA graph is captured in these steps, which happens once: capture later steps to know"
-"""What is said of these rules' findings where the host also captures a graph."""
 
-FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
+class Rule(NamedTuple):
+    """A rule: the function that yields its findings, and the least share of the steps' time that one must save."""
+
+    look: Callable[..., Iterator[Finding]]
+    least: float = 0.0
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "launch": advice_time.launch_bound,
-        "slow-host-layer": advice_time.slow_host_in_layer,
-        "sync": advice_time.sync_points,
-        "dataloader": advice_time.dataloader,
-        "host-busy": advice_time.host_busy,
-        "allocation": advice_time.allocator,
-        "loading": advice_time.loading,
-        "gc": advice_time.garbage,
-        "exposed-collectives": advice_time.exposed_collectives,
-        "rank-wait": advice_time.rank_waits,
-        "unstable-step": advice_time.unstable_step,
-        "copies": advice_work.copies,
-        "small-kernels": advice_work.small_kernels,
-        "unfused-chains": advice_work.unfused_chains,
-        "fp32-gemms": advice_work.fp32_gemms,
-        "unfused-attention": advice_work.unfused_attention,
-        "logits": advice_work.logits_of_all_tokens,
-        "optimizer-loop": advice_work.optimizer_loop,
-        "recompute": advice_work.recompute,
-        "outlier-layer": advice_work.outlier_layers,
-        "gpu-metrics": advice_metrics.bound,
-        "gpu-clocks": advice_metrics.clocks,
+        "launch": Rule(host_rules.launch),
+        "slow-host-layer": Rule(host_rules.slow_host_in_layer, 0.02),
+        "sync": Rule(host_rules.sync),
+        "dataloader": Rule(host_rules.dataloader, 0.01),
+        "host-busy": Rule(host_rules.host_busy, 0.01),
+        "allocation": Rule(host_rules.allocation, 0.005),
+        "loading": Rule(host_rules.loading, 0.01),
+        "gc": Rule(host_rules.garbage, 0.005),
+        "exposed-collectives": Rule(comm_rules.exposed_collectives),
+        "rank-wait": Rule(comm_rules.rank_waits),
+        "unstable-step": Rule(host_rules.unstable_step),
+        "copies": Rule(gpu_rules.copies),
+        "small-kernels": Rule(gpu_rules.small_kernels),
+        "unfused-chains": Rule(gpu_rules.unfused_chains, 0.02),
+        "fp32-gemms": Rule(gpu_rules.fp32_gemms, 0.01),
+        "unfused-attention": Rule(gpu_rules.unfused_attention, 0.02),
+        "logits": Rule(gpu_rules.logits_of_all_tokens, 0.02),
+        "optimizer-loop": Rule(gpu_rules.optimizer_loop, 0.02),
+        "recompute": Rule(gpu_rules.recompute),
+        "outlier-layer": Rule(gpu_rules.outlier_layers, 0.002),
+        "gpu-metrics": Rule(metric_rules.bound),
+        "gpu-clocks": Rule(metric_rules.clocks),
     }
 )
-"""The function of each rule of `nvprof_kit._findings.RULES` that needs only a capture."""
+"""The rules that need only a capture, by their names in `nvprof_kit._findings.RULES`."""
+
+_OF_HOST = ("launch", "host-busy", "sync", "allocation", "loading", "gc", "unstable-step")
 
 COLUMNS: Columns = {
     "rank": Column("1 for the largest possible saving; one of low confidence counts half"),
@@ -141,11 +142,11 @@ class Advice(Result):
 
 def advise(
     trace: Trace,
-    own_rules: tuple[Rule, ...] = (),
+    own_rules: tuple[KernelRule, ...] = (),
     steps: StepOptions = ALL_STEPS,
     operations: Operations | None = None,
-    verdict: RankVerdict | None = None,
     *,
+    slowest: Finding | None = None,
     times: Breakdown | None = None,
     limits: Flops | None = None,
 ) -> Advice:
@@ -156,7 +157,7 @@ def advise(
         own_rules: Rules for kernel classes, tried before the package's.
         steps: Which steps to look at, by default all but warm-up.
         operations: The same operations, if their owners and classes are already known.
-        verdict: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
+        slowest: The finding that the other ranks of the job wait for one of them; it then comes first.
         times: The breakdown of the same steps, if it is already known.
         limits: `nvprof_kit._analysis.flops.flops.Flops` of the same steps, where operations were counted.
 
@@ -169,26 +170,34 @@ def advise(
             f"{trace.info.path}: nothing ran on a GPU, and all advice is about GPU work; record the program on a "
             "machine with a GPU, or see `layers` for CPU times"
         )
-    evidence = Evidence(trace, own_rules, steps, operations, verdict, times=times)
-    findings = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
-    if evidence.captures_in_steps:
+    waited_ns = slowest.saves_ns if slowest is not None else 0
+    program = Program(trace, own_rules, steps, operations, times=times, waited_ns=waited_ns)
+    findings = _merged(
+        [
+            finding
+            for rule in RULES.values()
+            for finding in rule.look(program)
+            if finding.saves_ns >= rule.least * program.wall_ns
+        ]
+    )
+    if program.captures_in_steps:
+        once = "a CUDA graph is captured in these steps, which happens once: capture later steps to know"
         findings = [
-            replace(finding, confidence="low", refuted_by=_ONCE) if finding.rule in _OF_HOST else finding
+            replace(finding, confidence="low", refuted_by=once) if finding.rule in _OF_HOST else finding
             for finding in findings
         ]
     if limits is not None:
-        findings += advice_work.far_from_limit(evidence, limits.kinds())
+        findings += gpu_rules.far_from_limit(program, limits.kinds())
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
-    if verdict is not None and verdict.rank is not None:
-        findings = _slowest_first(evidence, verdict, findings)
-    parts = evidence.steps_and_gpus
+    if slowest is not None:
+        findings = comm_rules.slowest_first(program, slowest, findings)
     return Advice(
-        findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / parts)) for finding in findings),
-        wall_ns=max(round(evidence.wall_ns / parts), 1),
-        steps=evidence.choice.count,
-        gpus=evidence.gpus,
-        program=evidence.program,
-        warnings=evidence.times.warnings,
+        findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / program.parts)) for finding in findings),
+        wall_ns=max(round(program.wall_ns / program.parts), 1),
+        steps=program.choice.count,
+        gpus=program.gpus,
+        program=program.mode,
+        warnings=program.times.warnings,
         info=trace.info,
     )
 
@@ -202,28 +211,3 @@ def _merged(findings: list[Finding]) -> list[Finding]:
             evidence = f"{causes[row].evidence}; {symptom.title.lower()}: {symptom.evidence}"
             causes[row] = replace(causes[row], evidence=evidence)
     return causes
-
-
-def _slowest_first(evidence: Evidence, verdict: RankVerdict, findings: list[Finding]) -> list[Finding]:
-    """The finding that the other ranks wait for one, then the others; an outlier layer at the same place is merged into
-    it, and waiting for ranks is no finding beside it.
-    """
-    place = verdict.layer or "", verdict.phase or ""
-    same = [
-        finding for finding in findings if finding.rule == "outlier-layer" and (finding.layer, finding.phase) == place
-    ]
-    rows = np.flatnonzero(evidence.classes.is_a("comm") & evidence.inside)
-    start, end = evidence.longest(rows) if len(rows) else (0, 0)
-    slowest = Finding(
-        "slowest-rank",
-        f"The other ranks wait for rank {verdict.rank}",
-        "; ".join([verdict.sentence, *(f"{finding.title.lower()}: {finding.evidence}" for finding in same)]),
-        *place,
-        start,
-        end,
-        min(evidence.waited_ns, evidence.wall_ns),
-        f"fix rank {verdict.rank} first: {verdict.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
-        "high" if verdict.severity == "critical" else "medium",
-        "the other ranks still wait as long when this rank does the same work as they do",
-    )
-    return [slowest, *(finding for finding in findings if finding not in same and finding.rule != "rank-wait")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, share
+from nvprof_kit._analysis.advise.program import Program, share
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._analysis.metrics import metrics
@@ -17,136 +16,122 @@ from nvprof_kit.names import NO_LAYER
 
 MEMORY_PCT, TENSOR_PCT, BUSY_SHARE = 60.0, 60.0, 0.02
 FALLEN, FALLEN_SHARE, LOST_SHARE, SAMPLES = 0.93, 0.2, 0.01, 20
-"""A clock falls that is below this part of what the GPU reaches while it works, in this share of the samples."""
-
 SLOWER, COMMON_KERNELS = 1.04, 8
-_CLOCK = re.compile(r"^(GPC|SM|Graphics) Clock", re.IGNORECASE)
-_POWER = re.compile(r"power", re.IGNORECASE)
-_REASON = re.compile(r"throttl|slowdown", re.IGNORECASE)
 
 
-def bound(facts: Evidence) -> Iterator[Finding]:
-    """The longest-running layer of those limited by memory, and of those limited by the tensor cores."""
+def bound(program: Program) -> Iterator[Finding]:
+    """In a capture with sampled GPU metrics, a layer with enough samples and 2 % of the time keeps DRAM or the tensor
+    cores at 60 % of their peak: the longest-running of each.
+
+    Saves: What the tensor cores do not use; half.
+    """
     import pandas as pd
 
-    samples = facts.trace.samples
+    samples = program.trace.samples
     if samples is None or not len(samples):
         return
-    operations = Operations(replace(facts.trace, ops=facts.trace.ops[facts.inside]))
+    operations = Operations(replace(program.trace, ops=program.trace.ops.loc[program.ops.index]))
     sampled = metrics(operations)
-    rows = pd.concat([sampled.rows.assign(own=False), metrics(operations, self_only=True).rows.assign(own=True)])
-    rows = rows.reset_index(drop=True)
-    rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * facts.wall_ns)]
-    memory = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)
-    tensor = rows["tensor_active_pct"].fillna(0)
-    kinds = {
-        "memory": (
-            (memory >= MEMORY_PCT) & (tensor < TENSOR_PCT),
+    by_itself = metrics(operations, self_only=True).rows
+    rows = pd.concat([sampled.rows.assign(is_self=False), by_itself.assign(is_self=True)])
+    rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * program.wall_ns)]
+    rows["memory"] = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)
+    rows["tensor"] = rows["tensor_active_pct"].fillna(0)
+    of_memory = rows[(rows["memory"] >= MEMORY_PCT) & (rows["tensor"] < TENSOR_PCT)]
+    of_tensor_cores = rows[rows["tensor"] >= TENSOR_PCT]
+    for limit, limited, fix in (
+        (
+            "memory", of_memory.assign(saves_ns=of_memory["busy_ns"] * (100 - of_memory["tensor"]) / 100),
             "fuse it with what comes before or after, keep activations in bf16 or fp8, or reuse more of what is read",
         ),
-        "the tensor cores": (
-            tensor >= TENSOR_PCT,
+        (
+            "the tensor cores", of_tensor_cores.assign(saves_ns=of_tensor_cores["busy_ns"] // 2),
             "only less arithmetic helps: fp8, fewer recomputed products, less padding",
         ),
-    }
-    for limit, (chosen, advice) in kinds.items():
-        if not chosen.any():
+    ):  # fmt: skip
+        if not len(limited):
             continue
-        worst = rows[chosen].sort_values("busy_ns", ascending=False, kind="stable").iloc[0]
-        layer, phase, row = str(worst["layer"]), str(worst["phase"]), worst.name
-        figures = (
-            f"{layer} {phase}{' by itself' if worst['own'] else ''}: DRAM at {memory[row]:.0f} % and tensor cores at "
-            f"{tensor[row]:.0f} % of their peak over {facts.ms(worst['busy_ns'])} of busy time{facts.per_step}, "
-            f"{worst['samples']:.0f} samples"
+        worst = limited.iloc[int(limited["busy_ns"].to_numpy().argmax())]
+        layer, phase = str(worst["layer"]), str(worst["phase"])
+        evidence = (
+            f"{layer} {phase}{' by itself' if worst['is_self'] else ''}: DRAM at {worst['memory']:.0f} % and tensor "
+            f"cores at {worst['tensor']:.0f} % of their peak over {program.ms(worst['busy_ns'])} of busy time"
+            f"{program.per_step}, {worst['samples']:.0f} samples"
         )
-        names = facts.ops["layer"].cat.categories
-        holders = {} if worst["own"] else sampled.parents
-        within = [name for name in names if layer in with_ancestors(str(name), holders)]
-        rows_there = np.flatnonzero(facts.ops["layer"].isin(within) & (facts.ops["phase"] == phase) & facts.inside)
-        saves = int(worst["busy_ns"] * (100 - tensor[row]) / 100) if limit == "memory" else int(worst["busy_ns"] // 2)
-        yield Finding(
-            "gpu-metrics", f"Bound by {limit}", figures, layer, phase, *facts.longest(rows_there), saves, advice,
-            "medium", "ncu measures these kernels far below that limit",
+        ops, parents = program.ops, {} if worst["is_self"] else sampled.parents
+        within = [name for name in ops["layer"].cat.categories if layer in with_ancestors(str(name), parents)]
+        ops = ops[ops["layer"].isin(within) & (ops["phase"] == phase)]
+        finding = program.finding_in_ops(
+            "gpu-metrics", f"Bound by {limit}", evidence, ops, saves=worst["saves_ns"], fix=fix,
+            refuted_by="ncu measures these kernels far below that limit",
         )  # fmt: skip
+        yield replace(finding, layer=layer)
 
 
-def clocks(facts: Evidence) -> Iterator[Finding]:
-    """A GPU whose clock falls while it works; and one that runs the same kernels slower than its peers."""
-    samples = facts.trace.samples
+def clocks(program: Program) -> Iterator[Finding]:
+    """In a capture with sampled clocks, the GPU's is below 93 % of what it reaches in 20 % of the samples in which it
+    works, for 1 % of the time; or a GPU takes 4 % longer than its peers for nearly all of 8 or more matrix product and
+    attention kernels.
+
+    Saves: What its work takes longer.
+    """
+    samples = program.trace.samples
     if samples is not None and len(samples):
         for device in samples["device"].unique().tolist():
-            yield from _fallen(facts, device)
-    kernels = (facts.classes.is_a("gemm") | facts.classes.is_a("attention")) & facts.inside
-    rows = facts.trace.ops[kernels]
-    if rows[["pid", "device"]].drop_duplicates().shape[0] < 2:
-        return
-    gpu = rows["pid"].astype(str) + ":" + rows["device"].astype(str)
-    median_ns = (rows["end_ns"] - rows["start_ns"]).groupby([rows["name"], gpu], observed=True).median().unstack()
-    median_ns = median_ns.dropna()
-    if len(median_ns) < COMMON_KERNELS:
+            yield from _falling_clock(program, device)
+    ops = program.ops.assign(gpu=program.ops["pid"].astype(str) + ":" + program.ops["device"].astype(str))
+    kernels = ops[ops["kernel_class"].isin(("gemm", "attention"))]
+    median_ns = kernels.groupby(["name", "gpu"], observed=True)["ns"].median().unstack().dropna()
+    if median_ns.shape[1] < 2 or len(median_ns) < COMMON_KERNELS:
         return
     ratio = median_ns.div(median_ns.median(axis=1), axis=0)
-    slowness = ratio.median()
-    slowest = slowness.idxmax()
+    slowest, slower = ratio.median().idxmax(), float(ratio.median().max())
     # nearly all of its kernels are slower, not a few with other shapes
-    if slowness[slowest] < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
+    if slower < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
         return
-    own_kernels = np.flatnonzero(kernels)[(gpu == slowest).to_numpy()]
-    device = int(facts.trace.ops["device"].iloc[own_kernels[0]])
-    on_gpu = facts.trace.ops[["pid", "device"]].eq(facts.trace.ops[["pid", "device"]].iloc[own_kernels[0]]).all(axis=1)
-    busy_ns = facts.busy_ns(np.flatnonzero(on_gpu.to_numpy() & facts.inside))
-    figures = (
-        f"GPU {device} takes {100 * (slowness[slowest] - 1):.1f} % longer than the median GPU for the same "
-        f"{len(median_ns)} matrix product and attention kernels"
+    device = int(slowest.partition(":")[2])
+    evidence = (
+        f"GPU {device} takes {100 * (slower - 1):.1f} % longer than the median GPU for the same {len(median_ns)} "
+        "matrix product and attention kernels"
     )
-    longest = own_kernels[np.argmax(facts.ops["ns"].to_numpy()[own_kernels])]
-    layer, phase = (str(facts.ops[name].iloc[longest]) for name in ("layer", "phase"))
-    yield Finding(
-        "gpu-clocks", f"GPU {device} is slower than its peers", figures, layer, phase, *facts.longest(own_kernels),
-        int(busy_ns * (1 - 1 / float(slowness[slowest]))) * facts.gpus,  # the others wait for it
-        "compare its clocks, power limit and temperature with the others' (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
-        "medium", "the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
+    yield program.finding_in_ops(
+        "gpu-clocks", f"GPU {device} is slower than its peers", evidence, kernels[kernels["gpu"] == slowest],
+        saves=int(program.busy_ns(ops[ops["gpu"] == slowest]) * (1 - 1 / slower)) * program.gpus,  # the others wait
+        fix="compare its clocks, power limit and temperature with the others' "
+        "(nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
+        refuted_by="the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
     )  # fmt: skip
 
 
-def _fallen(facts: Evidence, device: int) -> Iterator[Finding]:
+def _falling_clock(program: Program, device: int) -> Iterator[Finding]:
     """The finding that this GPU's clock falls while it works, if it does."""
-    samples = facts.trace.samples
-    if samples is None:
-        return
+    samples = program.trace.samples
+    assert samples is not None
     rows = samples[samples["device"] == device]
-    names = rows["metric"].astype(str)
-    clock = rows[names.str.match(_CLOCK)].sort_values("time_ns")
-    ops = facts.trace.ops[(facts.trace.ops["device"] == device).to_numpy() & facts.inside]
+    metric = rows["metric"].astype(str)
+    clock = rows[metric.str.match(r"(?i)(GPC|SM|Graphics) Clock")].sort_values("time_ns")
+    ops = program.ops[program.ops["device"] == device]
     begun, ended = (
         np.searchsorted(np.sort(ops[name]), clock["time_ns"], side="right") for name in ("start_ns", "end_ns")
     )
     clock = clock[begun > ended]  # while it works
     if len(clock) < SAMPLES:
         return
-    values = clock["value"].to_numpy()
-    top = float(np.quantile(values, 0.95))
-    low = values < FALLEN * top
-    if low.mean() < FALLEN_SHARE:
+    values, top = clock["value"].to_numpy(), float(clock["value"].quantile(0.95))
+    is_low = values < FALLEN * top
+    saves = int(program.busy_ns(ops) * float(np.clip(1 - values / top, 0, 1).mean()))
+    if is_low.mean() < FALLEN_SHARE or saves < LOST_SHARE * program.wall_ns:
         return
-    busy_ns = facts.busy_ns(np.flatnonzero((facts.trace.ops["device"] == device).to_numpy() & facts.inside))
-    saves = int(busy_ns * float(np.clip(1 - values / top, 0, 1).mean()))
-    if saves < LOST_SHARE * facts.wall_ns:
-        return
-    mhz = 1e6 if top > 1e6 else 1.0
-    mean_of_metric = {
-        str(name): float(group["value"].mean())
-        for name, group in rows[names.str.contains(_POWER) | names.str.contains(_REASON)].groupby(names)
-    }
-    figures = (
-        f"the clock of GPU {device} is {values[low].mean() / mhz:,.0f} MHz on average in "
-        f"{share(low.sum(), len(low))} of the samples in which it works, and reaches {top / mhz:,.0f} MHz"
-        f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in mean_of_metric.items())}"
+    hz = 1e6 if top > 1e6 else 1.0
+    reasons = rows[metric.str.contains(r"(?i)power|throttl|slowdown")].groupby("metric", observed=True)["value"].mean()
+    evidence = (
+        f"the clock of GPU {device} is {values[is_low].mean() / hz:,.0f} MHz on average in "
+        f"{share(is_low.sum(), len(is_low))} of the samples in which it works, and reaches {top / hz:,.0f} MHz"
+        f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in reasons.items())}"
     )
-    worst = clock["time_ns"].to_numpy()[int(values.argmin())]
-    step = int(np.median(np.diff(clock["time_ns"].to_numpy())))
+    lowest_ns, sample_ns = int(clock["time_ns"].iloc[values.argmin()]), int(clock["time_ns"].diff().median())
     yield Finding(
-        "gpu-clocks", "The GPU's clock falls", figures, "", "", int(worst), int(worst) + step, saves,
+        "gpu-clocks", "The GPU's clock falls", evidence, "", "", lowest_ns, lowest_ns + sample_ns, saves,
         "look at power and temperature while it runs (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE): raise the power "
         "limit, cool it, or lock a clock that it can hold (nvidia-smi -lgc)",
         "medium", "nvidia-smi names no reason for lower clocks while the program runs",

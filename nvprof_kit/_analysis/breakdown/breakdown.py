@@ -135,8 +135,8 @@ class Breakdown(Result):
         critical_path: The critical path of the median step; columns
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: The row of the median step in `steps`.
-        gaps: One row per idle gap: window (row of `steps`), start_ns, idle_ns; cause, layer, phase, operator and call
-            of its largest part.
+        gaps: One row per idle gap: window (row of `steps`, -1 outside them), start_ns, idle_ns; cause, layer, phase,
+            operator and call of its largest part.
         waits: One row per gap that began while the host waited for the device: gap (row of `gaps`); layer, phase and
             call of the wait; lost_ns, by how much the wait delayed the host.
         warnings: What may be missing or distorted; each sentence says what to do about it.
@@ -247,10 +247,11 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     bare = exposed(trace, windows, active)
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)
-    instances, is_listed = windows.instance, np.ones(len(steps), dtype=bool)
+    instances, is_listed, gaps = windows.instance, np.ones(len(steps), dtype=bool), idling.gaps
     if choice.asked and not choice.everything:
         is_listed = np.append(choice.shown, False)[instances]
         steps, instances = steps[is_listed].reset_index(drop=True), instances[is_listed]
+        gaps = gaps.assign(window=np.where(is_listed, np.cumsum(is_listed) - 1, -1)[gaps["window"]])
     all_ops, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
     if windows.in_step.any():
         all_ops = choice.of_ops(attribution)
@@ -276,7 +277,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         queue=queue_over_time(trace, windows, host, median_index),
         critical_path=critical_path(trace, attribution, windows, host, median_index),
         critical_window=shown_as,
-        gaps=idling.gaps,
+        gaps=gaps,
         waits=idling.waits,
         warnings=(
             *trace.info.warnings,

@@ -138,8 +138,3 @@ def test_steps_of_longer_batches_are_unequal(tmp_path: Path) -> None:
     assert finding.saves_ns == pytest.approx(lost / 10, rel=0.005)
     assert finding.evidence.startswith("3 of 10 steps") and "most of the excess is computing" in finding.evidence
     assert "length" in finding.fix and "allocations" not in finding.fix
-
-
-@pytest.mark.parametrize("name", ["garbage", "lengths"])
-def test_nothing_else_is_found(name: str) -> None:
-    assert len(found(name).findings) == 1

@@ -1,0 +1,405 @@
+"""Rules about the GPU's own work: copies, small kernels, unfused chains, precision, recomputation, outlier layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.advise.program import FEW_TOKENS_NS, POINTWISE, Program, costliest, matching, share
+from nvprof_kit._findings import Finding
+from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COPY_SHARE, PINNED_SHARE = 0.002, 0.05
+SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
+CHAIN_LENGTH, LAYOUT_SHARE = 4, 0.2
+SCORES_PART = 0.25
+"""Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
+LOGITS_TIMES = 4
+"""Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
+than a token has activations. Those of each sequence's last token take less.
+"""
+OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
+OUTLIER, SIBLINGS = 1.2, 4
+LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
+
+_FP32 = re.compile(
+    r"(?<!tf32_)\bsgemm|_sgemm_|simt_sgemm|simt_s884|f32f32_f32f32_f32(?!.*tf32)|gemmSN(?!.*(?:half|bfloat16))|"
+    r"magma_sgemm",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\*")
+_BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
+_CASTS = re.compile(r"copy_kernel")
+_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
+_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
+_MANY_PARAMETERS = re.compile("multi_tensor_apply")
+
+
+def copies(program: Program) -> Iterator[Finding]:
+    """Copies through pageable memory, or by calls that block, and the host's work on their data outside layers beside
+    which the GPU idles, take 0.2 % or more; copies of pinned memory are exposed for 5 % or more.
+
+    Saves: That time.
+    """
+    rows, ops = program.times.copies, program.ops
+    moves = ops[ops["kind"].isin((OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
+    moves = moves.assign(copy=moves["name"].astype(str), memory=moves["host_memory"].astype(str))
+    blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
+    host_ns = int(program.gaps_at_copies["idle_ns"].sum())
+    blocking = rows[blocks]
+    exposed_ns = min(int(blocking["exposed_ns"].sum()), program.busy_ns(moves))
+    if len(blocking) and exposed_ns + host_ns >= COPY_SHARE * program.wall_ns:
+        # where the host's work on their data takes longer than the copies, that is outside the layers
+        first = (blocking["layer"] == NO_LAYER) if host_ns > exposed_ns else blocking["exposed_ns"]
+        worst = blocking.iloc[int(first.to_numpy().argmax())]
+        evidence = (
+            f"{blocking['ops'].sum()} copies ({blocking['ops'][blocking['memory'] == 'pageable'].sum()} through "
+            f"pageable memory), {blocking['bytes'].sum() / 1e6:.1f} MB, {program.ms(exposed_ns)} "
+            f"exposed{program.per_step}; "
+            f"{worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
+        )
+        if host_ns:
+            evidence += f"; the GPU idles {program.ms(host_ns)} more while the host works on their data"
+        yield program.finding_in_ops(
+            "copies", "Blocking copies", evidence, _moves_of(worst, moves), saves=exposed_ns + host_ns,
+            fix="keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
+            if "DtoH" in worst["copy"]
+            else "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another "
+            "stream",
+            confidence="high", refuted_by="the copies take as long from pinned memory and still overlap with nothing",
+        )  # fmt: skip
+    pinned = rows[(rows["memory"] == "pinned") & ~blocks & (rows["exposed_ns"] > 0)]
+    exposed_ns = min(int(pinned["exposed_ns"].sum()), program.busy_ns(moves))
+    if len(pinned) and exposed_ns >= PINNED_SHARE * program.wall_ns:
+        worst, gpu_ns = pinned.iloc[0], pinned["gpu_ns"].sum()
+        evidence = (
+            f"{pinned['ops'].sum()} copies of pinned memory, {pinned['bytes'].sum() / 1e9:.2f} GB, {program.ms(gpu_ns)}"
+            f"{program.per_step}, of which {program.ms(exposed_ns)} ({share(exposed_ns, gpu_ns)}) run beside nothing; "
+            f"most in {worst['copy']} in {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} at "
+            f"{worst['gb_per_s']:.1f} GB/s"
+        )
+        yield program.finding_in_ops(
+            "copies", "Copies that nothing hides", evidence, _moves_of(worst, moves), saves=exposed_ns,
+            fix="copy what the next layer needs on a stream of its own while this one computes, or keep more of it on "
+            "the GPU",
+            confidence="high", refuted_by="the step takes as long with these tensors kept on the GPU",
+        )  # fmt: skip
+
+
+def _moves_of(row: Any, moves: pd.DataFrame) -> pd.DataFrame:
+    """The copies that a row of the copies' table holds."""
+    place = ["layer", "phase", "copy", "memory"]
+    chosen: pd.DataFrame = moves[(moves[place].astype(str) == row[place].astype(str).to_numpy()).all(axis=1)]
+    return chosen
+
+
+def small_kernels(program: Program) -> Iterator[Finding]:
+    """Layers run 50 kernels per step below 5 µs or more, and they are 70 % of their kernels.
+
+    Saves: Them and the idle between.
+    """
+    kernels, steps, place = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
+    small = kernels[kernels["ns"] < SMALL_NS]
+    storms = small.groupby(place, observed=True)["ns"].agg(small="size", small_ns="sum")
+    storms["count"] = kernels.groupby(place, observed=True).size()
+    storms = storms[(storms["small"] >= STORM_COUNT * steps) & (storms["small"] >= STORM_SHARE * storms["count"])]
+    if not len(storms):
+        return
+    launches = program.times.launches.set_index(place)["idle_ns"].to_dict()
+    storms["idle_ns"] = [launches.get(layer_and_phase, 0) for layer_and_phase in storms.index]
+    storms = storms.iloc[np.argsort(-(storms["idle_ns"] + storms["small_ns"]).to_numpy(), kind="stable")]
+    (layer, phase), worst = storms.index[0], storms.iloc[0]
+    short = small[small.set_index(place).index.isin(storms.index)]
+    waits = worst["idle_ns"] >= WAITS_SHARE * worst["small_ns"]
+    evidence = (
+        f"in {layer} {phase} {worst['small'] // steps} of {worst['count'] // steps} kernels{program.per_step} are "
+        f"shorter than {SMALL_NS // 1000} µs, together {program.ms(worst['small_ns'])}"
+        f"{f', and the GPU waits {program.ms(worst.idle_ns)} between them' if waits else ', back to back'}"
+    )
+    if len(storms) > 1:
+        evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
+    optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
+    yield program.finding_in_ops(
+        "small-kernels", "Many small kernels", evidence, short[(short["layer"] == layer) & (short["phase"] == phase)],
+        saves=int(storms["idle_ns"].sum()) + program.busy_ns(short),
+        fix="a fused optimizer (fused=True or foreach=True), " * bool(optimizer)
+        + "torch.compile, a CUDA graph, or a fused kernel for this layer",
+        confidence="medium" if waits else "low", refuted_by="a fused kernel takes as long as all of them together",
+        symptom_of="launch",
+    )  # fmt: skip
+
+
+def unfused_chains(program: Program) -> Iterator[Finding]:
+    """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer; those of
+    all equal blocks are one finding, those outside blocks, as of the loss, another.
+
+    Saves: All but one pass over memory.
+    """
+    ops = program.ops
+    order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
+    is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
+    is_light &= (ops["layer"] != NO_LAYER) & ~ops.index.isin(score_kernels(program).index)  # fused attention has none
+    place = np.flatnonzero(is_light.to_numpy()[order])
+    light = ops.iloc[order[place]]
+    where = light[["lane", "stream", "call_of_layer"]].to_numpy()
+    begins = np.diff(place, prepend=-2) != 1
+    begins[1:] |= (where[1:] != where[:-1]).any(axis=1)
+    light = light.assign(chain=begins.cumsum())
+    light["length"] = light.groupby("chain")["ns"].transform("size")
+    light = light[light["length"] >= CHAIN_LENGTH]
+    light["saved_ns"] = light["ns"] * (1 - 1 / light["length"])
+    for _, same in light.groupby("block_kind", observed=True):
+        layer, phase = costliest(same, "saved_ns")
+        evidence = (
+            f"{same['chain'].nunique()} chains of {same['length'].min()} or more such kernels, "
+            f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the longest has "
+            f"{same['length'].max()} kernels"
+        )
+        fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
+        if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
+            fix = (
+                "keep the model and its input in memory_format=torch.channels_last: many of them change the layout "
+                f"around convolutions; then {fix}"
+            )
+        yield program.finding_in_ops(
+            "unfused-chains", "Chains of small memory-bound kernels", evidence, same, fix=fix,
+            saves=min(int(same["saved_ns"].sum()), program.busy_ns(same)),
+            refuted_by="torch.compile on that layer leaves as many kernels, or makes it no faster",
+        )  # fmt: skip
+
+
+def fp32_gemms(program: Program) -> Iterator[Finding]:
+    """Matrix products whose names say fp32 without tensor cores.
+
+    Saves: 7/8 of their time, and the casts in the same call of the layer.
+    """
+    ops = program.ops
+    products = ops[matching(ops["name"], _FP32) & (ops["kernel_class"] == "gemm")]
+    if not len(products):
+        return
+    # of weights and activations to fp32 and back, for these products
+    casts = ops[matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)]
+    casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
+    busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
+    longest = products.loc[products["ns"].idxmax()]
+    evidence = (
+        f"{len(products)} kernels, {program.ms(busy_ns)}{program.per_step}, the longest in {longest['layer']} "
+        f"{longest['phase']}: {longest['name'][:70]}"
+        f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
+    )
+    yield program.finding_in_ops(
+        "fp32-gemms", "Matrix products in fp32", evidence, products, saves=busy_ns * 7 // 8 + cast_ns,
+        fix="autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 times as fast "
+        "in TF32", confidence="high",
+        refuted_by="the program needs fp32 there; or ncu shows the tensor cores busy in these kernels",
+    )  # fmt: skip
+
+
+def score_kernels(program: Program) -> pd.DataFrame:
+    """The kernels that work on the scores of attention that is not fused: softmax, scale, mask, dropout and casts
+    between two products of a layer.
+    """
+    kernels = program.kernels
+    classes, place = kernels["kernel_class"], [kernels["layer"], kernels["phase"]]
+    softmaxes, products, fused = (
+        (classes == name).groupby(place, observed=True).transform("sum") for name in ("softmax", "gemm", "attention")
+    )
+    is_light = classes.isin(POINTWISE)
+    softmax_ns, light_ns = (
+        kernels["ns"].where(chosen).groupby(place, observed=True).transform("median")
+        for chosen in (classes == "softmax", is_light)
+    )
+    # each softmax has a product before and one after it, and takes longer than what works on the activations; that of
+    # a router does not
+    unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes) & (kernels["layer"] != NO_LAYER)
+    unfused &= (softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)
+    layers = kernels["layer"][unfused].nunique()
+    scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns) & (layers >= 2)]
+    return scores
+
+
+def unfused_attention(program: Program) -> Iterator[Finding]:
+    """Two or more layers run a softmax between two products, and no fused attention: softmax, scale, mask and casts of
+    the scores.
+
+    Saves: Their time.
+    """
+    scores = score_kernels(program)
+    if not len(scores):
+        return
+    (layer, phase), saves = costliest(scores, "ns"), program.busy_ns(scores)
+    there_ns = scores["ns"][(scores["layer"] == layer) & (scores["phase"] == phase)].sum()
+    evidence = (
+        f"{program.of_wall(saves)} in softmax, scale, mask and copy kernels over the scores between the products, in "
+        f"{scores['layer'].nunique()} layers; most in {layer} {phase}: {program.ms(there_ns)}"
+    )
+    yield program.finding_in_ops(
+        "unfused-attention", "Attention is not fused", evidence, scores, confidence="high",
+        fix="use fused attention: attn_implementation='sdpa' or 'flash_attention_2', scaled_dot_product_attention",
+        refuted_by="fused attention takes as long in these layers",
+    )  # fmt: skip
+
+
+def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
+    """A prefill runs kernels on its logits four times as long as those on a block's activations, so it computes those
+    of all tokens, with the head.
+
+    Saves: Their time.
+    """
+    import pandas as pd
+
+    if program.mode not in ("prefill", "mixed"):
+        return
+    kernels = program.kernels.sort_values("start_ns", kind="stable")
+    is_light = kernels["kernel_class"].isin(POINTWISE)
+    in_block = matching(kernels["layer_kind"], _NUMBER)
+    is_head = matching(kernels["layer"], _HEADS) & ~is_light
+    if not (is_light & in_block).any():
+        return
+    usual_ns = max(kernels["ns"][is_light & in_block].median(), FEW_TOKENS_NS)
+    after_head = pd.Series(np.select([is_head, in_block], [1.0, 0.0], np.nan), kernels.index).ffill() == 1
+    reads = is_light & ~in_block & after_head & (kernels["ns"] >= LOGITS_TIMES * usual_ns)
+    if not reads.any():
+        return
+    turn = is_head.cumsum()
+    is_read_head = is_head & turn.isin(turn[reads])
+    heads, saves = kernels[is_read_head], program.busy_ns(kernels[reads | is_read_head])
+    evidence = (
+        f"{program.of_wall(saves)} in {heads['layer'].iloc[0]} and kernels on its logits, which take up to "
+        f"{kernels['ns'][reads].max() / usual_ns:,.0f} times as long as those on the activations of a block: so many "
+        "are the logits of all tokens"
+    )
+    yield program.finding_in_ops(
+        "logits", "Logits of all tokens", evidence, heads, saves=saves,
+        fix="compute the logits of each sequence's last token only (logits_to_keep=1 in transformers), and keep them "
+        "in bf16",
+        refuted_by="the program needs the logits of every token, as scoring does",
+    )  # fmt: skip
+
+
+def optimizer_loop(program: Program) -> Iterator[Finding]:
+    """150 kernels per step or more in the optimizer, of those that work on one parameter: half of their time, and the
+    waits for their launches.
+
+    Saves: That.
+    """
+    kernels = program.kernels[(program.kernels["phase"] == "optimizer") & (program.kernels["kernel_class"] != "comm")]
+    kernels = kernels[~matching(kernels["name"], _MANY_PARAMETERS)]
+    if not len(kernels) or len(kernels) < OPTIMIZER_KERNELS * program.parts:
+        return
+    idle, busy_ns = program.idle("launch", "unknown"), program.busy_ns(kernels)
+    idle_ns = int(idle["idle_ns"][idle["phase"] == "optimizer"].sum())
+    evidence = (
+        f"{len(kernels) / program.parts:,.0f} kernels{program.per_step} in the optimizer, {program.ms(busy_ns)}, "
+        f"between which the GPU waits {program.ms(idle_ns)} for launches"
+    )
+    yield program.finding_in_ops(
+        "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, kernels,
+        saves=idle_ns + busy_ns // 2, fix="use fused=True or foreach=True, or an optimizer of a library with fused "
+        "kernels", refuted_by="the optimizer is fused already, and most of these kernels are not its own",
+    )  # fmt: skip
+
+
+def recompute(program: Program) -> Iterator[Finding]:
+    """Forward work done again is 5 % of the GPU time or more.
+
+    Saves: That time.
+    """
+    ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
+    again_ns = ops["ns"].sum()
+    if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
+        return
+    layer, _ = costliest(ops, "ns")
+    evidence = (
+        f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is recomputed forward "
+        f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
+    )
+    yield program.finding_in_ops(
+        "recompute", "Recomputed activations", evidence, ops, confidence="high",
+        fix="checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows",
+        refuted_by="without checkpointing the model does not fit",
+    )  # fmt: skip
+
+
+def outlier_layers(program: Program) -> Iterator[Finding]:
+    """Of four or more layers that differ only in their number, one computes 1.2 times the median and five median
+    deviations more; all parts and phases of a block are one finding.
+
+    Saves: What it computes above it.
+    """
+    import pandas as pd
+
+    # a collective's time includes waiting for other ranks
+    kernels = program.kernels[(program.kernels["kernel_class"] != "comm") & (program.kernels["layer"] != NO_LAYER)]
+    kernels = kernels[kernels["phase"].isin([category.value for category in LAYER_CATEGORIES])]
+    sums = kernels.groupby(["layer_kind", "phase", "layer"], observed=True)["ns"].sum().reset_index()
+    sums = sums[matching(sums["layer_kind"], _NUMBER)].astype({"layer": str, "phase": str})
+    outliers = []
+    for _, peers in sums.groupby(["layer_kind", "phase"], observed=True):
+        usual_ns = peers["ns"].median()
+        least_ns = max(OUTLIER * usual_ns, usual_ns + 5 * (peers["ns"] - usual_ns).abs().median())
+        if len(peers) >= SIBLINGS and peers["ns"].max() > least_ns:
+            outliers.append(peers[peers["ns"] == peers["ns"].max()][:1].assign(usual_ns=usual_ns, peers=len(peers)))
+    if not outliers:
+        return
+    table = pd.concat(outliers)
+    table["excess_ns"] = table["ns"] - table["usual_ns"]
+    table = table.sort_values("excess_ns", ascending=False, kind="stable")
+    for block, places in table.groupby(table["layer"].str.extract(_BLOCK, expand=False), sort=False):
+        worst, place = places.iloc[0], ["layer", "phase"]
+        of_block = kernels[kernels.set_index(place).index.isin(places.set_index(place).index)]
+        evidence = (
+            f"{worst['layer']} {worst['phase']}: {program.ms(worst['ns'])} of its own compute{program.per_step}, while "
+            f"the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"
+        )
+        if len(places) > 1:
+            others = ", ".join(f"{place.layer} {place.phase}" for place in places.iloc[1:5].itertuples())
+            evidence += f"; {block} also takes longer in {len(places) - 1} more: {others}"
+        yield program.finding_in_ops(
+            "outlier-layer", "A layer slower than its peers", evidence,
+            of_block[(of_block["layer"] == worst["layer"]) & (of_block["phase"] == worst["phase"])],
+            saves=min(int(places["excess_ns"].sum()), program.busy_ns(of_block)), confidence="high",
+            fix="compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "
+            "different shape, dtype or algorithm",
+            refuted_by="the layer is meant to be larger than its peers",
+        )  # fmt: skip
+
+
+def far_from_limit(program: Program, of_kinds: pd.DataFrame) -> Iterator[Finding]:
+    """With [counts](flops.md#the-least-time-of-limit) beside the capture: layers of a kind take twice the least time
+    of their operators; confidence is low.
+
+    Args:
+        program: The program.
+        of_kinds: `Flops.kinds` of the same steps.
+
+    Saves: What they take above it.
+    """
+    far = of_kinds[of_kinds["gpu_busy_ns"] > LIMIT_TIMES * of_kinds["limit_ns"]].head(LIMIT_KINDS)
+    for row in far[far["excess_ns"] > LIMIT_SHARE * program.wall_ns].to_dict("records"):
+        ops = program.ops[(program.ops["layer_kind"] == row["kind"]) & (program.ops["phase"] == row["phase"])]
+        if not len(ops):
+            continue
+        by_name = ops["ns"].groupby(ops["name"].astype(str)).sum()
+        slow = ", ".join(f"{name[:60]} ({share(ns, by_name.sum())})" for name, ns in by_name.nlargest(3).items())
+        evidence = (
+            f"{program.ms(row['gpu_busy_ns'])}{program.per_step} in {row['layers']} of them; this GPU needs at least "
+            f"{program.ms(row['limit_ns'])} for their operators ({share(row['limit_ns'], row['gpu_busy_ns'])}), "
+            f"limited by {row['bound']}; their kernels: {slow}"
+        )
+        yield program.finding_in_ops(
+            "far-from-limit", f"{row['kind']} {row['phase']} is far from its limit", evidence,
+            ops[ops["layer"] == row["layer"]], saves=row["excess_ns"], confidence="low",
+            fix="let fewer kernels pass over its memory: torch.compile, or a fused kernel from a library"
+            if row["bound"] == "memory"
+            else "look at those kernels: a wider or aligned shape, a lower precision, another attention backend, "
+            "or what runs beside the products in one kernel with them",
+            refuted_by="the step was counted on another input than was captured, or the fused layer is no faster",
+        )  # fmt: skip

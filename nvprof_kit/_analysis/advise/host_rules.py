@@ -1,0 +1,434 @@
+"""Rules about a host that keeps the GPU waiting: it launches late, waits itself, loads, allocates, or does else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, costliest, kinds, matching, ms
+from nvprof_kit._analysis.breakdown.causes import CAUSES
+from nvprof_kit._findings import Finding
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAUNCH_SHARE = 0.05
+SURE_SHARE, LIKELY_SHARE = 0.5, 0.3
+"""A profiler at most doubles the host's time, so half of the step is idle without it too, and of less than a third
+there may be nothing left.
+"""
+STEADY = 0.8
+"""Launching late in every step is what the steps that wait least show."""
+LAUNCH_CALL_NS = 3_000
+"""A call that launches a kernel takes about this long where no profiler traces it."""
+LOOP_KERNELS, LOOP_SHARE = 50, 0.2
+SIBLINGS = 4
+SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES = 0.005, 4, 0.001, 3
+BUSY_SHARE = 0.01
+CALLS_OF_WARM_UP = 4
+"""Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
+UNSTABLE = 1.2
+_KERNEL_LAUNCH = re.compile("LaunchKernel")
+_EXPERTS = re.compile(r"expert|(^|\.|_)moe|MoE|router", re.IGNORECASE)
+
+_LAUNCH_FIXES = {
+    "training": "capture the step in a CUDA graph, torch.compile(mode='reduce-overhead'), or give each launch more "
+    "work (batch size)",
+    "sharded training": "torch.compile the layers, use fewer and larger shards (wrap several blocks as one), or give "
+    "each launch more work (batch size)",
+    "decode": "use a CUDA graph or torch.compile(mode='reduce-overhead') for the decoding step (with a static cache), "
+    "or decode more sequences at once",
+    "mixed": "use CUDA graphs for the decoding steps (with a static cache), and put more prompts or longer chunks into "
+    "each prefill",
+    "prefill": "put more tokens into each launch (more sequences at once, longer chunks), or "
+    "torch.compile(mode='reduce-overhead') for a few fixed lengths",
+    "evaluation": "evaluate larger batches, or torch.compile(mode='reduce-overhead')",
+}
+"""What makes launches fewer or each worth more, by `Program.mode`."""
+
+
+def launch(program: Program) -> Iterator[Finding]:
+    """The GPU waits for launches for 5 % of the time or more, and graphs are not being captured. Where the loop
+    outside the layers launches 50 kernels a step or more and holds a fifth of it, that is a finding of its own. If a
+    layer copies data to the host, as `nonzero()` and `item()` do, it says which and that a CUDA graph cannot capture
+    that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 30 % `low`, and `low`
+    if Python's stacks were recorded.
+
+    Saves: That time in the steps that wait least (if all run equally many operations the least but for the first, else
+    a quarter of them), without what tracing makes launches longer than 3 µs each, and without what `host-busy` says.
+    """
+    import pandas as pd
+
+    stalls, at_copies = program.stalls, program.gaps_at_copies
+    busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"] == "unknown"]])
+    saves = program.idle_ns("launch", "unknown") - int(busy_elsewhere["idle_ns"].sum())
+    notes = []
+    if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
+        notes.append(
+            f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
+        )
+    steady_ns = min(_steady_ns(program), saves)
+    if steady_ns < STEADY * saves:
+        notes.append(
+            f"only {program.ms(steady_ns)} of it in the steps that wait least: the host was disturbed in the others"
+        )
+        saves = steady_ns
+    traced_ns = _tracing_ns(program)
+    if traced_ns >= saves / 10:
+        notes.append(
+            f"tracing makes the kernels' launches {program.ms(traced_ns)} longer{program.per_step}: not counted"
+        )
+    saves -= traced_ns
+    if saves < LAUNCH_SHARE * program.wall_ns or program.mode == "graph capture":
+        return
+    confidence = "high"
+    if program.trace.frames is not None and len(program.trace.frames):
+        confidence = "low"
+        notes.append("the recording of Python's stacks slows the host: record without them to know")
+    elif saves < SURE_SHARE * program.wall_ns:
+        confidence = "medium" if saves >= LIKELY_SHARE * program.wall_ns else "low"
+        notes.append("the profiler makes the host slower: compare the step's time without it")
+    keys = ["cause", "layer", "phase", "operator", "call"]
+    not_launching_ns = busy_elsewhere.groupby(keys, observed=True)["idle_ns"].sum().to_dict()
+    rows = program.idle("launch", "unknown")
+    late_ns = [
+        max(row.idle_ns - not_launching_ns.get(row[:5], 0), 0)
+        for row in rows[[*keys, "idle_ns"]].itertuples(index=False)
+    ]
+    rows = rows.assign(idle_ns=late_ns)
+    in_loop = _outside_layers(rows)
+    kernels = program.kernels[_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)]
+    outside_ns, total_ns = rows["idle_ns"][in_loop].sum(), rows["idle_ns"].sum()
+    is_loop = len(kernels) >= LOOP_KERNELS * program.parts and LOOP_SHARE * total_ns <= outside_ns < total_ns
+    fix, refuted_by = _launch_fix(program)
+    loop_fix = (
+        "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an "
+        "index for all of them), do it every N steps, or compile that function"
+    )
+    for part, title, part_fix, part_refuted_by in (
+        (rows[in_loop & is_loop], "Kernels outside the layers are launched one by one", loop_fix, "it stays as it is"),
+        (rows[~(in_loop & is_loop)], "The GPU waits for the host to launch", fix, refuted_by),
+    ):
+        if part["idle_ns"].sum():
+            yield program.finding_in_idle(
+                "launch", title, part, fix=part_fix, refuted_by=part_refuted_by, confidence=confidence,
+                saves=saves * part["idle_ns"].sum() / total_ns, note="".join(f"; {note}" for note in notes),
+            )  # fmt: skip
+
+
+def _outside_layers(rows: pd.DataFrame) -> pd.Series[bool]:
+    return (rows["layer"] == NO_LAYER) & (rows["phase"] != "optimizer")
+
+
+def _launch_fix(program: Program) -> tuple[str, str]:
+    """How to launch earlier, or less often, and what refutes it."""
+    ops, refuted_by = program.ops, "the step takes twice as long with twice the batch"
+    in_layers = ops["phase"].isin(("forward", "recompute", "backward")) & (ops["layer"] != NO_LAYER)
+    read_backs = ops[in_layers & (ops["name"] == "memcpy DtoH")]
+    if len(read_backs):
+        places = read_backs.groupby(["layer", "phase"], observed=True).size()
+        layer, phase = costliest(read_backs.assign(copies=1), "copies")
+        more = len(places) - 1
+        copy = f" and {more} other place{'s' * (more > 1)} copy" if more else " copies"
+        has_experts = (ops["kernel_class"] == "experts").any() or matching(ops["layer"], _EXPERTS).any()
+        split = " give every expert or branch a fixed size first, or" if has_experts else ""
+        return (
+            f"{layer} {phase}{copy} data to the host, as nonzero(), item() and masks used as indices do: a CUDA graph "
+            f"cannot capture this part of the step;{split} capture only the layers without such copies, or give each "
+            "launch more work (batch size)",
+            refuted_by,
+        )
+    if program.replays_graphs:
+        fix = "put more of the step into the CUDA graphs that it replays, or give each replay more work (batch size)"
+    else:
+        sharded = {"AllGather", "ReduceScatter"} <= set(program.times.communication["collective"])
+        fix = _LAUNCH_FIXES["sharded training" if sharded and program.mode == "training" else program.mode]
+    if "CUDA graph" in fix:
+        refuted_by = f"the step is no faster in a CUDA graph, or {refuted_by.removeprefix('the step ')}"
+    return fix, refuted_by
+
+
+def _steady_ns(program: Program) -> int:
+    """What the steps would wait for launches if each waited as little as those that wait least: as the least of steps
+    that run equally many operations, so that only a disturbed host tells them apart; else as a quarter of them. The
+    first step does not count among many: what came before it may lie outside the capture.
+    """
+    rows = program.steps
+    stalls_ns = program.stalls.groupby("window")["idle_ns"].sum().reindex(rows.index, fill_value=0)
+    late_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"] - stalls_ns
+    quantile, total_ns = 0.05 if program.steps_are_alike else 0.25, 0
+    for _, of_gpu in late_ns.groupby([rows["process"], rows["device"]]):
+        compared = of_gpu.iloc[1:] if len(of_gpu) >= STEPS_TO_JUDGE else of_gpu
+        total_ns += int(compared.quantile(quantile, interpolation="lower")) * len(of_gpu)
+    return total_ns
+
+
+def _tracing_ns(program: Program) -> int:
+    """By how much the profiler makes the launches of these steps' kernels longer."""
+    calls = program.trace.calls
+    if calls is None:
+        return 0
+    launches = calls[matching(calls["name"], _KERNEL_LAUNCH)]
+    if not len(launches):
+        return 0
+    longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_CALL_NS, 0)
+    return longer_ns * int((program.kernels["graph_node"] < 0).sum())
+
+
+def slow_host_in_layer(program: Program) -> Iterator[Finding]:
+    """Of four or more layers that differ only in their number, the GPU waits for the host in one, but the first, more
+    than twice as long as in the median, counted in the median of four or more steps.
+
+    Saves: What it waits longer.
+    """
+    gaps, steps = program.gaps, program.steps.index
+    gaps = gaps[gaps["cause"].isin(("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)]
+    if len(steps) < STEPS_TO_JUDGE or not len(gaps):
+        return
+    place = ["layer", "phase"]
+    by_step = gaps.astype(dict.fromkeys(place, str)).groupby([*place, "window"])["idle_ns"].sum().unstack(fill_value=0)
+    usual = by_step.reindex(columns=steps, fill_value=0).median(axis=1).reset_index(name="ns")
+    starts = program.ops.astype(dict.fromkeys(place, str)).groupby(place)["start_ns"].min()
+    usual = usual.join(starts.rename("start"), on=place).assign(kind=kinds(usual["layer"]))
+    peers = usual[usual["kind"] != usual["layer"]].groupby(["kind", "phase"])
+    usual["excess"] = usual["ns"] - peers["ns"].transform("median")
+    usual["peers"] = peers["ns"].transform("size")
+    is_first = usual["start"] == peers["start"].transform("min").reindex(usual.index)  # what came before it delays it
+    usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2) & ~is_first]
+    if len(usual):
+        worst = usual.loc[usual["excess"].idxmax()]
+        there = gaps[(gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])]
+        longest = there.loc[there["idle_ns"].idxmax()]
+        evidence = (
+            f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
+            f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
+        )
+        yield Finding(
+            "slow-host-layer", "The host is slower in a layer than in its peers", evidence, worst["layer"],
+            worst["phase"], int(longest["start_ns"]), int(longest["start_ns"] + longest["idle_ns"]),
+            int(worst["excess"]) * len(steps), "look at the Python code of this layer: hooks, sleeps, locks, logging, "
+            "data prepared there, or many small operations; move it out of the layer or fuse it", "high",
+            "the layer is meant to do more than its peers",
+        )  # fmt: skip
+
+
+def sync(program: Program) -> Iterator[Finding]:
+    """Gaps that begin while the host waits for the GPU, each counted for no longer than the host waited, or that a
+    wait lies in, from there on, are 0.5 % or more (0.1 % if there are four or more a step); up to three places.
+
+    Saves: That time.
+    """
+    waits, gaps = program.times.waits, program.times.gaps
+    waits = waits[~waits["gap"].isin(program.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
+    if not _notable(waits, program):
+        return
+    equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
+    places = sorted((place for _, place in equal_layers), key=lambda place: -int(place["lost_ns"].sum()))[:PLACES]
+    places = [places[0], *(place for place in places[1:] if _notable(place, program))]
+    rest_ns = int(waits["lost_ns"].sum()) - sum(int(place["lost_ns"].sum()) for place in places)
+    within, away = "", "loop, or run them less often"
+    if program.choice.count:
+        within, away = " within a step", "step, or run them every N steps"
+    for place in places:
+        saves, rest_ns = int(place["lost_ns"].sum()) + rest_ns, 0  # what is in no place of its own is with the first
+        by_layer = place.groupby("layer", sort=False)["lost_ns"].sum()
+        in_layer = place[place["layer"] == by_layer.idxmax()]
+        worst = in_layer.loc[in_layer["lost_ns"].idxmax()]
+        evidence = (
+            f"{program.of_wall(saves)} idle in gaps that begin while the host waits for the GPU; most after "
+            f"{worst['call']} in {worst['layer']} {worst['phase']}: {program.ms(by_layer.max())} in "
+            f"{_number(len(in_layer), program)}, the longest {ms(worst['lost_ns'])}"
+        )
+        if len(by_layer) > 1:
+            evidence += (
+                f"; in {len(by_layer)} layers like it {program.ms(place['lost_ns'].sum())}, "
+                f"{_number(len(place), program)}"
+            )
+        copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
+        start = int(gaps["start_ns"].iloc[int(worst["gap"])])
+        yield Finding(
+            "sync", f"The host waits for the GPU{within}", evidence, worst["layer"], worst["phase"], start,
+            start + int(worst["lost_ns"]), saves,
+            f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}",
+            "high" if program.idle_ns("launch") < LIKELY_SHARE * program.wall_ns else "medium",
+            "the idle time remains when the call is removed",
+        )  # fmt: skip
+
+
+def _notable(waits: pd.DataFrame, program: Program) -> bool:
+    """Whether these waits lose a notable share of the steps' time."""
+    often = program.choice.count and len(waits) >= OFTEN * program.parts
+    return len(waits) > 0 and waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns
+
+
+def _number(count: int, program: Program) -> str:
+    """A number of gaps as text, per step and GPU where it is one or more."""
+    each = count / program.parts
+    return f"{each:,.0f} gaps per step" if program.choice.count and each >= 1.5 else f"{count:,} gaps"
+
+
+def dataloader(program: Program) -> Iterator[Finding]:
+    """Idle inside ranges of category `data`.
+
+    Saves: That time.
+    """
+    rows = program.idle("dataloader")
+    if len(rows):
+        yield program.finding_in_idle(
+            "dataloader", "The GPU waits for data", rows, saves=program.loading_ns,
+            fix="use more DataLoader workers, prefetch_factor, persistent_workers, or preprocess the data offline",
+            refuted_by="the step takes as long when it reuses one batch",
+        )  # fmt: skip
+
+
+def host_busy(program: Program) -> Iterator[Finding]:
+    """Idle while the host runs Python outside layers (in a PyTorch trace with stacks; it names the function), while
+    the thread that launches is on no CPU outside layers (with `-t osrt`, it names the call: `recv`, `read`,
+    `nanosleep`), or in stretches of a tenth of a step or more in which what the host does is unknown.
+
+    Saves: That time.
+    """
+    stalls = program.stalls.assign(longest_ns=program.stalls["idle_ns"], longest_at_ns=program.stalls["start_ns"])
+    off_cpu = program.idle("off_cpu")
+    for rows, column, doing in (
+        (program.idle("python"), "operator", "the host runs Python outside layers"),
+        (off_cpu[off_cpu["layer"] == NO_LAYER], "call", "the thread that launches is on no CPU"),
+        (stalls.assign(named=""), "named", "the host neither launches nor calls CUDA, in long stretches"),
+    ):
+        if not len(rows):
+            continue
+        by_name = rows.groupby(rows[column].astype(str))["idle_ns"].sum().nlargest(3)
+        name = str(by_name.index[0]).rpartition(": ")[2]
+        named = ", ".join(f"{text or 'no call'}: {program.ms(ns)}" for text, ns in by_name.items())
+        yield program.finding_in_idle(
+            "host-busy", f"The GPU waits for {name or 'something unknown on the host'}", rows, confidence="medium",
+            note=f"; while {doing}{f', most in {named}' if name else ''}",
+            fix=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process"
+            if name
+            else "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
+            "phases around logging, checkpoints and gc.collect(), record with -t cuda,nvtx,osrt or with Python "
+            "backtraces; then run it while the GPU works",
+            refuted_by=f"the step takes as long without {name or 'what runs there'}",
+        )  # fmt: skip
+
+
+def allocation(program: Program) -> Iterator[Finding]:
+    """Idle inside cudaMalloc, cudaFree and their like.
+
+    Saves: That time.
+    """
+    rows = program.idle("allocation")
+    if len(rows):
+        yield program.finding_in_idle(
+            "allocation", "Allocations stall the GPU", rows, saves=program.idle_ns("allocation"),
+            fix="keep shapes the same from step to step, warm up first, "
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
+            refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",
+        )  # fmt: skip
+
+
+def loading(program: Program) -> Iterator[Finding]:
+    """Idle while libraries, modules or plans for a shape are loaded, compiled or made; the fix depends on whether it
+    recurs: in several steps or, without steps, in more than four calls of a layer.
+
+    Saves: That time.
+    """
+    rows = program.idle("loading")
+    if not len(rows):
+        return
+    if program.choice.count:
+        during, number = (
+            " during steps",
+            int((program.steps["idle_loading_ns"] > 0.01 * program.steps["wall_ns"]).sum()),
+        )
+        recurs, note = number > 1, f"; in {number} of {len(program.steps)} steps"
+    else:
+        layer, phase = costliest(rows, "idle_ns")
+        gaps, ranges = program.gaps, program.attribution.ranges
+        gaps = gaps[(gaps["cause"] == "loading") & (gaps["layer"] == layer) & (gaps["phase"] == phase)]
+        starts = np.sort(ranges.start[np.array([name.text == layer for name in ranges.names])[ranges.name]])
+        calls = np.searchsorted(starts, gaps["start_ns"] + gaps["idle_ns"], side="right")
+        during, number = "", len(np.unique(calls[calls > 0]))
+        recurs = number > CALLS_OF_WARM_UP
+        note = f"; in {number} calls of this layer" if recurs else "; may include warm-up"
+    yield program.finding_in_idle(
+        "loading", f"Loading, compiling or tuning{during}", rows, note=note, saves=program.idle_ns("loading"),
+        fix="pad to a few lengths, so that plans are built once; for attention over growing lengths use another "
+        "kernel: torch.backends.cuda.enable_cudnn_sdp(False)"
+        if recurs
+        else "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False",
+        confidence="high" if 2 * rows["idle_ns"][rows["call"] != ""].sum() > rows["idle_ns"].sum() else "medium",
+        refuted_by="as much time is lost when the same shapes run a second time in the same process",
+    )  # fmt: skip
+
+
+def garbage(program: Program) -> Iterator[Finding]:
+    """Idle while Python collects garbage.
+
+    Saves: That time.
+    """
+    rows = program.idle("gc")
+    if len(rows):
+        yield program.finding_in_idle(
+            "gc", "Python garbage collection stalls the GPU", rows, saves=program.idle_ns("gc"),
+            fix="call gc.freeze() after building the model, gc.disable() in the loop, and gc.collect() every N steps",
+            refuted_by="the gaps remain with gc.disable()",
+        )  # fmt: skip
+
+
+_RULE_OF_CAUSE = {
+    "launch": "launch", "unknown": "host-busy", "python": "host-busy", "off_cpu": "host-busy", "sync": "sync",
+    "after_sync": "sync", "dataloader": "dataloader", "allocation": "allocation", "loading": "loading", "gc": "gc",
+}  # fmt: skip
+
+
+def unstable_step(program: Program) -> Iterator[Finding]:
+    """Of four steps or more, one takes more than 1.2 times the median, for more than communication, and not because
+    the same launches came late.
+
+    Saves: What such steps take above it.
+    """
+    steps = program.steps[program.steps["step"].notna()]
+    steps = steps.assign(work_ns=steps["wall_ns"] - steps["exposed_comm_ns"])
+    by_gpu = steps.groupby(["process", "device"])
+    usual = by_gpu[["wall_ns", "work_ns"]].transform("quantile", 0.5, interpolation="lower")
+    excess_ns = steps["work_ns"] - usual["work_ns"]
+    is_slow = (steps["wall_ns"] > UNSTABLE * usual["wall_ns"]) & (excess_ns > (UNSTABLE - 1) * usual["wall_ns"] / 2)
+    is_slow &= by_gpu["wall_ns"].transform("size") >= STEPS_TO_JUDGE
+    if not is_slow.any():
+        return
+    slow = steps[is_slow].assign(excess_ns=excess_ns)
+    lost_ns = slow.groupby(["process", "device"])["excess_ns"].sum()
+    process, device = lost_ns.idxmax()
+    of_gpu = (steps["process"] == process) & (steps["device"] == device)
+    parts = steps[["compute_ns", "exposed_copy_ns", *(f"idle_{cause}_ns" for cause in CAUSES)]]
+    more_ns = parts[of_gpu & is_slow] - parts[of_gpu & ~is_slow].median().fillna(0)
+    part = str(more_ns.sum().idxmax()).removesuffix("_ns")
+    cause = part.removeprefix("idle_")
+    if cause == "launch" and program.steps_are_alike:
+        return  # the host launches the same, but was disturbed
+    more = {"compute": "computing", "exposed_copy": "copying"}.get(part) or f"idle: {CAUSES[cause]}"
+    worst = steps.loc[steps["wall_ns"][of_gpu].idxmax()]
+    evidence = (
+        f"{(of_gpu & is_slow).sum()} of {of_gpu.sum()} steps take more than {UNSTABLE} times the median of "
+        f"{ms(usual['wall_ns'][worst.name])}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the "
+        f"excess is {more}"
+    )
+    if len(lost_ns) > 1:
+        evidence += f"; seen on {len(lost_ns)} GPUs, this one loses most"
+    fix = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
+    if part == "compute":
+        fix = (
+            "compare the kernels of these steps with the others' (nvprof-kit summary --view kernel --by step): longer "
+            "batches can be grouped by length or packed; if the same kernels take longer, the GPU's clocks fell"
+        )
+    start = int(worst["start_ns"])
+    yield Finding(
+        "unstable-step", "Step times vary", evidence, "", "", start, start + int(worst["wall_ns"]), int(lost_ns.sum()),
+        fix, "low", "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch",
+        _RULE_OF_CAUSE.get(cause, ""),
+    )  # fmt: skip

@@ -1,0 +1,288 @@
+"""The picture of a program that the rules of `advise` look at, and how a finding is made from a part of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Operations, attributed
+from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
+from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
+from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._findings import Finding
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
+"""Classes of kernels whose time is that of reading and writing memory."""
+
+FEW_TOKENS_NS = 2_500
+"""The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
+
+STALL_OF_STEP = 0.1
+"""A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
+
+STEPS_TO_JUDGE = 4
+"""So many steps tell what is usual."""
+
+OP_COLUMNS = ["kind", "name", "pid", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
+
+_TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
+_EVALUATION = re.compile(r"^(eval|valid|test)", re.IGNORECASE)
+_SEQUENCES = re.compile(r"context_(\d+)\(\d+.*?generation_(\d+)\(")
+"""vLLM's range of a step: how many sequences it prefills, and how many it decodes."""
+_CAPTURE_CALLS = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
+
+
+class Program(Operations):
+    """What a program does in the steps to look at: its operations, the gaps between them, and the host's waits.
+
+    Args:
+        trace: The capture, with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
+        own_rules: Rules for kernel classes, tried before the package's.
+        steps: Which steps to look at, by default all but warm-up.
+        operations: The same operations, if their owners and classes are already known.
+        times: The breakdown of these steps, if known.
+        waited_ns: How long a step of this rank waits for the slowest rank, if known.
+
+    Attributes:
+        choice: The steps to look at.
+        times: Where their time goes.
+        steps: A row per step and GPU, without warm-up; of all of the capture if it has no steps.
+        loading_ns: Idle time inside the data loader's ranges, in the steps and between them.
+        wall_ns: Wall time of the steps and of the waits for data between them, summed over GPUs; never 0.
+        gpus: Number of GPUs, counted once per process that uses them.
+        parts: Times are sums over so many steps of GPUs; over as many GPUs without steps.
+        per_step: `` per step`` to append to a time, '' without steps.
+        waited_ns: Waits for the slowest rank in these steps.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        own_rules: Sequence[Rule] = (),
+        steps: StepOptions = ALL_STEPS,
+        operations: Operations | None = None,
+        *,
+        times: Breakdown | None = None,
+        waited_ns: int = 0,
+    ) -> None:
+        super().__init__(trace, own_rules, operations)
+        self.choice = choose_steps(trace, self.attribution, steps)
+        self.times = times or breakdown_of(trace, self.attribution, self.classes, self.choice)
+        rows = self.times.steps
+        is_step = np.append(self.choice.shown, False)[self.times.instances]
+        self.steps = rows[is_step] if is_step.any() else rows
+        in_data = (self.times.instances < 0) | rows.index.isin(self.steps.index)
+        self.loading_ns = int(rows["idle_dataloader_ns"][in_data].sum())
+        self.wall_ns = max(int(self.steps["wall_ns"].sum()) + self.loading_ns - self.idle_ns("dataloader"), 1)
+        self.gpus = max(len(rows[["process", "device"]].drop_duplicates()), 1)
+        self.parts = max(self.choice.count, 1) * self.gpus
+        self.per_step = " per step" if self.choice.count else ""
+        self.waited_ns = waited_ns * max(self.choice.count, 1)
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """The operations of these steps, indexed as `Trace.ops`, with owners and class, and `ns`, `layer_kind`
+        (`kinds` of its layer), `block_kind` (that before its number), `lane` (the device), `call_of_layer` (a range).
+        """
+        inside = self.choice.of_ops(self.attribution)
+        ops: pd.DataFrame = attributed(self, self.trace.ops[OP_COLUMNS])[inside]
+        layers = ops["layer"].cat
+        kind_of = kinds(layers.categories.to_series())
+        ops = ops.assign(
+            ns=ops["end_ns"] - ops["start_ns"],
+            layer_kind=labels(layers.codes.to_numpy(), kind_of.tolist()),
+            block_kind=labels(layers.codes.to_numpy(), kind_of.str.split("*").str[0].tolist()),
+            lane=devices_of(self.trace)[1][inside],
+            call_of_layer=self.attribution.layer_range[inside],
+        )
+        return ops
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        """The kernels among `ops`."""
+        kernels: pd.DataFrame = self.ops[self.ops["kind"] == OP_KINDS.index("kernel")]
+        return kernels
+
+    @cached_property
+    def gaps(self) -> pd.DataFrame:
+        """The idle gaps in these steps; see `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`."""
+        gaps: pd.DataFrame = self.times.gaps[self.times.gaps["window"].isin(self.steps.index)]
+        return gaps
+
+    @cached_property
+    def gaps_at_copies(self) -> pd.DataFrame:
+        """The gaps outside layers in which the host works on what a copy through pageable memory brought it, or
+        prepares what one takes away.
+        """
+        gaps, copies = self.gaps, self.ops[self.ops["host_memory"] == "pageable"]
+        beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
+        beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
+        works = gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python"))
+        chosen: pd.DataFrame = gaps[beside & works & (gaps["layer"] == NO_LAYER)]
+        return chosen
+
+    @cached_property
+    def stalls(self) -> pd.DataFrame:
+        """The long gaps in which what the host did is unknown: it was busy with something else than launching."""
+        gaps = self.gaps.drop(self.gaps_at_copies.index)
+        usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
+        stalls: pd.DataFrame = gaps[(gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (gaps["cause"] == "unknown")]
+        return stalls
+
+    @cached_property
+    def mode(self) -> str:
+        """What the program does in these steps: ``training``, ``graph capture``, ``evaluation``, ``prefill``,
+        ``decode`` or ``mixed`` (prefill and decode).
+        """
+        ops, phases = self.ops, self.ops["phase"]
+        trains = phases.isin(("backward", "recompute", "optimizer")) | (ops["kernel_class"] == "optimizer")
+        if (trains | matching(ops["name"], _TRAINING_KERNELS)).any():
+            return "training"
+        if self.captures_graphs:
+            return "graph capture"
+        if matching(phases, _EVALUATION).mean() > 0.5:
+            return "evaluation"
+        named = [match.groups() for name in self.attribution.ranges.names if (match := _SEQUENCES.search(name.text))]
+        prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
+        if not named:  # a step has few tokens if its light kernels are short
+            light = self.kernels[self.kernels["kernel_class"].isin(("elementwise", "norm"))]
+            usual_ns = light.groupby("step", dropna=False)["ns"].median()
+            share_of_few = float((usual_ns < FEW_TOKENS_NS).mean()) if len(usual_ns) else 0.0
+            decodes, prefills = share_of_few >= 0.2, share_of_few <= 0.8
+        return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
+
+    @cached_property
+    def replays_graphs(self) -> bool:
+        """Whether these steps replay CUDA graphs."""
+        return bool(((self.ops["graph_node"] >= 0) | (self.ops["kind"] == OP_KINDS.index("graph"))).any())
+
+    @cached_property
+    def capture_starts(self) -> npt.NDArray[np.int64]:
+        """When CUDA graphs are captured."""
+        calls = self.trace.calls
+        starts = () if calls is None else calls["start_ns"].to_numpy()[matching(calls["name"], _CAPTURE_CALLS)]
+        return np.asarray(starts, dtype=np.int64)
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether most launches of these steps are put into CUDA graphs instead of being run."""
+        if not len(self.capture_starts) or self.replays_graphs:
+            return False
+        return int((self.trace.graph_nodes["original"] < 0).sum()) > len(self.ops)
+
+    @property
+    def captures_in_steps(self) -> bool:
+        """Whether a CUDA graph is captured within a step."""
+        starts, steps = self.capture_starts[:, None], self.steps
+        ends = (steps["start_ns"] + steps["wall_ns"]).to_numpy()
+        return bool(self.choice.count and ((starts >= steps["start_ns"].to_numpy()) & (starts < ends)).any())
+
+    @cached_property
+    def steps_are_alike(self) -> bool:
+        """Whether all steps run nearly as many operations for nearly as long: only a disturbed host tells their times
+        apart.
+        """
+        ops_of_step = self.ops.groupby("step").size()
+        compute_ns = self.steps.groupby(["process", "device"])["compute_ns"]
+        return bool(
+            len(ops_of_step)
+            and ops_of_step.min() >= 0.98 * ops_of_step.max()
+            and (compute_ns.min() >= 0.9 * compute_ns.max()).all()
+        )
+
+    def idle(self, *causes: str) -> pd.DataFrame:
+        """Idle time of these causes by place, the longest first: `Breakdown.idle`."""
+        rows = self.times.idle
+        idle: pd.DataFrame = rows[rows["cause"].isin(causes)]
+        return idle
+
+    def idle_ns(self, *causes: str) -> int:
+        """Idle time of these causes in the steps."""
+        return int(sum(self.steps[f"idle_{cause}_ns"].sum() for cause in causes))
+
+    def busy_ns(self, ops: pd.DataFrame) -> int:
+        """Wall time in which any of these operations runs, summed over GPUs: the most that their removal saves."""
+        start, end, lane = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "lane"))
+        return int(union_lengths(start, end, lane, np.zeros(len(ops), dtype=np.int64), 1)[0])
+
+    def ms(self, ns: float) -> str:
+        """A sum over the steps and GPUs as text, per step and GPU."""
+        return ms(ns / self.parts)
+
+    def of_wall(self, ns: float) -> str:
+        """A sum over the steps and GPUs as text, with its share of their time."""
+        return f"{self.ms(ns)} of {self.ms(self.wall_ns)}{self.per_step} ({share(ns, self.wall_ns)})"
+
+    def finding_in_ops(
+        self, rule: str, title: str, evidence: str, ops: pd.DataFrame, *,
+        fix: str, refuted_by: str, saves: float | None = None, confidence: str = "medium", symptom_of: str = "",
+    ) -> Finding:  # fmt: skip
+        """A finding about operations, at the layer and phase with most of their time, which is saved if not given."""
+        layer, phase = costliest(ops, "ns")
+        there = ops[(ops["layer"] == layer) & (ops["phase"] == phase)]
+        longest = there.loc[there["ns"].idxmax()]
+        return Finding(
+            rule, title, evidence, layer, phase, int(longest["start_ns"]), int(longest["end_ns"]),
+            self.busy_ns(ops) if saves is None else int(saves), fix, confidence, refuted_by, symptom_of,
+        )  # fmt: skip
+
+    def finding_in_idle(
+        self, rule: str, title: str, idle: pd.DataFrame, *, fix: str, refuted_by: str,
+        note: str = "", saves: float | None = None, confidence: str = "high",
+    ) -> Finding:  # fmt: skip
+        """A finding about rows of `idle`, at the layer and phase with most of it, which is saved if not given."""
+        layer, phase = costliest(idle, "idle_ns")
+        there = idle[(idle["layer"] == layer) & (idle["phase"] == phase)]
+        longest = there.loc[there["longest_ns"].idxmax()]
+        where = ", ".join(name for name in (longest["operator"], longest["call"]) if name)
+        evidence = (
+            f"{self.of_wall(idle['idle_ns'].sum())} idle; most in {layer} {phase}: "
+            f"{self.ms(there['idle_ns'].sum())}{self.per_step}; longest stretch there: {ms(longest['longest_ns'])}"
+            f"{f', in {where}' if where else ''}{note}"
+        )
+        start, saved = int(longest["longest_at_ns"]), idle["idle_ns"].sum() if saves is None else saves
+        return Finding(
+            rule, title, evidence, layer, phase, start, start + int(longest["longest_ns"]), round(saved), fix,
+            confidence, refuted_by,
+        )  # fmt: skip
+
+
+def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
+    """Layers without their numbers: equal for equal layers of different blocks."""
+    return layers.astype(str).str.replace(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", regex=True)
+
+
+def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
+    """The layer and phase with the most of these rows."""
+    by_place = rows.groupby(["layer", "phase"], observed=True, sort=False)[weight].sum()
+    layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
+    return str(layer), str(phase)
+
+
+def matching(names: pd.Series[Any], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Which of these categorical names contain a pattern."""
+    matches = np.array([*(bool(pattern.search(str(name))) for name in names.cat.categories), False])
+    chosen: npt.NDArray[np.bool_] = matches[names.cat.codes.to_numpy()]
+    return chosen
+
+
+def ms(ns: float) -> str:
+    """A time as text."""
+    return f"{ns / 1e6:.3f} ms"
+
+
+def share(value: float, total: float) -> str:
+    """A share as text."""
+    return f"{100 * value / max(total, 1):.1f} %"
