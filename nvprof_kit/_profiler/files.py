@@ -13,7 +13,7 @@ from nvprof_kit.names import Category, step_number
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.profile import LayerProfile
-    from nvprof_kit._instrument.memory.boundaries import Boundary
+    from nvprof_kit._instrument.memory.allocator import Boundary
     from nvprof_kit._trace.schema import Trace
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from nvprof_kit._capture.recorder.record import OnTraceReady, RecordOptions, Tool, record, tool_attached
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.schedule import Sink, Window
-from nvprof_kit._instrument.memory.boundaries import Allocator, Boundaries, CudaAllocator
+from nvprof_kit._instrument.memory.allocator import Allocator, Boundaries, CudaAllocator
 from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.modules.blocks import block_kinds, class_name, unwrapped
 from nvprof_kit._instrument.ranges.ranges import Range

@@ -14,7 +14,7 @@ from nvprof_kit._instrument.ranks import claim
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._instrument.memory.boundaries import Boundary
+    from nvprof_kit._instrument.memory.allocator import Boundary
     from nvprof_kit._instrument.memory.tensors import TimePoint
 
 _MB = 1 << 20

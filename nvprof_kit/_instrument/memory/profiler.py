@@ -18,8 +18,17 @@ from torch import nn
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.loop import hook_steps, innermost
-from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, cast_weights, cuda_blocks, unknown_rows, workspace_bytes
-from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator, History
+from nvprof_kit._instrument.memory.allocator import (
+    UNEXPLAINED,
+    Boundaries,
+    Boundary,
+    CudaAllocator,
+    History,
+    cast_weights,
+    cuda_blocks,
+    unknown_rows,
+    workspace_bytes,
+)
 from nvprof_kit._instrument.memory.files import MemoryFiles
 from nvprof_kit._instrument.memory.saved import SavedTensors
 from nvprof_kit._instrument.memory.tensors import (
@@ -32,7 +41,8 @@ from nvprof_kit._instrument.memory.tensors import (
     value_rows,
 )
 from nvprof_kit._instrument.modules.annotate import range_model
-from nvprof_kit._instrument.patches import Hook
+from nvprof_kit._instrument.modules.calls import put_around
+from nvprof_kit._instrument.patches import uncompiled, uncompiled_itself
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, UsageError, require
@@ -130,9 +140,7 @@ class MemoryProfiler:
         try:
             self._saved = SavedTensors(model)
             self._undo.append(self._saved.remove)
-            for called in _called(model):
-                ended = Hook(self._forward_ended).call
-                self._undo.append(called.register_forward_hook(ended, with_kwargs=True).remove)
+            self._undo += [put_around(called, self._forward).remove for called in _called(model)]
             before = lambda *_call: self.point(f"step {self._step} backward")  # noqa: E731
             self._undo += hook_steps(self._known_optimizers(), before, self._step_ended)
             if self._boundaries is not None:
@@ -201,6 +209,7 @@ class MemoryProfiler:
         """
         self._take(encodable(name))
 
+    @uncompiled
     def _take(self, name: str, outputs: Any = (), inputs: Any = ()) -> None:
         if self._files is None or self._process != os.getpid():
             return
@@ -251,10 +260,13 @@ class MemoryProfiler:
     def _known_optimizers(self) -> list[Any]:
         return [optimizer for optimizer in (reference() for reference in self._optimizers) if optimizer is not None]
 
-    def _forward_ended(self, _model: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-        if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:
+    @uncompiled_itself
+    def _forward(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        outputs = function(*args, **kwargs)
+        if torch._C._current_graph_task_id() == -1:
             self._seen_forward = True
             self._take(f"step {self._step} forward", outputs, [*args, kwargs])
+        return outputs
 
     def _step_ended(self, optimizer: Any) -> None:
         self.point(f"step {self._step} optimizer")

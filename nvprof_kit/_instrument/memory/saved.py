@@ -7,7 +7,10 @@ autograd releases the tensor, so the saved storages are known at any time. The h
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,69 +20,23 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
-from nvprof_kit._instrument.patches import Hook, Patch, Stack, pause_while_tracing
+from nvprof_kit._instrument.modules.calls import put_around
+from nvprof_kit._instrument.patches import Handle, Stack, pause_while_tracing, uncompiled, uncompiled_itself
 from nvprof_kit.names import strip_wrappers
 
-
-class _Innermost:
-    """The innermost saved-tensor hooks of each thread, which are the ones that pack.
-
-    Older PyTorch has no function to query them, so there pushes and pops are tracked.
-    """
-
-    def __init__(self) -> None:
-        autograd = torch._C._autograd
-        self._ask = getattr(autograd, "_top_saved_tensors_default_hooks", None)
-        self._packs = Stack()
-        self._patches: list[Patch] = []
-        if self._ask is None:
-            self._patches = [
-                Patch(autograd, "_push_saved_tensors_default_hooks", self._pushing),
-                Patch(autograd, "_pop_saved_tensors_default_hooks", self._popping),
-            ]
-
-    def remove(self) -> None:
-        """Stop tracking."""
-        for patch in self._patches:
-            patch.remove()
-
-    def pack(self) -> Any:
-        """The innermost pack hook of this thread; None without hooks."""
-        if self._ask is not None:
-            hooks = self._ask(False)
-            return None if hooks is None else hooks[0]
-        packs = self._packs.items
-        return packs[-1] if packs else None
-
-    def _pushing(self, push: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(pack: Any, unpack: Any) -> Any:
-            pushed = push(pack, unpack)
-            self._packs.items.append(pack)
-            return pushed
-
-        return noting
-
-    def _popping(self, pop: Callable[..., Any]) -> Callable[..., Any]:
-        def noting() -> Any:
-            popped = pop()
-            if self._packs.items:
-                self._packs.items.pop()
-            return popped
-
-        return noting
+_innermost_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+"""Returns the innermost saved-tensor hooks of the thread; None before PyTorch 2.6."""
 
 
+@dataclass
 class _Storage:
     """A storage saved by autograd: the first module that saved it, its size and device, and how often it is saved."""
 
-    __slots__ = ("address", "bytes", "count", "device", "path")
-
-    def __init__(self, path: str, tensor: torch.Tensor) -> None:
-        self.path = path
-        self.address = tensor.untyped_storage().data_ptr()
-        self.bytes = tensor.untyped_storage().nbytes()
-        self.device = str(tensor.device)
-        self.count = 0
+    path: str
+    address: int
+    bytes: int
+    device: str
+    count: int = 0
 
 
 class _Saved:
@@ -108,74 +65,67 @@ class SavedTensors:
 
     Attributes:
         hidden: Modules whose forward ran with gradients where these hooks were not the innermost: under other
-            saved-tensor hooks, or on another thread, because hooks are per thread.
+            saved-tensor hooks, or on another thread, because hooks are per thread. Empty before
+            PyTorch 2.6, which cannot tell.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.hidden: set[str] = set()
         self._storages: dict[int, _Storage] = {}
         self._lock = threading.RLock()
-        self._paths = Stack()
+        self._calls = Stack()
         self._weights: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being reused
-        self._followed: list[tuple[nn.Module, Hook, Hook]] = []
-        self._handles: list[Any] = []
+        self._modules = [
+            (strip_wrappers(path) or type(module).__name__, module)
+            for path, module in model.named_modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
+        self._handles: list[Handle] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-        seen: set[int] = set()
-        for path, module in model.named_modules():
-            if id(module) not in seen and not isinstance(module, torch.jit.ScriptModule):
-                seen.add(id(module))
-                self._follow(strip_wrappers(path) or type(module).__name__, module)
         self.resume()
-        self._untraced = pause_while_tracing(self)
-        self._tops = _Innermost()
+        self._pausing = pause_while_tracing(self)
         self._hooks.__enter__()
 
     def remove(self) -> None:
         """Remove the hooks; saved tensors stay known until autograd releases them."""
         self._hooks.__exit__(None, None, None)
-        self._tops.remove()
-        self._untraced.remove()
+        self._pausing.remove()
         self.pause()
-        self._followed = []
+        self._modules = []
 
     def pause(self) -> bool:
-        """Remove the hooks of the modules while the compiler traces; returns whether there were any."""
+        """Leave the modules alone while the compiler traces; returns whether their calls were followed."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
         return bool(handles)
 
     def resume(self) -> None:
-        """Install the hooks of the modules."""
-        for module, enter, leave in self._followed:
-            self._handles += [
-                module.register_forward_pre_hook(enter.call),
-                module.register_forward_hook(leave.call, always_call=True),
-            ]
+        """Follow the calls of the modules; a compiled module is one call."""
+        self._handles = [put_around(module, partial(self._call, path, module)) for path, module in self._modules]
 
     def rows(self, ledger: Ledger) -> Iterator[Held]:
         """A row for each module and device: the bytes saved now that were not counted before."""
-        sums: dict[tuple[str, str], int] = {}
+        sums: Counter[tuple[str, str]] = Counter()
         with self._lock:
             storages = list(self._storages.items())
         for key, storage in storages:
             if ledger.add_storage(key, storage.bytes, storage.address):
-                owner = storage.path, storage.device
-                sums[owner] = sums.get(owner, 0) + storage.bytes
+                sums[storage.path, storage.device] += storage.bytes
         for (path, device), count in sums.items():
             yield Held(ACTIVATION, path, count, device)
 
     def keep(self, tensor: torch.Tensor) -> list[int]:
         """Count another reference to a tensor's storages; returns their keys."""
-        path = self._path()
+        path = self._calls.items[-1][0] if self._calls.items else NONE
         keys = []
         with self._lock:
             for tensor_part in parts(tensor):
-                key = tensor_part.untyped_storage()._cdata
-                storage = self._storages.get(key)
-                if storage is None:
-                    storage = self._storages[key] = _Storage(path, tensor_part)
-                storage.count += 1
+                storage = tensor_part.untyped_storage()
+                key, device = storage._cdata, str(tensor_part.device)
+                if key not in self._storages:
+                    self._storages[key] = _Storage(path, storage.data_ptr(), storage.nbytes(), device)
+                self._storages[key].count += 1
                 keys.append(key)
         return keys
 
@@ -193,30 +143,26 @@ class SavedTensors:
             traced = isinstance(tensor_part, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor_part)
             if traced or tensor_part.untyped_storage().device.type == "meta":
                 return tensor
+        if self._calls.items:  # FSDP's hooks have gathered the module's weights since its call began
+            self._note_weights(self._calls.items[-1][1])
         if any(tensor_part.untyped_storage()._cdata in self._weights for tensor_part in parts(tensor)):
             return tensor.data  # parameters are not activations
         return _Saved(tensor, self)
 
-    def _follow(self, path: str, module: nn.Module) -> None:
-        def enter(module: nn.Module, _args: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling():  # a compiled region counts as the enclosing module
-                self._note_weights(module)
-                if torch.is_grad_enabled() and not self._innermost():
-                    self.hidden.add(path)
-                self._paths.items.append(path)
+    @uncompiled_itself
+    def _call(self, path: str, module: nn.Module, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._enter(path, module)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._calls.items.pop()
 
-        def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling() and self._paths.items:
-                self._paths.items.pop()
-
-        self._followed.append((module, Hook(enter), Hook(leave)))
-
-    def _innermost(self) -> bool:
-        """Whether autograd uses these hooks on this thread, or those of a checkpoint, which saves nothing to count."""
-        pack = self._tops.pack()
-        if pack is None:
-            return False
-        return getattr(pack, "__self__", None) is self or pack.__module__ == "torch.utils.checkpoint"
+    @uncompiled
+    def _enter(self, path: str, module: nn.Module) -> None:
+        if torch.is_grad_enabled() and not self._is_innermost():
+            self.hidden.add(path)
+        self._calls.items.append((path, module))
+        self._note_weights(module)
 
     def _note_weights(self, module: nn.Module) -> None:
         for weight in (*module._parameters.values(), *module._buffers.values()):
@@ -225,9 +171,12 @@ class SavedTensors:
                 if storage._cdata not in self._weights:
                     self._weights[storage._cdata] = StorageWeakRef(storage)
 
-    def _path(self) -> str:
-        paths = self._paths.items
-        return paths[-1] if paths else NONE
+    def _is_innermost(self) -> bool:
+        """Whether autograd uses these hooks on this thread, or those of a checkpoint, which saves nothing to count."""
+        if _innermost_hooks is None:
+            return True
+        pack = (_innermost_hooks(False) or [None])[0]
+        return getattr(pack, "__self__", None) is self or getattr(pack, "__module__", "") == "torch.utils.checkpoint"
 
 
 def _unpack(saved: Any) -> torch.Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from nvprof_kit._instrument.loop.loop import innermost
-from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit.names import strip_wrappers
 
 PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"
@@ -27,6 +26,23 @@ ROUNDING = "rounding"
 NONE = "(none)"
 _MASTER = ("master", "fp32")
 """Parts of the keys under which optimizers store a master copy in a parameter's state."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of the CUDA caching allocator, in bytes.
+
+    Attributes:
+        allocated: Size of the blocks in use.
+        requested: Requested bytes in these blocks.
+        reserved: Memory reserved from CUDA.
+        peak: Maximum of `allocated` since the last reading.
+    """
+
+    allocated: int
+    requested: int
+    reserved: int
+    peak: int
 
 
 class Held(NamedTuple):

@@ -121,7 +121,7 @@ def curve_figure(boundaries: Sequence[Any]) -> Figure:
     """The chart of the last complete step.
 
     Args:
-        boundaries: The layer calls in order of their ends, as `nvprof_kit._instrument.memory.boundaries.Boundary`.
+        boundaries: The layer calls in order of their ends, as `nvprof_kit._instrument.memory.allocator.Boundary`.
     """
     steps = sorted({boundary.step for boundary in boundaries})
     with_backward = [b.step for b in boundaries if b.phase == "backward"]

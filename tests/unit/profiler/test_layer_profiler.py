@@ -36,7 +36,7 @@ from nvprof_kit import (
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.loop.schedule import VARIABLE, Window
-from nvprof_kit._instrument.memory.boundaries import Counts
+from nvprof_kit._instrument.memory.tensors import Counts
 from nvprof_kit._instrument.session import Backend
 from nvprof_kit._profiler import cost, window
 from nvprof_kit.errors import UsageError

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import MemoryProfiler
-from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
+from nvprof_kit._instrument.memory.allocator import Boundaries
 from nvprof_kit._instrument.memory.files import log_text
-from nvprof_kit._instrument.memory.tensors import Held, Ledger, TimePoint, model_rows, optimizer_rows
+from nvprof_kit._instrument.memory.tensors import Counts, Held, Ledger, TimePoint, model_rows, optimizer_rows
 from nvprof_kit.errors import UsageError
 
 N = 16
@@ -302,16 +302,10 @@ def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
         MemoryProfiler(nn.Linear(8, 8), other, tmp_path)
 
 
-@pytest.fixture(params=["told", "noted"])
-def innermost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch that tells the innermost hooks on saved tensors, and older that does not."""
-    if request.param == "noted" and hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks"):
-        pytest.skip("this PyTorch asks for them itself")
-    if request.param == "noted":
-        monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
+innermost_hooks_known = pytest.mark.skipif(RELEASE < (2, 6), reason="needs PyTorch's function of innermost hooks")
 
 
-@pytest.mark.usefixtures("innermost")
+@innermost_hooks_known
 def test_activations_out_of_sight_are_a_warning(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     with (
@@ -322,7 +316,7 @@ def test_activations_out_of_sight_are_a_warning(tmp_path: Path) -> None:
         model(torch.randn(4, 8)).sum().backward()
 
 
-@pytest.mark.usefixtures("innermost")
+@innermost_hooks_known
 def test_a_forward_on_another_thread_is_a_warning(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     with (

@@ -7,9 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.memory.blocks import Block, cast_weights, unknown_rows, workspace_bytes
-from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts, History
-from nvprof_kit._instrument.memory.tensors import Held
+from nvprof_kit._instrument.memory.allocator import (
+    Block,
+    Boundaries,
+    History,
+    cast_weights,
+    unknown_rows,
+    workspace_bytes,
+)
+from nvprof_kit._instrument.memory.tensors import Counts, Held
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import Category
 
