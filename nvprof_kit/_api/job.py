@@ -49,7 +49,7 @@ class Job:
     ) -> None:
         self._tables, self._keep = tables, keep
         self._domain, self._rules = domain, rules
-        self.ranks: pd.DataFrame = tables.table("ranks").sort_values("rank", ignore_index=True)
+        self.ranks: pd.DataFrame = tables.ranks
         repeated = self.ranks[self.ranks["rank"].duplicated(keep=False)]
         if len(repeated):
             rank = int(repeated["rank"].iloc[0])
@@ -64,7 +64,7 @@ class Job:
     def _aligned(self) -> Alignment:
         from nvprof_kit._ranks.clocks import align_job
 
-        return align_job(self._tables, self.ranks["rank"].tolist())
+        return align_job(self._tables)
 
     @cached_property
     def _waits(self) -> Waits:
@@ -76,29 +76,14 @@ class Job:
     def _layers(self) -> pd.DataFrame:
         from nvprof_kit._ranks.stages import layer_table
 
-        return layer_table(self._tables.layer_medians())
+        return layer_table(self._tables.layer_medians)
 
     @cached_property
     def verdict(self) -> Verdict:
         """Which rank the others wait for, if any; with layer, phase, cause and cost per step in nanoseconds."""
-        from nvprof_kit._ranks.verdict import Evidence, judge
+        from nvprof_kit._ranks.verdict import judge
 
-        waits, communicators = self._waits, self._tables.communicators()
-        steps = self._tables.step_lengths()
-        groups = {int(str(c)): tuple(members["rank"].tolist()) for c, members in communicators.groupby("c")}
-        return judge(
-            Evidence(
-                charges=waits.charges,
-                steps=steps,
-                layers=self._layers,
-                transfers=self._tables.transfers(),
-                groups=groups,
-                ranks=len(self.ranks),
-                span_ns=0 if len(steps) else self._tables.span(),
-                present=self._tables.present(),
-                unmatched_share=self._tables.unmatched() / max(self._tables.rows()[0], 1),
-            )
-        )
+        return judge(self._tables, self._waits.charges, self._layers)
 
     def clocks(self) -> RankTable:
         """Offset (ns) and drift (ppm) of each rank's clock relative to the job's clock."""
@@ -120,7 +105,7 @@ class Job:
     def _stages(self) -> dict[int, int]:
         from nvprof_kit._ranks.stages import stages_of
 
-        return stages_of(self._tables.layer_medians())
+        return stages_of(self._tables.layer_medians)
 
     def groups(self) -> RankTable:
         """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
@@ -151,7 +136,7 @@ class Job:
         """What may be missing or distorted; each sentence says what to do about it."""
         from nvprof_kit._ranks.answer import job_warnings
 
-        of_ranks = job_warnings(self.ranks, self._aligned.clocks, self._tables)
+        of_ranks = job_warnings(self._aligned.clocks, self._tables)
         ranks_of: dict[str, list[int]] = {}
         for rank, text in zip(self.ranks["rank"].tolist(), self.ranks["warnings"].tolist(), strict=True):
             for line in filter(None, text.split("\n")):

@@ -194,8 +194,9 @@ _WARNED_RANKS = 8
 """Maximum number of ranks with a warning of their own."""
 
 
-def job_warnings(ranks: pd.DataFrame, clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
+def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
     """What may be missing in a job: ranks, clocks, steps, collectives."""
+    ranks = tables.ranks
     present = set(ranks["rank"].tolist())
     world = max(int(ranks["world_size"].max()), max(present) + 1)
     warnings = []
@@ -227,11 +228,7 @@ def job_warnings(ranks: pd.DataFrame, clock_table: pd.DataFrame, tables: JobTabl
             f"({listing(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
         )
     warnings += _of_steps(tables.step_ranges())
-    warnings += [
-        f"no collective of rank {row.rank} matches in {row.steps} of the steps {row.first} to {row.last}, which other "
-        "ranks have too: its clock may have jumped, or its step numbers differ; it is judged by its other steps"
-        for row in tables.without_match().head(_WARNED_RANKS).itertuples()
-    ]
+    warnings += _without_match(tables.matched_steps())
     if mismatched := tables.unlike():
         warnings.append(
             f"{plural(mismatched, 'collective', 'is/are')} of different kinds on different ranks and left out"
@@ -240,6 +237,22 @@ def job_warnings(ranks: pd.DataFrame, clock_table: pd.DataFrame, tables: JobTabl
         verbs = "is on one rank only and/are on one rank only and"
         warnings.append(f"{plural(unmatched, 'collective', verbs)} cannot be matched")
     return warnings
+
+
+def _without_match(steps: pd.DataFrame) -> list[str]:
+    """Ranks without a match in steps in which others have some, but with matches in other steps.
+
+    Args:
+        steps: See `nvprof_kit._trace.jobs.tables.JobTables.matched_steps`.
+    """
+    matched = steps[steps["matched"]]
+    lacking = steps[~steps["matched"] & steps["step"].isin(matched["step"]) & steps["rank"].isin(matched["rank"])]
+    ranges = lacking.groupby("rank")["step"].agg(["min", "max", "size"]).head(_WARNED_RANKS)
+    return [
+        f"no collective of rank {rank} matches in {count} of the steps {first} to {last}, which other ranks have too: "
+        "its clock may have jumped, or its step numbers differ; it is judged by its other steps"
+        for rank, first, last, count in ranges.itertuples()
+    ]
 
 
 def _of_steps(steps: pd.DataFrame) -> list[str]:

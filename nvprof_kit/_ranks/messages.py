@@ -13,9 +13,8 @@ any other rank of that stage do. The rest is left unmatched and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,69 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Ints = npt.NDArray[np.int64]
-
-COLUMNS = ["rank", "index", "label", "k"]
-
-
-def pair_messages(
-    rows: pd.DataFrame,
-    stages: Mapping[int, int],
-    spans: Mapping[int, tuple[int, int]] = MappingProxyType({}),
-    may_pass: Callable[[int, int], bool] = lambda _one, _other: True,
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Match sends and receives.
-
-    Args:
-        rows: Sends and receives: rank, index, kind (Send, Recv, or SendRecv if unknown), step, bytes (-1: unknown),
-            start_ns, end_ns on each rank's own clock.
-        stages: The pipeline stage of each rank; none may be missing between others.
-        spans: First and last number of each rank's layers, if known.
-        may_pass: Whether two ranks can be partners, as far as the groups are known.
-
-    Returns:
-        As `numbered`.
-    """
-    rows = rows.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
-
-    def may_pair(first: int, second: int) -> bool:
-        if not may_pass(first, second):
-            return False
-        if first not in spans or second not in spans:
-            return True
-        low, high = sorted((spans[first], spans[second]))
-        return high[0] <= low[1] + 1  # a gap means that a stage between them is missing
-
-    chain = pair_chain(rows, stages, may_pair)
-    label, k = np.full(len(rows), "", dtype=object), np.arange(len(rows))
-    for side in (chain.rows, chain.partners):
-        label[side] = [f"ranks {first} and {second}" for first, second in chain.pairs]
-    k[chain.partners] = chain.rows
-    return numbered(rows.assign(label=label, k=k), "by time they fit no rank or several")
-
-
-def numbered(rows: pd.DataFrame, reason: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Number messages so that both sides of each have the same number.
-
-    Args:
-        rows: The messages, with the label of their pair of ranks, '' if unmatched, and their number in it, ``k``; or
-            without these columns, if none is matched.
-        reason: Why messages are unmatched.
-
-    Returns:
-        rank, index, label and k of every message, unmatched ones labeled alone; and how many messages are unmatched.
-    """
-    if "label" not in rows:
-        rows = rows.assign(label="", k=np.arange(len(rows)))
-    lone = rows["label"] == ""
-    warnings: tuple[str, ...] = ()
-    if lone.any():
-        warnings = (
-            f"{plural(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out "
-            f"(sends and receives of ranks {listing(sorted(set(rows['rank'][lone])))}): the captures do not name "
-            f"their communicators, and {reason}; waiting for them is not measured",
-        )
-    return rows.assign(label=rows["label"].mask(lone, "alone"))[COLUMNS], warnings
-
 
 TRIED_STEPS, TRIED_OFFSETS, TRIED_PAIRS = 6, 8, 64
 """Number of steps and of offsets to try for two ranks, and maximum number of pairs of ranks to try."""
@@ -109,13 +45,63 @@ CLEARER = 3
 _KINDS = (("Send", "Recv"), ("Recv", "Send"), ("SendRecv", "SendRecv"))
 """The kinds of a message on the first and on the second rank of a pair."""
 
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
-class Chain(NamedTuple):
-    """The matched messages: rows of the one and of the other side, and the pair of ranks of each."""
 
-    rows: Ints
-    partners: Ints
-    pairs: list[tuple[int, int]]
+def pair_messages(
+    messages: pd.DataFrame,
+    stages: Mapping[int, int],
+    may_pass: Callable[[int, int], bool] = lambda _first, _second: True,
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Match the sends and receives of a pipeline.
+
+    Args:
+        messages: Sends and receives: rank, index, kind (Send, Recv, or SendRecv if unknown), step, bytes (-1: unknown),
+            start_ns, end_ns on each rank's own clock.
+        stages: The pipeline stage of each rank; none may be missing between others.
+        may_pass: Whether two ranks can be partners, as far as the groups are known.
+
+    Returns:
+        As `numbered`.
+    """
+    messages = messages.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
+    order = sorted({stages.get(rank, 0) for rank in set(messages["rank"].tolist())})
+    chains: list[list[_Fit]] = [[]]
+    if len(order) > 1 and order == list(range(order[0], order[-1] + 1)):
+        chains = [_chain(messages, stages, way, may_pass) for way in (order, order[::-1])]
+    pair, partner = np.zeros(len(messages), dtype=np.int64), np.arange(len(messages))
+    for number, fit in enumerate(max(chains, key=lambda chain: sum(len(fit.rows) for fit in chain)), 1):
+        pair[fit.rows] = pair[fit.partners] = number
+        partner[fit.partners] = fit.rows
+    return numbered(messages, "by time they fit no rank or several", pair, partner)
+
+
+def numbered(
+    messages: pd.DataFrame, reason: str, pair: Ints | None = None, number: Ints | None = None
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Number messages so that both sides of each have the same number.
+
+    Args:
+        messages: The messages.
+        reason: Why messages are unmatched.
+        pair: The number of each message's pair of ranks, from 1, 0 if unmatched; None if none is matched.
+        number: Its number in the pair.
+
+    Returns:
+        Of every message its rank and index, and the keys c (its pair of ranks), s and k that match it
+        (`nvprof_kit._trace.jobs.tables.JobTables.renumber`); and a warning about those that are unmatched.
+    """
+    pair = np.zeros(len(messages), dtype=np.int64) if pair is None else pair
+    number = np.arange(len(messages)) if number is None else number
+    unmatched = pair == 0
+    warnings: tuple[str, ...] = ()
+    if unmatched.any():
+        warnings = (
+            f"{plural(int(unmatched.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out "
+            f"(sends and receives of ranks {listing(sorted(set(messages['rank'][unmatched])))}): the captures do not "
+            f"name their communicators, and {reason}; waiting for them is not measured",
+        )
+    return messages[["rank", "index"]].assign(c=pair, s=-2, k=number), warnings
 
 
 class _Side(NamedTuple):
@@ -126,204 +112,152 @@ class _Side(NamedTuple):
     end: Ints
     size: Ints
 
-    def get(self, step: int, kind: str) -> Ints:
-        return self.of.get((step, kind), _NOTHING)
+    def counterparts(self, other: _Side, step: int) -> list[tuple[Ints, Ints, str]]:
+        """The messages of a step by kind, with those of another rank that could be their other sides."""
+        pairs = [(self.of.get((step, kind), _NONE), other.of.get((step, its), _NONE), kind) for kind, its in _KINDS]
+        return [pair for pair in pairs if len(pair[0])]
 
-
-_NOTHING = np.zeros(0, dtype=np.int64)
+    def without(self, rows: Ints, steps: set[int]) -> _Side:
+        """The messages without some of them, and without steps."""
+        of = {key: of_key[~np.isin(of_key, rows)] for key, of_key in self.of.items() if key[0] not in steps}
+        return self._replace(of={key: of_key for key, of_key in of.items() if len(of_key)})
 
 
 class _Fit(NamedTuple):
-    """An assignment of the messages of two ranks: mean cost, rows, and steps without an assignment."""
+    """An assignment of the messages of two ranks: mean cost, clock offset, rows, and steps without an assignment."""
 
     cost: float
     offset: int
     rows: Ints
     partners: Ints
-    broken: frozenset[int]
+    broken: set[int]
 
 
-def pair_chain(
-    rows: pd.DataFrame, stages: Mapping[int, int], may_pair: Callable[[int, int], bool] = lambda _one, _other: True
-) -> Chain:
-    """Match the messages of a pipeline, from its first or its last stage on.
-
-    Args:
-        rows: Sends and receives in order of time: rank, kind (Send, Recv, SendRecv), step, bytes (-1: unknown),
-            start_ns, end_ns on each rank's own clock.
-        stages: The pipeline stage of each rank.
-        may_pair: Whether two ranks of adjacent stages may be partners.
-    """
-    order = sorted({stages.get(rank, 0) for rank in set(rows["rank"].tolist())})
-    if order != list(range(order[0], order[0] + len(order))) or len(order) < 2:
-        return Chain(_NOTHING, _NOTHING, [])
-    chains = [_peeled(rows, stages, way, may_pair) for way in (order, order[::-1])]
-    return max(chains, key=lambda one: len(one.rows))
-
-
-def _peeled(
-    rows: pd.DataFrame, stages: Mapping[int, int], order: list[int], may_pair: Callable[[int, int], bool]
-) -> Chain:
+def _chain(
+    messages: pd.DataFrame, stages: Mapping[int, int], order: list[int], may_pass: Callable[[int, int], bool]
+) -> list[_Fit]:
     """Match stage by stage in this order; ends where a stage's messages do not fit."""
-    members = {
-        stage: [member for member in sorted(set(rows["rank"])) if stages.get(member, 0) == stage] for stage in order
-    }
-    times = [rows[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")]
-    sides: dict[int, dict[tuple[int, str], Ints]] = {}
-    for (rank, step, kind), of_step in rows.groupby(["rank", "step", "kind"], observed=True):
-        sides.setdefault(int(str(rank)), {})[int(str(step)), str(kind)] = of_step.index.to_numpy()
-    left = {rank: _Side(of_rank, *times) for rank, of_rank in sides.items()}
-    broken: dict[int, frozenset[int]] = dict.fromkeys(left, frozenset())
-    rows_of_pairs, partner_rows, pairs = [_NOTHING], [_NOTHING], []
+    times = [messages[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")]
+    rows_of: dict[int, dict[tuple[int, str], Ints]] = {}
+    for (rank, step, kind), of_key in messages.groupby(["rank", "step", "kind"], observed=True):
+        rows_of.setdefault(int(str(rank)), {})[int(str(step)), str(kind)] = of_key.index.to_numpy()
+    sides = {rank: _Side(of_rank, *times) for rank, of_rank in rows_of.items()}
+    broken: dict[int, set[int]] = {rank: set() for rank in sides}
+    members = {stage: [rank for rank in sorted(sides) if stages.get(rank, 0) == stage] for stage in order}
+    fits: list[_Fit] = []
     for stage, following in pairwise(order):
-        choices = [
-            (rank, [partner for partner in members[following] if may_pair(rank, partner)]) for rank in members[stage]
-        ]
-        if not 0 < sum(len(partner) for _, partner in choices) <= TRIED_PAIRS:
+        candidates = {rank: [other for other in members[following] if may_pass(rank, other)] for rank in members[stage]}
+        if sum(map(len, candidates.values())) > TRIED_PAIRS:
             break
-        best_fits = {rank: _best(left, broken, rank, partner) for rank, partner in choices}
-        partners = [chosen[0] for chosen in best_fits.values() if chosen]
+        matches = {rank: _best(sides, broken, rank, others) for rank, others in candidates.items()}
+        partners = [match[0] for match in matches.values() if match]
         if len(set(partners)) < len(partners) or not partners:
             break
-        for rank, chosen in best_fits.items():
-            if chosen is None:
-                continue
-            other, fit = chosen
-            rows_of_pairs, partner_rows = [*rows_of_pairs, fit.rows], [*partner_rows, fit.partners]
-            pairs += [(min(rank, other), max(rank, other))] * len(fit.rows)
-            broken[other] |= fit.broken
-            taken = {step for step, _ in left[other].of} & fit.broken
-            left[other] = _without(left[other], fit.partners, taken)
-        members[following] = [member for member in members[following] if member in partners]
-    return Chain(np.concatenate(rows_of_pairs), np.concatenate(partner_rows), pairs)
-
-
-def _without(side: _Side, taken: Ints, broken: Iterable[int]) -> _Side:
-    """The messages of a rank without those taken, and without steps in which it is unknown what is taken."""
-    out = set(broken)
-    of = {key: rows[~np.isin(rows, taken)] for key, rows in side.of.items() if key[0] not in out}
-    return side._replace(of={key: rows for key, rows in of.items() if len(rows)})
+        for partner, fit in filter(None, matches.values()):
+            fits.append(fit)
+            broken[partner] |= fit.broken
+            sides[partner] = sides[partner].without(fit.partners, fit.broken)
+        members[following] = sorted(partners)
+    return fits
 
 
 def _best(
-    left: Mapping[int, _Side], broken: Mapping[int, frozenset[int]], first: int, candidates: list[int]
+    sides: Mapping[int, _Side], broken: Mapping[int, set[int]], rank: int, candidates: list[int]
 ) -> tuple[int, _Fit] | None:
-    """The rank whose messages fit those of `first`, and how; None if none or several do."""
-    fits = []
-    for other in candidates:
-        usable = sorted({step for step, _ in left[first].of} - broken[first] - broken[other])
-        best, second = _sampled(left[first], left[other], usable)
-        if best is not None:
-            fits.append((best, second, other, usable))
-    fits.sort(key=lambda fit: fit[0].cost)
+    """The rank whose messages fit those of `rank`, and how; None if none or several do."""
+    fits: list[tuple[float, float, int, int]] = []  # the cost, that of another assignment, the rank and its offset
+    for candidate in candidates:
+        steps = sorted({step for step, _ in sides[rank].of} - broken[rank] - broken[candidate])
+        tried = _tried(sides[rank], sides[candidate], steps[_middle(steps) :][:TRIED_STEPS])
+        if tried:
+            different = (
+                fit.cost
+                for fit in tried
+                if not (np.array_equal(fit.rows, tried[0].rows) and np.array_equal(fit.partners, tried[0].partners))
+            )
+            fits.append((tried[0].cost, min(different, default=np.inf), candidate, tried[0].offset))
     if not fits:
         return None
-    best, second, other, usable = fits[0]
-    rival = min([second, *(fit[0].cost for fit in fits[1:])])
-    if best.cost > FIT_NS or rival < CLEARER * best.cost:
+    (cost, rival, partner, best_offset), *others = sorted(fits)
+    if cost > FIT_NS or min([rival, *(other[0] for other in others)]) < CLEARER * cost:
         return None
     # assign the messages of all steps; from step to step, the offset follows the clocks' drift
-    start = max(len(usable) - TRIED_STEPS, 0) // 2
-    rows, partners, without = [_NOTHING], [_NOTHING], set()
-    for direction in (usable[start:], usable[:start][::-1]):
-        offset = best.offset
+    steps = sorted({step for step, _ in sides[rank].of} - broken[rank] - broken[partner])
+    rows, partners, without = [_NONE], [_NONE], set()
+    for direction in (steps[_middle(steps) :], steps[: _middle(steps)][::-1]):
+        offset = best_offset
         for step in direction:
-            fit = _assigned(left[first], left[other], [step], offset)
+            fit = _assigned(sides[rank], sides[partner], [step], offset)
             if len(fit.rows) and fit.cost <= FIT_NS:
                 rows, partners, offset = [*rows, fit.rows], [*partners, fit.partners], fit.offset
             else:
                 without.add(step)
-    assignment = _Fit(0.0, best.offset, np.concatenate(rows), np.concatenate(partners), frozenset(without))
-    return (other, assignment) if len(assignment.rows) else None
+    whole = _Fit(cost, best_offset, np.concatenate(rows), np.concatenate(partners), without)
+    return (partner, whole) if len(whole.rows) else None
 
 
-def _sampled(first: _Side, second: _Side, steps: list[int]) -> tuple[_Fit | None, float]:
-    """The best assignment in some steps, and the cost of the best one that differs."""
-    start = max(len(steps) - TRIED_STEPS, 0) // 2
-    tried = steps[start : start + TRIED_STEPS]
+def _middle(steps: list[int]) -> int:
+    """Where the steps to try begin."""
+    return max(len(steps) - TRIED_STEPS, 0) // 2
+
+
+def _tried(first: _Side, second: _Side, steps: list[int]) -> list[_Fit]:
+    """The assignments in some steps with the clock offsets with which the most messages end together, cheapest first;
+    only those of as many messages as any.
+    """
+    distances = [_NONE]
+    for rows, its, _ in (pair for step in steps for pair in first.counterparts(second, step)):
+        shift = np.arange(len(its))[None, :] - np.arange(len(rows))[:, None]
+        between = first.end[rows][:, None] - second.end[its][None, :]
+        distances.append(between[(shift >= 0) & (shift <= len(its) - len(rows))])
+    distance = np.concatenate(distances)
+    bins, count = np.unique(distance // BIN_NS, return_counts=True)
     fits: list[_Fit] = []
-    for guess in _offsets(first, second, tried):
-        fit = _assigned(first, second, tried, guess)
+    for bin_number in bins[np.argsort(-count, kind="stable")][:TRIED_OFFSETS].tolist():
+        is_near = np.abs(distance - (bin_number * BIN_NS + BIN_NS // 2)) <= BIN_NS
+        fit = _assigned(first, second, steps, int(np.median(distance[is_near])))
         for _ in range(2):
-            if len(fit.rows):
-                fit = _assigned(first, second, tried, fit.offset)
-        if len(fit.rows):
-            fits.append(fit)
-    if not fits:
-        return None, np.inf
-    largest = max(len(fit.rows) for fit in fits)
-    fits = sorted((fit for fit in fits if len(fit.rows) == largest), key=lambda fit: fit.cost)
-    best = fits[0]
-    different = (
-        fit for fit in fits if not (np.array_equal(fit.rows, best.rows) and np.array_equal(fit.partners, best.partners))
-    )
-    return best, min((fit.cost for fit in different), default=np.inf)
-
-
-def _offsets(first: _Side, second: _Side, steps: list[int]) -> list[int]:
-    """The clock offsets with which the most messages end together."""
-    distances = [_NOTHING]
-    for step in steps:
-        for kind, counterpart in _KINDS:
-            rows, its = first.get(step, kind), second.get(step, counterpart)
-            if 0 < len(rows) <= len(its):
-                between = first.end[rows][:, None] - second.end[its][None, :]
-                shift = np.arange(len(its))[None, :] - np.arange(len(rows))[:, None]
-                distances.append(between[(shift >= 0) & (shift <= len(its) - len(rows))])
-    all_distances = np.concatenate(distances)
-    if not len(all_distances):
-        return []
-    bins, count = np.unique(all_distances // BIN_NS, return_counts=True)
-    chosen = bins[np.argsort(-count, kind="stable")][:TRIED_OFFSETS]
-    return [
-        int(np.median(all_distances[np.abs(all_distances - (first * BIN_NS + BIN_NS // 2)) <= BIN_NS]))
-        for first in chosen.tolist()
-    ]
+            fit = _assigned(first, second, steps, fit.offset)
+        fits.append(fit)
+    largest = max((len(fit.rows) for fit in fits), default=0)
+    return sorted((fit for fit in fits if len(fit.rows) == largest > 0), key=lambda fit: fit.cost)
 
 
 def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fit:
     """The cheapest assignment of all messages of the first rank with this offset; steps without one are left out."""
-    rows, partners, costs, distances, broken = [_NOTHING], [_NOTHING], [0.0], [_NOTHING], set()
+    rows, partners, costs, broken = [_NONE], [_NONE], [0.0], set()
     for step in steps:
-        parts = []
-        for kind, counterpart in _KINDS:
-            first_rows, its = first.get(step, kind), second.get(step, counterpart)
-            if len(first_rows) > len(its):
-                broken.add(step)
-            elif len(first_rows):
-                parts.append((first_rows, its, kind))
-        if step in broken:
+        pairs = first.counterparts(second, step)
+        if any(len(first_rows) > len(its) for first_rows, its, _ in pairs):
+            broken.add(step)
             continue
-        for first_rows, its, kind in parts:
+        for first_rows, its, kind in pairs:
             cost = _cost(first, second, (first_rows, its), kind, offset)
             columns = _in_order(cost)
             rows, partners = [*rows, first_rows], [*partners, its[columns]]
             costs.append(float(cost[np.arange(len(first_rows)), columns].sum()))
-            distances.append(first.end[first_rows] - second.end[its[columns]])
-    all_distances = np.concatenate(distances)
-    close = all_distances[np.abs(all_distances - offset) <= FIT_NS]
+    all_rows, all_partners = np.concatenate(rows), np.concatenate(partners)
+    distance = first.end[all_rows] - second.end[all_partners]
+    close = distance[np.abs(distance - offset) <= FIT_NS]
     better = int(np.median(close)) if len(close) else offset
-    mean = sum(costs) / len(all_distances) if len(all_distances) else np.inf
-    return _Fit(mean, better, np.concatenate(rows), np.concatenate(partners), frozenset(broken))
+    mean = sum(costs) / len(all_rows) if len(all_rows) else np.inf
+    return _Fit(mean, better, all_rows, all_partners, broken)
 
 
 def _cost(first: _Side, second: _Side, rows: tuple[Ints, Ints], kind: str, offset: int) -> npt.NDArray[np.float64]:
     """How badly each message of the first rank fits each of the second, in ns."""
     first_rows, its = rows
     start, end = first.start[first_rows][:, None], first.end[first_rows][:, None]
-    second_start, ended = second.start[its][None, :] + offset, second.end[its][None, :] + offset
+    its_start, its_end = second.start[its][None, :] + offset, second.end[its][None, :] + offset
     if kind == "Send":
-        distance = ended - np.maximum(end, np.minimum(second_start, ended))
+        distance = its_end - np.maximum(end, np.minimum(its_start, its_end))
     elif kind == "Recv":
-        distance = end - np.maximum(ended, np.minimum(start, end))
+        distance = end - np.maximum(its_end, np.minimum(start, end))
     else:
-        distance = end - ended
+        distance = end - its_end
     size, its_size = first.size[first_rows][:, None], second.size[its][None, :]
     size_differs = (size != its_size) & (size >= 0) & (its_size >= 0)
-    cost: npt.NDArray[np.float64] = np.where(size_differs, WORST_NS, np.minimum(np.abs(distance), WORST_NS)).astype(
-        np.float64
-    )
-    return cost
+    return np.where(size_differs, WORST_NS, np.minimum(np.abs(distance), WORST_NS)).astype(np.float64)
 
 
 def _in_order(cost: npt.NDArray[np.float64]) -> Ints:

@@ -82,7 +82,9 @@ def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame)
     """
     in_order = instances.sort_values("arrival", kind="stable", ignore_index=True)
     in_order["instance"] = np.arange(len(in_order))
-    members = points.merge(in_order[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"])
+    members = points.drop(columns="step", errors="ignore").merge(
+        in_order[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"]
+    )
     members = members.sort_values(["rank", "index"], kind="stable", ignore_index=True)
     rank, a, e = (members[name].to_numpy() for name in ("rank", "a", "e"))
     ready = a - members["queued_ns"].to_numpy()

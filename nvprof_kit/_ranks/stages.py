@@ -52,20 +52,6 @@ def stages_of(medians: pd.DataFrame) -> dict[int, int]:
     return {int(rank): stages.get(int(rank), 0) for rank in medians["rank"].unique()}
 
 
-def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:
-    """First and last number of each rank's layers if they are contiguous; empty if any rank's are not."""
-    named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
-    spans = {}
-    for rank, rank_layers in named.groupby("rank", sort=True):
-        numbers = {
-            int(name) for layer in rank_layers["layer"].unique() for name in str(layer).split(".") if name.isdecimal()
-        }
-        if not numbers or max(numbers) - min(numbers) >= len(numbers):
-            return {}
-        spans[int(str(rank))] = (min(numbers), max(numbers))
-    return spans
-
-
 def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
     """Add stage, group (an id for each set of equals), equals (its size), and peers_ns and peers_idle_ns (the group's
     medians of compute and idle time) to the medians.

@@ -18,6 +18,8 @@ from nvprof_kit.names import NO_LAYER, NO_PHASE
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._trace.jobs.tables import JobTables
+
 NOTABLE = 0.03
 """Minimum share of a step for a cost to be reported."""
 
@@ -100,75 +102,36 @@ class Judged(Protocol):
         """Which rank the others wait for, if any."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The data for a verdict.
+def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame) -> Verdict:
+    """Find the verdict.
 
-    Attributes:
+    Args:
+        tables: The job's maps, with matched collectives.
         charges: See `nvprof_kit._ranks.waits.Waits.charges`.
-        steps: One row per step: step, median_ns (median duration over ranks), ranks (how many ranks have it), warm_up
-            (whether it is warm-up).
         layers: See `nvprof_kit._ranks.stages.layer_table`.
-        transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
-        groups: Ranks of each communicator.
-        ranks: Number of ranks.
-        span_ns: From the first arrival to the last end; the reference for costs without steps.
-        present: See `nvprof_kit._trace.jobs.tables.JobTables.present`. A rank is judged by the steps that it has.
-        unmatched_share: Share of the collectives without a match on another rank.
     """
-
-    charges: pd.DataFrame
-    steps: pd.DataFrame
-    layers: pd.DataFrame
-    transfers: pd.DataFrame
-    groups: dict[int, tuple[int, ...]]
-    ranks: int
-    span_ns: int = 0
-    present: pd.DataFrame | None = None
-    unmatched_share: float = 0.0
-
-
-def judge(evidence: Evidence) -> Verdict:
-    """Find the verdict."""
-    import pandas as pd
-
-    if evidence.ranks < 2:
+    ranks = len(tables.ranks)
+    if ranks < 2:
         return Verdict(sentence="no verdict: a single rank cannot be compared")
-    charges, steps = _counted_steps(evidence)
+    all_charges, all_steps = charges, tables.step_lengths()
+    charges, steps = _counted_steps(all_charges, all_steps)
     if len(steps):
         length = float(np.median(steps["median_ns"]))
-    elif len(evidence.layers):
-        length = float(evidence.layers.groupby("rank")["median_ns"].sum().median())
+    elif len(layers):
+        length = float(layers.groupby("rank")["median_ns"].sum().median())
     else:
-        length = float(evidence.span_ns)
+        length = float(tables.span())
     if not len(charges) or not length:
-        return _start_up(evidence) or Verdict(sentence="no verdict: the ranks share no collective in a step")
+        sentence = "no verdict: the ranks share no collective in a step"
+        return _start_up(all_charges, all_steps) or Verdict(sentence=sentence)
     faults = charges[~charges["cause"].isin(_NOT_A_FAULT)]
-    number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
-    costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
-    costs = costs.reindex(number, fill_value=0.0)
-    costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
-    if evidence.present is not None and len(evidence.present):
-        has_step = pd.crosstab(evidence.present["step"], evidence.present["rank"]) > 0
-        has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
-        # a rank that has less than a quarter or two of the steps is judged by all
-        costs = costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
-    link = _slow_link(evidence, length)
+    numbers = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
+    costs = _costs(faults, tables, numbers)
+    link = _slow_link(tables, length)
     median = costs.median() if costs.shape[1] else costs.sum()
-    worst = int(median.idxmax()) if len(median) else -1
+    worst = int(str(median.idxmax())) if len(median) else -1
     cost = float(median[worst]) if len(median) else 0.0
-    # of two steps, the median is the mean: a rank is late in two of its steps or more, if it has as many
-    of_worst = costs[worst].dropna() if len(median) else costs
-    notable = cost >= NOTABLE * length and int((of_worst >= NOTABLE * length).sum()) >= min(2, len(of_worst))
-    # if a different rank is late in each step, a single rank's share is small
-    alone = notable and cost >= costs.max(axis=1).median() / 2
-    if alone:
-        # of two ranks that take turns, one is late in more than half of an odd number of steps: the others are late in
-        # a quarter of the steps, and as late as the worst rank is in its own
-        largest = costs.drop(columns=worst).max(axis=1)
-        theirs = (largest >= 2 * costs[worst]) & (largest >= max(costs[worst].median() / 2, NOTABLE * length))
-        alone = int(theirs.sum()) < 2 or float(theirs.mean()) < 0.25
-    if alone and (link is None or link.cost_ns_per_step < cost / 2):
+    if _is_alone(costs, worst, cost, length) and (link is None or link.cost_ns_per_step < cost / 2):
         rank_faults = faults[faults["rank"] == worst]
         cost_of_cause = rank_faults.groupby("cause")["cost_ns"].sum()
         if cost_of_cause.get("collective", 0.0) > cost_of_cause.sum() / 2:
@@ -177,25 +140,66 @@ def judge(evidence: Evidence) -> Verdict:
                 "because of collectives that match none of another rank; the rank that it waits for may be missing"
             )
             return Verdict(cause="collective", severity="warning", cost_ns_per_step=round(cost), sentence=sentence)
-        return _of_rank(evidence, rank_faults, worst, cost=cost, length=length, steps=of_worst.index.tolist())
+        counted = costs[worst].dropna().index.tolist()
+        return _of_rank(
+            rank_faults, layers, worst, cost=cost, length=length, steps=counted, has_steps=len(all_steps) > 0
+        )
     return (
         link
         or _spread_out(faults, costs.fillna(0.0), length)
-        or _uneven_stages(charges, number, length)
-        or _start_up(evidence)
-        or _of_work(evidence, costs, length)
+        or _uneven_stages(charges, numbers, length)
+        or _start_up(all_charges, all_steps)
+        or (_of_work(layers, costs, length, tables.unmatched() / max(tables.rows()[0], 1)) if len(all_steps) else None)
         or Verdict(
-            sentence=f"no straggler: none of {plural(evidence.ranks, 'rank')} makes the others wait more than "
+            sentence=f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than "
             f"{_ms(float(costs.median().max()) if costs.shape[1] else 0.0)} of a step of {_ms(length)}"
         )
     )
 
 
-def _counted_steps(evidence: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _costs(faults: pd.DataFrame, tables: JobTables, steps: list[int]) -> pd.DataFrame:
+    """The cost of each rank in each step; missing in steps that it does not have, or in which none of its collectives
+    is matched.
+    """
+    import pandas as pd
+
+    costs: pd.DataFrame = faults.pivot_table(
+        index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0
+    )
+    costs = costs.reindex(steps, fill_value=0.0)
+    costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
+    present = tables.matched_steps()
+    present = present[present["matched"]]
+    if not len(present):
+        return costs
+    has_step = pd.crosstab(present["step"], present["rank"]) > 0
+    has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
+    # a rank that has less than a quarter or two of the steps is judged by all
+    judged: pd.DataFrame = costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
+    return judged
+
+
+def _is_alone(costs: pd.DataFrame, worst: int, cost: float, length: float) -> bool:
+    """Whether one rank costs the others a notable part of the steps, rather than a different one each time."""
+    if not costs.shape[1]:
+        return False
+    # of two steps, the median is the mean: a rank is late in two of its steps or more, if it has as many
+    of_worst = costs[worst].dropna()
+    if cost < NOTABLE * length or int((of_worst >= NOTABLE * length).sum()) < min(2, len(of_worst)):
+        return False
+    if cost < costs.max(axis=1).median() / 2:
+        return False
+    # of two ranks that take turns, one is late in more than half of an odd number of steps: the others are late in
+    # a quarter of the steps, and as late as the worst rank is in its own
+    largest = costs.drop(columns=worst).max(axis=1)
+    theirs = (largest >= 2 * costs[worst]) & (largest >= max(costs[worst].median() / 2, NOTABLE * length))
+    return int(theirs.sum()) < 2 or float(theirs.mean()) < 0.25
+
+
+def _counted_steps(charges: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The charges and the steps that count: without warm-up and the step in which the profilers start, unless no others
     are left.
     """
-    charges, steps = evidence.charges, evidence.steps
     if len(steps):
         # a step that few of the profiled ranks have does not show which rank is late
         largest = int(steps["ranks"].max())
@@ -211,12 +215,20 @@ def _counted_steps(evidence: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _of_rank(
-    evidence: Evidence, faults: pd.DataFrame, rank: int, *, cost: float, length: float, steps: list[int]
+    faults: pd.DataFrame,
+    layers: pd.DataFrame,
+    rank: int,
+    *,
+    cost: float,
+    length: float,
+    steps: list[int],
+    has_steps: bool,
 ) -> Verdict:
     """The verdict on a rank: the layer that stands out, otherwise the cause of most of its cost."""
     kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
     by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
-    layer, phase, top = _standing_out(evidence, faults.assign(kind=kind), rank, length, steps)
+    rank_layers = layers[layers["rank"] == rank]
+    layer, phase, top = _standing_out(faults.assign(kind=kind), rank_layers, length, steps)
     # a cause with a specific place, if it is a large part of the cost; a late host affects all layers
     placed = by_kind[by_kind.index.isin(_PLACES)]
     if top is None and len(placed) and placed.max() >= max(NOTABLE * length, cost / 3):
@@ -225,7 +237,6 @@ def _of_rank(
     top_faults = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
     more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
     where = f" in {layer} {phase}" if layer else ""
-    rank_layers = evidence.layers[evidence.layers["rank"] == rank]
     if layer is None and top in ("work", "host"):
         # most of the cost may lie in one phase outside layers, such as the optimizer
         sums: Any = top_faults.groupby(["layer", "phase"])["cost_ns"].sum()
@@ -253,9 +264,9 @@ def _of_rank(
     )
     sentence = (
         f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
-        + (f"a step of {_ms(length)}" if len(evidence.steps) else f"the {_ms(length)} that are recorded")
+        + (f"a step of {_ms(length)}" if has_steps else f"the {_ms(length)} that are recorded")
         + details
-        + (f", in {often} of {plural(len(steps), 'step')}" if len(evidence.steps) else "")
+        + (f", in {often} of {plural(len(steps), 'step')}" if has_steps else "")
     )
     named = {"rank": rank, "layer": layer, "phase": phase}
     return Verdict(**named, cause=cause, **_priced(cost, length), sentence=sentence)  # type: ignore[arg-type]
@@ -296,14 +307,14 @@ def _medians(faults: pd.DataFrame, keys: list[str], steps: list[int]) -> pd.Seri
 
 
 def _standing_out(
-    evidence: Evidence, faults: pd.DataFrame, rank: int, length: float, steps: list[int]
+    faults: pd.DataFrame, rank_layers: pd.DataFrame, length: float, steps: list[int]
 ) -> tuple[str | None, str | None, str | None]:
     """The layer, phase and kind of cause that costs a notable part of the step and `STANDS_OUT` times any other layer.
 
     GPU work is checked first: it varies less than the lateness of a host, which affects all layers.
     """
     places: Any = _medians(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps)
-    work = evidence.layers[evidence.layers["rank"] == rank].groupby("layer")["peers_ns"].sum()
+    work = rank_layers.groupby("layer")["peers_ns"].sum()
     work = work[work > 0]
     for kind in sorted({str(name) for name, _ in places.index}, key=lambda one: one != "work"):
         by_layer = places[kind].sort_values(ascending=False)
@@ -317,9 +328,9 @@ def _standing_out(
     return None, None, None
 
 
-def _slow_link(evidence: Evidence, length: float) -> Verdict | None:
+def _slow_link(tables: JobTables, length: float) -> Verdict | None:
     """Find communicators whose transfers of the same sizes are slower than their equals'."""
-    table = evidence.transfers
+    table = tables.transfers()
     if not len(table):
         return None
     peers = table.groupby(["sort", "bytes", "n"])["median_ns"]
@@ -332,10 +343,11 @@ def _slow_link(evidence: Evidence, length: float) -> Verdict | None:
     cost = float(by_group.max())
     if cost < NOTABLE * length:
         return None
-    slow_groups = [set(evidence.groups[comm]) for comm in by_group.index[by_group >= by_group.max() / 2]]
+    groups = tables.communicators()
+    slow_groups = [set(groups[comm]) for comm in by_group.index[by_group >= by_group.max() / 2]]
     shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
     rank = shared.pop() if len(shared) == 1 else None
-    worst = listing(sorted(evidence.groups[int(by_group.idxmax())]))
+    worst = listing(sorted(groups[int(by_group.idxmax())]))
     times = float((slow["median_ns"] / slow["usual"]).max())
     sentence = (
         f"slow link between ranks {worst}: transfers of one size take {times:.1f} times as long as between "
@@ -399,20 +411,19 @@ def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ve
     return Verdict(cause="uneven_stages", sentence=sentence)
 
 
-def _start_up(evidence: Evidence) -> Verdict | None:
+def _start_up(charges: pd.DataFrame, steps: pd.DataFrame) -> Verdict | None:
     """A verdict if the profilers started at different times and nothing else was found."""
-    cold = evidence.charges[evidence.charges["cause"] == "start_up"]
-    if not len(cold) or len(evidence.steps) > 1:
+    cold = charges[charges["cause"] == "start_up"]
+    if not len(cold) or len(steps) > 1:
         return None
     wait = _ms(float(cold["cost_ns"].sum()))
     sentence = f"no straggler: {wait} of waiting is startup skew: the profilers did not start at the same moment"
     return Verdict(cause="start_up", sentence=sentence)
 
 
-def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict | None:
+def _of_work(layers: pd.DataFrame, costs: pd.DataFrame, length: float, unmatched_share: float) -> Verdict | None:
     """A verdict by what the ranks compute in a step, if so many collectives have no match that waiting says little."""
-    layers = evidence.layers
-    if evidence.unmatched_share <= UNMATCHED or layers["stage"].nunique() != 1 or not len(evidence.steps):
+    if unmatched_share <= UNMATCHED or layers["stage"].nunique() != 1:
         return None
     work = layers.groupby("rank")["median_ns"].sum()
     rank = int(work.index.to_numpy()[work.to_numpy().argmax()])
@@ -428,7 +439,7 @@ def _of_work(evidence: Evidence, costs: pd.DataFrame, length: float) -> Verdict 
     sentence = (
         f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank])} of a step of {_ms(length)}, those of "
         f"the others {_ms(usual)}; most of the difference is {where}, {_ms(rank_work)} against {_ms(peer_work)}; only "
-        f"{_ms(waits)} of waiting for it are measured: {evidence.unmatched_share:.0%} of the collectives have no match"
+        f"{_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the collectives have no match"
     )
     location = {"layer": None if layer == NO_LAYER else str(layer), "phase": str(phase)}
     cost = {"severity": "warning", "cost_ns_per_step": round(waits)}

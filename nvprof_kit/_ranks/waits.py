@@ -101,7 +101,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         AssertionError: The charges do not add up to the waiting: a bug in this package.
     """
     total, is_small = tables.total_wait(), tables.count() <= MOST
-    instances = tables.instances(-1, 0 if is_small else SHOWN)
+    instances = tables.instances(0 if is_small else SHOWN)
     if not is_small:
         instances = instances[instances["n"].cumsum() <= SHOWN_WAITS]
     instances = instances.sort_values("arrival", kind="stable", ignore_index=True)
@@ -359,7 +359,7 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
     """
     import pandas as pd
 
-    table = with_equals(tables.layer_medians())
+    table = with_equals(tables.layer_medians)
     if table["stage"].nunique() < 2:
         return shares
     over = {

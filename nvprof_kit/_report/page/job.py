@@ -348,7 +348,8 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
 
 def _timeline(tables: JobTables, ranks: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
     """The timelines of the selected ranks, and a sentence about omissions."""
-    points, segments = tables.placed(ranks), tables.segments(ranks)
+    points, segments = tables.points(ranks), tables.segments(ranks)
+    points = points[points["arrival"].notna()].astype({"arrival": "int64", "late_rank": "int64"})
     if not len(points):
         return None, ""
     # the steps with boxes on the page: all, or those in which the selected ranks waited most

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-VERSION = 4
+VERSION = 5
 """Version of these tables; incremented by every change that breaks older readers."""
 
 RANKS: Mapping[str, Column] = MappingProxyType(
@@ -25,8 +25,6 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "rank": Column("int64", "rank in the job"),
         "version": Column("int64", "version of the map's schema"),
         "capture": Column("object", "path of the capture"),
-        "size_bytes": Column("int64", "size of the capture when it was mapped"),
-        "changed_ns": Column("int64", "modification time of the capture, in ns since 1970"),
         "reading": Column("object", "NVTX domain and rules that it was read with"),
         "run": Column("object", "id of the run, '' if unknown"),
         "world_size": Column("int64", "ranks of the job, -1 if unknown"),
@@ -40,7 +38,7 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "warnings": Column("object", "what may be missing or distorted in the capture, one a line"),
     }
 )
-"""One row per rank: what was mapped, and what the cache check compares."""
+"""One row per rank: what was mapped."""
 
 COLLECTIVES: Mapping[str, Column] = MappingProxyType(
     {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from nvprof_kit._trace.files.process import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, to_arrow
@@ -31,33 +30,30 @@ _AT_ONCE = 1_000
 SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 """Collectives that cannot end on any rank before all ranks have arrived."""
 
-_SYMMETRIC = str(SYMMETRIC)
-_PEER = "('Send', 'Recv', 'SendRecv')"
-
 _MEMBERS = """
-    SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, alone_ns, {comm} AS comm,
-        CASE WHEN {operation} >= 0 AND comm LIKE 'stream %' THEN 0 ELSE {c} END AS c,
-        CASE WHEN {operation} >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
-        CASE WHEN {operation} >= 0 THEN {operation} WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
-        CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
-    FROM collectives {join}
+    SELECT x.rank, x.index, x.kind, x.step, bytes, size, start_ns, end_ns, alone_ns AS alone, {comm} AS comm,
+        CASE WHEN kind IN ('Send', 'Recv', 'SendRecv') THEN 'SendRecv' ELSE kind END AS sort,
+        {keys}
+    FROM collectives AS x {joins}
 """
 """The collectives with the keys that match them across ranks: communicator, step and number."""
 
-_DAMAGE = ("BinderException", "ConversionException", "InvalidInputException", "IOException", "OutOfRangeException")
-"""Errors of DuckDB that damaged files raise: a missing column, another type, pages that cannot be read."""
+_C = "CASE WHEN {operation} >= 0 AND {comm} LIKE 'stream %' THEN 0 ELSE hash({comm}, {part}) END"
+_S = "CASE WHEN {operation} >= 0 OR {sequence} >= 0 THEN -2 ELSE x.step END"
+_K = "CASE WHEN {operation} >= 0 THEN {operation} WHEN {sequence} >= 0 THEN sequence ELSE {number} END"
 
 _SORTS = (*SYMMETRIC, "SendRecv", "Broadcast", "Reduce")
 _CODE = " ".join(f"WHEN '{sort}' THEN {code}" for code, sort in enumerate(_SORTS, 1))
 
-_INSTANCES = f"""
+_MATCHES = f"""
     SELECT * EXCLUDE (late, low, high, sum_alone, late_alone), (late >> 32)::INTEGER AS late_rank,
         (late & 4294967295)::INTEGER AS late_index, coalesce({list(_SORTS)}[low], '') AS sort, low <> high AS unlike,
         sum_alone::BIGINT - late_alone AS alone_ns
     FROM (
         SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max((rank << 32) | index, a) AS late,
-            sum(a) AS sum_a, max(e) AS ended, arg_min(e, a) AS first_end, {{step}} AS step, min(sort) AS low,
-            max(sort) AS high, max(bytes) AS bytes, max(size)::INTEGER AS size, sum(alone::DOUBLE) AS sum_alone,
+            sum(a) AS sum_a, max(e) AS ended, arg_min(e, a) AS first_end, min(sort) AS low, max(sort) AS high,
+            coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
+            max(bytes) AS bytes, max(size)::INTEGER AS size, sum(alone::DOUBLE) AS sum_alone,
             arg_max(alone, a) AS late_alone
         FROM (SELECT * REPLACE (CASE sort {_CODE} ELSE 0 END::UTINYINT AS sort) FROM matched)
         GROUP BY c, s, k HAVING count(*) > 1
@@ -67,34 +63,46 @@ _INSTANCES = f"""
 one integer, kinds are codes, and sums of what is far below 2^53 are floating-point numbers, which are exact there.
 """
 
-_LAYER_KEYS = ("rank", "step", "layer", "phase")
-_PHASES_OF_RANKS = (
-    "SELECT count(DISTINCT phases) FROM (SELECT string_agg(DISTINCT phase, ' ' ORDER BY phase) AS phases "
-    "FROM ({layers}) WHERE compute_ns > 0 GROUP BY rank)"
-)
+_ENDS_ALONE = f"(n = 2 OR i.sort NOT IN {SYMMETRIC})"
+"""With two ranks, or in a collective that a rank can finish before others arrive, a wait ends with it at the latest."""
+
+_WAITING = f"""
+    SELECT m.rank, m.step, c, s, k, i.sort, i.late_rank, i.arrival - m.a AS late_ns,
+        CASE WHEN {_ENDS_ALONE} THEN least(late_ns, greatest(m.e - m.a, 0)) ELSE late_ns END AS wait_ns
+    FROM matched AS m JOIN matches AS i USING (c, s, k) WHERE NOT unlike
+"""
+"""The wait time of each rank in each matched collective."""
+
+_INSTANCES = """
+    SELECT i.*, CAST(CASE WHEN clipped_ns IS NOT NULL THEN clipped_ns
+        WHEN n = 2 THEN least(n * arrival::HUGEINT - sum_a, greatest(first_end - (sum_a - arrival), 0))
+        ELSE n * arrival::HUGEINT - sum_a END AS BIGINT) AS wait_ns
+    FROM matches AS i LEFT JOIN clipped USING (c, s, k) WHERE NOT unlike
+"""
+"""The matched collectives of one kind with the wait time of all their ranks: without those that end alone, sums do."""
+
+_PHASES_OF_RANKS = """
+    SELECT count(DISTINCT phases) FROM (SELECT string_agg(DISTINCT phase, ' ' ORDER BY phase) AS phases
+    FROM ({layers}) WHERE compute_ns > 0 GROUP BY rank)
+"""
 """How many sets of phases the ranks compute in."""
 
-_STEP = "coalesce(min(step) FILTER (WHERE step >= 0), -1)"
-"""The step of a matched collective, where it is not among the keys."""
-
-_CLIPPED = f"""
-    SELECT c, s, k, sum(least(i.arrival - m.a, greatest(m.e - m.a, 0)))::BIGINT AS clipped_ns
-    FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE i.sort NOT IN {_SYMMETRIC} GROUP BY c, s, k
-"""
-"""Wait time in collectives that some ranks can finish before others arrive: at most until the rank's own end."""
-
-_WAITED = "n * arrival::HUGEINT - sum_a"
-_WAITS = f"""(
-    SELECT i.*, CAST(
-        CASE WHEN sort NOT IN {_SYMMETRIC} THEN clipped_ns
-        WHEN n = 2 THEN least({_WAITED}, greatest(first_end - (sum_a - arrival), 0)) ELSE {_WAITED} END AS BIGINT
-    ) AS wait_ns FROM instances AS i LEFT JOIN clipped USING (c, s, k) WHERE NOT unlike
-)"""
-"""The matched collectives with the wait time of their ranks."""
+_DAMAGE = ("BinderException", "ConversionException", "InvalidInputException", "IOException", "OutOfRangeException")
+"""Errors of DuckDB that damaged files raise: a missing column, another type, pages that cannot be read."""
 
 
-_LEAST_BYTES = 12
-"""No Parquet file is shorter: it begins and ends with a mark of four bytes, and tells the length of its footer."""
+def map_names(folder: Path) -> list[str]:
+    """File names of the maps in a folder; empty if it has no maps.
+
+    Raises:
+        CaptureError: A table of a map is missing.
+    """
+    names = {table: {file.name for file in (folder / table).glob("*.parquet")} for table in TABLES}
+    every = set().union(*names.values())
+    for table in TABLES:
+        for name in sorted(every - names[table]):
+            raise CaptureError(f"{folder / table / name}: no such file, and the map is not whole without it; map again")
+    return sorted(every)
 
 
 def is_maps(folder: Path) -> bool:
@@ -102,27 +110,17 @@ def is_maps(folder: Path) -> bool:
     return all((folder / table).is_dir() for table in TABLES)
 
 
-def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
-    """Which file of maps is not there, or was not written to its end; '' if all are whole.
-
-    Args:
-        folder: The folder of maps.
-        names: The required maps; None for all maps in the folder.
-    """
-    if names is None:
-        names = sorted({file.name for table in TABLES for file in (folder / table).glob("*.parquet")})
-    for file in (folder / table / name for table in TABLES for name in names):
-        try:
-            with file.open("rb") as opened:
-                opened.seek(-min(_LEAST_BYTES, os.fstat(opened.fileno()).st_size), os.SEEK_END)
-                tail = opened.read()
-        except FileNotFoundError:
-            return f"{file}: no such file, and the map is not whole without it; map again"
-        except OSError as error:
-            return f"{file}: {error.strerror}; map again"
-        if len(tail) < _LEAST_BYTES or not tail.endswith(b"PAR1"):
-            return f"{file}: a damaged map (it is cut short); map again"
-    return ""
+def is_whole(folder: Path, name: str) -> bool:
+    """Whether all files of a map are there and were written to their ends."""
+    try:
+        for table in TABLES:
+            with (folder / table / name).open("rb") as file:
+                file.seek(-4, os.SEEK_END)
+                if file.read() != b"PAR1":
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 class JobTables:
@@ -130,7 +128,13 @@ class JobTables:
 
     Args:
         maps: The maps, or the folder of their files.
-        names: The files that belong to the job; None for all.
+        names: The files that belong to the job; None for all in the folder.
+
+    Attributes:
+        ranks: The table ``ranks`` of all maps.
+        has_unlike_layers: Whether ranks have their layers from different evidence: a module of one and an operator of
+            another are no equals, so ranks are compared without layers, and by phase only if all compute in the same.
+        has_unlike_phases: Whether such ranks compute in different phases too.
 
     Raises:
         CaptureError: There is no map, or a map is incomplete or has another version.
@@ -141,9 +145,8 @@ class JobTables:
         import pyarrow as pa
 
         self._folder = maps if isinstance(maps, Path) else None
-        if self._folder and (fault := fault_of(self._folder, names)):
-            raise CaptureError(fault)
-        if self._folder and names is None and not any((self._folder / "ranks").glob("*.parquet")):
+        self._names = map_names(self._folder) if self._folder is not None and names is None else names
+        if self._folder is not None and not self._names:
             command = f"nvprof-kit ranks map -o {maps} CAPTURE..."
             raise CaptureError(f"{maps}: no map in it; make some with {command}")
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
@@ -153,151 +156,107 @@ class JobTables:
         with suppress(duckdb.Error):  # not in every build: return free memory to the system soon
             self._db.execute("SET allocator_background_threads = true")
         self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
-        self._names = names
-        self._places: dict[int, str] = {}
-        self._gathered: set[str] = set()
         if not isinstance(maps, Path):
             for table in TABLES:
                 parts = [to_arrow(getattr(rank_map, table), table) for rank_map in maps]
                 self._db.register(f"maps_{table}", pa.concat_tables(parts).unify_dictionaries())
-        self._without: dict[str, str] = {}
-        self._merge("ranks")
-        other_version = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
-        if other_version is not None:
-            fault = f"{self._folder}: maps of version {other_version}, this release reads {VERSION}; map again"
-            self._refuse(fault)
-        if self._one("SELECT count(DISTINCT evidence) FROM ranks")[0] > 1:
-            has_unlike_phases = self._one(_PHASES_OF_RANKS.format(layers=self._read("layers")))[0] > 1
-            self._without = {"layer": NO_LAYER} | ({"phase": NO_PHASE} if has_unlike_phases else {})
-        self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
-        self._query(f"CREATE VIEW segments AS {self._read('segments')}")
-        self._merge("layers")
-        self._merge("steps")
-        present = self._one("SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks")
-        # if only some ranks have communicator ids, match by stream, which all ranks have
-        self._comm = "comm" if present[0] or not present[1] else "'stream ' || stream"
-        self._sequence = "sequence" if present[2] else "-1"
-        with_operation = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
-        all_have_operations = (
-            [with_operation]
-            if not with_operation
-            else self._one(
-                "SELECT bool_and(known) FROM (SELECT bool_or(operation >= 0) AS known FROM collectives GROUP BY rank)"
+        self._constants: dict[str, str] = {}
+        self.ranks: pd.DataFrame = self._frame(self._read("ranks")).sort_values("rank", ignore_index=True)
+        other_version = self.ranks[self.ranks["version"] != VERSION]["version"]
+        if len(other_version):
+            self._refuse(
+                f"{self._folder}: maps of version {other_version.iloc[0]}, this release reads {VERSION}; map again"
             )
-        )
-        self._operation = "operation" if all_have_operations[0] else "-1"
-        # whether the step is among the keys of all members
-        self._by_step = self._operation == self._sequence == "-1"
-        self._show(self._members(f"hash({self._comm})"))
+        self.has_unlike_layers = self.ranks["evidence"].nunique() > 1
+        self.has_unlike_phases = self.has_unlike_layers and self._value(
+            _PHASES_OF_RANKS.format(layers=self._read("layers"))
+        ) > 1  # fmt: skip
+        if self.has_unlike_layers:
+            self._constants = {"layer": NO_LAYER} | ({"phase": NO_PHASE} if self.has_unlike_phases else {})
+        for table in ("collectives", "segments"):
+            self._query(f"CREATE VIEW {table} AS {self._read(table)}")
+        for table in ("layers", "steps"):  # small tables are merged: opening 10,000 files takes seconds
+            file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
+            self._query(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
+            self._query(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+        named, numbered = self.ranks["named"], self.ranks["numbered"]
+        has_operations = "SELECT min(known) FROM (SELECT max(operation) >= 0 AS known FROM collectives GROUP BY rank)"
+        # if only some ranks have communicator ids, match by stream, which all ranks have
+        by_stream = named.any() and not named.all()
+        counted = "row_number() OVER (PARTITION BY x.rank, stream, x.step ORDER BY x.index)"
+        self._ids = {
+            "comm": "'stream ' || stream" if by_stream else "x.comm",
+            "number": counted if by_stream else "number",
+            "sequence": "sequence" if numbered.all() else "-1",
+            "operation": "operation" if self._value(has_operations) else "-1",
+        }
+        self._query("CREATE TABLE parts (comm VARCHAR, rank BIGINT, part BIGINT)")
+        self._query("CREATE TABLE renumbered (rank BIGINT, index BIGINT, c UBIGINT, s BIGINT, k BIGINT)")
+        self._show_members()
 
-    def _show(self, members: str) -> None:
-        """Set the query for the job's collectives."""
-        self._queried = members
-        self._query(f"CREATE OR REPLACE VIEW members AS {members}")
-        self._gathered.discard("tallies")
-
-    def _read(self, table: str, names: Sequence[str] | None = None) -> str:
-        """A query over a table of the maps, or of some of them."""
+    def _read(self, table: str) -> str:
+        """A query over a table of the maps."""
         source, columns = f"maps_{table}", {name: f'"{name}"' for name in TABLES[table]}
-        if self._folder is not None:
-            folder, names = self._folder / table, self._names if names is None else names
-            files = [folder / "*.parquet"] if names is None else [folder / name for name in names]
-            quoted = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-            source = f"read_parquet([{quoted}], filename = true)"
-            columns |= {"filename": "filename"} if table == "ranks" else {}
-        if table != "ranks":
-            columns |= {name: f"'{text}' AS {name}" for name, text in self._without.items() if name in columns}
+        if self._folder is not None and self._names is not None:
+            files = (str(self._folder / table / name).replace("'", "''") for name in self._names)
+            source = "read_parquet([" + ", ".join(f"'{file}'" for file in files) + "])"
+        columns |= {name: f"'{text}' AS {name}" for name, text in self._constants.items() if name in columns}
         grouped = ""
-        if table == "layers" and self._without:
-            sums = [name for name in columns if name not in _LAYER_KEYS]
+        if table == "layers" and self._constants:
+            sums = [name for name in columns if name not in ("rank", "step", "layer", "phase")]
             columns |= {name: f'sum("{name}")::BIGINT AS "{name}"' for name in sums}
             grouped = "GROUP BY ALL"
         return f"SELECT {', '.join(columns.values())} FROM {source} {grouped}"
 
-    @property
-    def has_unlike_layers(self) -> bool:
-        """Whether ranks have their layers from different evidence: a module of one and an operator of another are no
-        equals, so ranks are compared without layers, and by phase only if all compute in the same phases.
+    def _show_members(self) -> None:
+        """Set the query for the collectives with their keys, and count them: c, comm, s, rank, n."""
+        keys = {"c": _C, "s": _S, "k": _K}
+        joins, part = [], "0"
+        if self._value("SELECT count(*) FROM parts"):
+            joins.append(f"LEFT JOIN parts AS p ON p.comm = {self._ids['comm']} AND p.rank = x.rank")
+            part = "coalesce(part, 0)"
+        if self._value("SELECT count(*) FROM renumbered"):
+            joins.append("LEFT JOIN renumbered AS r ON r.rank = x.rank AND r.index = x.index")
+            keys = {name: f"coalesce(r.{name}, {key})" for name, key in keys.items()}
+        columns = ", ".join(f"{key.format(part=part, **self._ids)} AS {name}" for name, key in keys.items())
+        members = _MEMBERS.format(comm=self._ids["comm"], keys=columns, joins=" ".join(joins))
+        self._query(f"CREATE OR REPLACE VIEW members AS {members}")
+        self._query(
+            "CREATE OR REPLACE TABLE tallies AS "
+            "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
+        )
+
+    def split(self, parts: pd.DataFrame) -> None:
+        """Split communicators that share a name.
+
+        Args:
+            parts: comm, rank, and the part of the communicator that the rank belongs to.
         """
-        return bool(self._without)
+        self._insert("parts", parts)
 
-    @property
-    def has_unlike_phases(self) -> bool:
-        """Whether such ranks compute in different phases too."""
-        return "phase" in self._without
+    def renumber(self, members: pd.DataFrame) -> None:
+        """Replace the keys of some collectives.
 
-    def _files_of(self, ranks: Iterable[int]) -> list[str] | None:
-        """The names of the maps of some ranks; None for all, if they are many, or none is."""
-        if self._folder is None:
-            return None
-        if not self._places:
-            rows = self._query("SELECT rank, filename FROM ranks_and_files", "fetchall")
-            self._places = {int(rank): Path(file).name for rank, file in rows}
-        names = sorted({self._places[rank] for rank in ranks if rank in self._places})
-        return names if 0 < 2 * len(names) <= len(set(self._places.values())) else None
+        Args:
+            members: rank, index, and the keys c, s and k.
+        """
+        self._insert("renumbered", members)
 
-    @contextmanager
-    def _only(self, ranks: Iterable[int]) -> Iterator[None]:
-        """Read only the maps of some ranks: of 10,000 files, opening those of others takes most of the time."""
-        names = self._files_of(ranks)
-        if names is None:
-            yield
-            return
-        self._query(f"CREATE OR REPLACE VIEW collectives AS {self._read('collectives', names)}")
-        try:
-            yield
-        finally:
-            self._query(f"CREATE OR REPLACE VIEW collectives AS {self._read('collectives')}")
-
-    def _merge(self, table: str) -> None:
-        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds."""
-        source = f"({self._read(table)})"
-        if self._folder is not None:
-            file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
-            self._query(f"COPY {source} TO '{file}' (FORMAT parquet)")
-            source = f"read_parquet('{file}')"
-        self._query(f"CREATE VIEW {table}_and_files AS SELECT * FROM {source}")
-        columns = ", ".join(f'"{name}"' for name in TABLES[table])
-        self._query(f"CREATE VIEW {table} AS SELECT {columns} FROM {table}_and_files")
-
-    def _refuse(self, fault: str) -> None:
-        self.close()
-        raise CaptureError(fault)
-
-    def _tallies(self) -> str:
-        """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
-        if "tallies" not in self._gathered:
-            self._query(
-                "CREATE OR REPLACE TABLE tallies AS "
-                "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
-            )
-            self._gathered.add("tallies")
-        return "tallies"
-
-    def _members(self, c: str, join: str = "") -> str:
-        ids = {"operation": self._operation, "sequence": self._sequence}  # -1 unless all ranks have them
-        return _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **ids)
+    def _insert(self, table: str, rows: pd.DataFrame) -> None:
+        if len(rows):
+            self._db.register("given", rows)
+            self._query(f"INSERT INTO {table} BY NAME SELECT * FROM given")
+            self._show_members()
 
     def close(self) -> None:
         """Release memory and temporary files."""
         self._db.close()
         self._spill.cleanup()
 
-    def table(self, name: str) -> pd.DataFrame:
-        """A complete table of the maps."""
-        return self._frame(f"SELECT * FROM {name}")
-
-    def world_size(self) -> int:
-        """World size according to the captures; -1 if unknown."""
-        return int(self._one("SELECT coalesce(max(world_size), -1) FROM ranks")[0])
-
     def rows(self) -> tuple[int, int]:
         """Number of collectives of all ranks, and the maximum of one rank."""
-        counts = self._one(
-            "SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM "
-            f"(SELECT rank, sum(n) AS n FROM {self._tallies()} GROUP BY rank)"
-        )
-        return int(counts[0]), int(counts[1])
+        by_rank = self._frame("SELECT sum(n)::BIGINT AS n FROM tallies GROUP BY rank")["n"]
+        return int(by_rank.sum()), int(by_rank.max()) if len(by_rank) else 0
 
     def ends(self, keep_every: int) -> pd.DataFrame:
         """End times of collectives for clock alignment, a sample of one in `keep_every`: c, s, k, rank, end_ns,
@@ -305,23 +264,14 @@ class JobTables:
         """
         chosen = "" if keep_every <= 1 else f"WHERE hash(s, k) % {keep_every} = 0"
         return self._frame(
-            f"SELECT c, s, k, rank, end_ns, end_ns - start_ns AS took_ns, sort IN {_SYMMETRIC} AS symmetric "
+            f"SELECT c, s, k, rank, end_ns, end_ns - start_ns AS took_ns, sort IN {SYMMETRIC} AS symmetric "
             f"FROM members {chosen}"
         )
-
-    def listed_groups(self) -> dict[int, str]:
-        """By rank, the process groups that its mark lists."""
-        rows = self._query("SELECT rank, groups FROM ranks WHERE groups <> ''", "fetchall")
-        return {int(rank): str(text) for rank, text in rows}
-
-    def has_streams(self) -> bool:
-        """Whether communicators are known only by stream."""
-        return bool(self._one(f"SELECT count(*) FROM (FROM collectives WHERE {self._comm} LIKE 'stream %' LIMIT 1)")[0])
 
     def stream_members(self) -> pd.DataFrame:
         """The ranks of the communicators known only by stream: comm, rank."""
         return self._frame(
-            "SELECT DISTINCT comm, rank FROM members WHERE comm LIKE 'stream %' AND s >= -1 ORDER BY ALL"
+            "SELECT DISTINCT comm, rank FROM tallies WHERE comm LIKE 'stream %' AND s >= -1 ORDER BY ALL"
         )
 
     def stream_ends(self, ranks: Sequence[int]) -> pd.DataFrame:
@@ -334,88 +284,56 @@ class JobTables:
             f"WHERE comm LIKE 'stream %' AND s >= -1 AND rank IN ({rank_list})"
         )
 
-    def split(self, parts: pd.DataFrame) -> None:
-        """Split communicators that share a name.
-
-        Args:
-            parts: comm, rank, and the part of the communicator that the rank belongs to.
-        """
-        self._db.register("given", parts)
-        self._query("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
-        join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
-        members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
-        self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
-
     def messages(self) -> pd.DataFrame:
-        """Sends and receives identified only by stream and order: rank, index, kind, step, bytes, end_ns."""
+        """Sends and receives identified only by stream and order: rank, index, kind, step, bytes, start_ns, end_ns."""
         return self._frame(
             "SELECT rank, index, kind, step, bytes, start_ns, end_ns FROM members "
             "WHERE sort = 'SendRecv' AND s <> -2 AND comm LIKE 'stream %' ORDER BY rank, index"
         )
 
-    def renumber(self, messages: pd.DataFrame) -> None:
-        """Replace the communicators and numbers of sends and receives: rank, index, label, k."""
-        self._db.register("given", messages)
-        self._query("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
-        self._by_step = False
-        self._show(
-            "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
-            "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
-            f"FROM ({self._queried}) AS m "
-            "LEFT JOIN messages AS t ON t.rank = m.rank AND t.index = m.index"
-        )
-
     def odd_steps(self) -> pd.DataFrame:
         """Communicators and steps with different numbers of order-matched collectives on their ranks: c, s."""
         return self._frame(
-            f"SELECT c, s FROM (SELECT c, s, rank, sum(n) AS n FROM {self._tallies()} WHERE s <> -2 "
+            "SELECT c, s FROM (SELECT c, s, rank, sum(n) AS n FROM tallies WHERE s <> -2 "
             "GROUP BY c, s, rank) GROUP BY c, s HAVING min(n) <> max(n)"
         )
 
     def members_of_steps(self, steps: pd.DataFrame) -> pd.DataFrame:
-        """The members of the given communicators and steps: rank, index, c, s, sort, start_ns, end_ns."""
-        self._db.register("wanted_steps", steps)
-        return self._frame(
-            "SELECT rank, index, c, s, sort, start_ns, end_ns FROM members SEMI JOIN wanted_steps USING (c, s)"
-        )
+        """The members of the given communicators and steps: rank, index, c, s, sort, end_ns."""
+        self._db.register("given_steps", steps)
+        return self._frame("SELECT rank, index, c, s, sort, end_ns FROM members SEMI JOIN given_steps USING (c, s)")
 
-    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame) -> None:
+    def match(self, clocks: pd.DataFrame) -> None:
         """Align the collectives to a common clock and match them.
 
         Args:
             clocks: The clocks: rank, at_ns, offset_ns, drift (a fraction).
-            renumbered: Members with numbers that differ from their order: rank, index, c, s, k.
         """
-        for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
-            self._db.register("given", frame)
-            self._query(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
-        number, join = "m.k", ""
-        if len(renumbered):
-            number, join = "coalesce(r.k, m.k)", "LEFT JOIN renumbered AS r USING (rank, index, c, s)"
+        self._db.register("given", clocks)
+        self._query("CREATE OR REPLACE TABLE clocks AS SELECT * FROM given")
         aligned = "m.{0} + t.offset_ns + CAST(round(t.drift * (m.{0} - t.at_ns)) AS BIGINT)"
-        self._matched = (
-            f"SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
-            f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
-            f"{aligned.format('end_ns')} AS e FROM {{}} AS m JOIN clocks AS t USING (rank) {join}"
+        self._query(
+            f"CREATE OR REPLACE VIEW matched AS SELECT m.*, {aligned.format('start_ns')} AS a, "
+            f"{aligned.format('end_ns')} AS e FROM members AS m JOIN clocks AS t USING (rank)"
         )
-        # without renumbering, members can be filtered before clock alignment
-        self._chosen_first = not join
-        self._query(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
-        step = "s" if self._by_step and self._chosen_first else _STEP
-        self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
-        self._query(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
+        self._query(f"CREATE OR REPLACE TABLE matches AS {_MATCHES}")
+        self._query(f"CREATE OR REPLACE VIEW waiting AS {_WAITING}")
+        self._query(
+            "CREATE OR REPLACE TABLE clipped AS SELECT c, s, k, sum(wait_ns)::BIGINT AS clipped_ns FROM waiting "
+            f"WHERE sort NOT IN {SYMMETRIC} GROUP BY c, s, k"
+        )
+        self._query(f"CREATE OR REPLACE VIEW instances AS {_INSTANCES}")
 
-    def instances(self, least_ns: int = -1, limit: int = 0) -> pd.DataFrame:
+    def instances(self, limit: int = 0) -> pd.DataFrame:
         """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns
         summed over all ranks, and alone_ns, the exposed time summed over all ranks but the late one.
 
         Args:
-            least_ns: Only those with a longer average wait per rank.
             limit: Maximum number, longest waits first; 0 for all.
         """
         order = f"ORDER BY wait_ns DESC LIMIT {limit}" if limit else ""
         columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
-        return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
+        return self._frame(f"SELECT {columns} FROM instances {order}")
 
     def matrix(self, without: Sequence[int] = ()) -> pd.DataFrame:
         """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns.
@@ -423,40 +341,31 @@ class JobTables:
         Args:
             without: Steps to leave out.
         """
-        wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
-        condition = f"AND m.step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
+        condition = f"AND step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
         return self._frame(
-            "SELECT m.rank AS waiting_rank, i.late_rank, sum("
-            f"CASE WHEN {clips} THEN least({wait}, greatest(m.e - m.a, 0)) ELSE {wait} END)::BIGINT AS wait_ns "
-            "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike AND m.rank <> i.late_rank "
-            f"{condition}GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
+            "SELECT rank AS waiting_rank, late_rank, sum(wait_ns)::BIGINT AS wait_ns FROM waiting "
+            f"WHERE rank <> late_rank {condition}GROUP BY rank, late_rank ORDER BY waiting_rank, late_rank"
         )
 
     def count(self) -> int:
         """Number of matched collectives."""
-        return int(self._one("SELECT count(*) FROM instances WHERE NOT unlike")[0])
+        return int(self._value("SELECT count(*) FROM matches WHERE NOT unlike"))
 
     def unlike(self) -> int:
         """Number of matched collectives with different kinds on their ranks."""
-        return int(self._one("SELECT count(*) FROM instances WHERE unlike")[0])
+        return int(self._value("SELECT count(*) FROM matches WHERE unlike"))
 
     def unmatched(self) -> int:
         """Number of collectives without a match on another rank."""
-        among = f"SELECT coalesce(sum(n), 0) FROM {self._tallies()}"
-        return int(self._one(f"SELECT ({among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+        return self.rows()[0] - int(self._value("SELECT coalesce(sum(n), 0) FROM matches"))
 
     def span(self) -> int:
         """From the first arrival to the last end of the matched collectives, in ns."""
-        return int(
-            self._one(
-                "SELECT coalesce(max(e) - min(a), 0) FROM matched SEMI JOIN "
-                "(SELECT c, s, k FROM instances WHERE NOT unlike) USING (c, s, k)"
-            )[0]
-        )
+        return int(self._value("SELECT coalesce(max(e) - min(a), 0) FROM matched SEMI JOIN instances USING (c, s, k)"))
 
     def total_wait(self) -> int:
         """Total wait time of all ranks, in ns."""
-        return int(self._one(f"SELECT coalesce(sum(wait_ns), 0) FROM {_WAITS}")[0])
+        return int(self._value("SELECT coalesce(sum(wait_ns), 0) FROM instances"))
 
     def by_late_rank(self) -> pd.DataFrame:
         """Wait time by step, communicator and last rank: step, c, late_rank, n, wait_ns, exposed_ns (approximately the
@@ -464,8 +373,7 @@ class JobTables:
         """
         return self._frame(
             "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns, "
-            "sum(least(wait_ns, alone_ns))::BIGINT AS exposed_ns "
-            f"FROM {_WAITS} GROUP BY step, c, late_rank"
+            "sum(least(wait_ns, alone_ns))::BIGINT AS exposed_ns FROM instances GROUP BY step, c, late_rank"
         )
 
     def transfers(self) -> pd.DataFrame:
@@ -475,12 +383,13 @@ class JobTables:
         return self._frame(
             "SELECT c, sort, bytes, greatest(max(n), max(size)) AS n, count(*) AS count, "
             "count(DISTINCT step) AS steps, quantile_cont(ended - arrival, 0.5) AS median_ns "
-            "FROM instances WHERE NOT unlike GROUP BY c, sort, bytes"
+            "FROM matches WHERE NOT unlike GROUP BY c, sort, bytes"
         )
 
-    def communicators(self) -> pd.DataFrame:
-        """Communicators and their ranks: c, comm, rank."""
-        return self._frame(f"SELECT DISTINCT c, comm, rank FROM {self._tallies()} ORDER BY c, rank")
+    def communicators(self) -> dict[int, tuple[int, ...]]:
+        """The ranks of each communicator."""
+        members = self._query("SELECT c, list(DISTINCT rank ORDER BY rank) FROM tallies GROUP BY c", "fetchall")
+        return {c: tuple(ranks) for c, ranks in members}
 
     def uses(self) -> pd.DataFrame:
         """Use of communicators: c, comm, group, kind, phase, size, ranks (a list), collectives."""
@@ -494,9 +403,8 @@ class JobTables:
     def passed_on(self) -> pd.DataFrame:
         """The members of matched sends and receives in steps: c, s, k, rank, kind, step, a, e, alone."""
         return self._frame(
-            "SELECT m.c, m.s, m.k, m.rank, x.kind, m.step, m.a, m.e, m.alone FROM matched AS m "
-            "JOIN collectives AS x USING (rank, index) SEMI JOIN instances AS i USING (c, s, k) "
-            "WHERE m.sort = 'SendRecv' AND m.step >= 0"
+            "SELECT c, s, k, rank, kind, step, a, e, alone FROM matched SEMI JOIN matches USING (c, s, k) "
+            "WHERE sort = 'SendRecv' AND step >= 0"
         )
 
     def step_times(self) -> pd.DataFrame:
@@ -510,34 +418,35 @@ class JobTables:
 
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
         """Members of the given instances: c, s, k, rank, index, comm, a and e (aligned start and end), alone."""
-        self._db.register("wanted_instances", instances[["c", "s", "k"]])
-        chosen = "SELECT * FROM {} SEMI JOIN wanted_instances USING (c, s, k)"
-        if self._chosen_first:
-            of = self._matched.format("(" + chosen.format("members") + ")")
-        else:
-            of = chosen.format("matched")
-        rows = self._query(
-            f"SELECT DISTINCT rank FROM {self._tallies()} SEMI JOIN wanted_instances USING (c)", "fetchall"
+        self._db.register("given_instances", instances[["c", "s", "k"]])
+        return self._frame(
+            "SELECT c, s, k, rank, index, comm, a, e, alone FROM matched SEMI JOIN given_instances USING (c, s, k)"
         )
-        with self._only(rank for (rank,) in rows):
-            return self._frame(f"SELECT c, s, k, rank, index, comm, a, e, alone FROM ({of})")
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
-        """The collectives of the given ranks: rank, index, c, s, k, a, e, ready_segment, end_segment, gates, queued_ns
-        (from ready to start), layer, phase.
+        """The collectives of the given ranks: rank, index, c, s, k, step, a, e, ready_segment, end_segment, gates,
+        queued_ns (from ready to start), layer, phase; and of those that are matched arrival, late_rank and sort of all
+        ranks.
         """
-        self._want(ranks)
-        with self._only(ranks):
-            points = self._frame(
-                "SELECT m.rank, m.index, m.c, m.s, m.k, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
-                "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
-                "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
-            )
-        self._check_filled("collectives", points)
+        points = self._frame(
+            "SELECT m.rank, m.index, m.c, m.s, m.k, m.step, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
+            "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase, i.arrival, i.late_rank, i.sort "
+            "FROM matched AS m JOIN collectives AS x USING (rank, index) LEFT JOIN matches AS i USING (c, s, k) "
+            f"WHERE m.rank IN ({', '.join(map(str, ranks))}) ORDER BY m.rank, m.index"
+        )
+        self._check_filled("collectives", points.drop(columns=["arrival", "late_rank", "sort"]))
         # causes look rows up by it
         if (points["index"] != points.groupby("rank", sort=False).cumcount()).any():
             raise CaptureError(f"{self._folder}: collectives.index does not count from 0 without gaps; map again")
         return points
+
+    def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
+        """The segments of the given ranks, by rank and segment."""
+        segments = self._frame(
+            f"SELECT * FROM segments WHERE rank IN ({', '.join(map(str, ranks))}) ORDER BY rank, segment"
+        )
+        self._check_filled("segments", segments)
+        return segments
 
     def _check_filled(self, table: str, rows: pd.DataFrame) -> None:
         """Check rows that are read from maps: NULL would become NaN or another row's value."""
@@ -545,42 +454,28 @@ class JobTables:
         for name, count in lacking[lacking > 0].items():
             self._refuse(f"{self._folder}: {table}.{name} lacks {count} values; map again")
 
-    def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
-        """The segments of the given ranks, by rank and segment."""
-        self._want(ranks)
-        of = self._read("segments", self._files_of(ranks))
-        segments = self._frame(f"SELECT * FROM ({of}) SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
-        self._check_filled("segments", segments)
-        return segments
-
+    @cached_property
     def layer_medians(self) -> pd.DataFrame:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
         steps. Without steps, values of the whole capture.
         """
         import pandas as pd
 
+        columns = {"compute_ns": "median_ns", "idle_ns": "idle_ns", "comm_ns": "comm_ns", "ops": "ops"}
         medians = ", ".join(
-            f"round(quantile_cont({name}, 0.5))::BIGINT AS {column}"
-            for name, column in (
-                ("compute_ns", "median_ns"),
-                ("idle_ns", "idle_ns"),
-                ("comm_ns", "comm_ns"),
-                ("ops", "ops"),
-            )
+            f"round(quantile_cont({name}, 0.5))::BIGINT AS {column}" for name, column in columns.items()
         )
-        in_steps = "step >= 0" if self._one("SELECT bool_or(step >= 0) FROM layers")[0] else "true"
-        ranks = [row[0] for row in self._query("SELECT DISTINCT rank FROM layers ORDER BY rank", "fetchall")] or [0]
+        in_steps = "step >= 0" if self._value("SELECT bool_or(step >= 0) FROM layers") else "true"
+        ranks = sorted(self.ranks["rank"].tolist())
         # in parts: DuckDB's memory limit does not hold for the values of which it finds the median
-        parts = [ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE)]
-        tables = [
+        parts = [
             self._frame(
                 f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers "
                 f"WHERE {in_steps} AND rank BETWEEN {batch[0]} AND {batch[-1]} GROUP BY rank, layer, phase"
             )
-            for batch in parts
+            for batch in (ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE))
         ]
-        column: pd.DataFrame = pd.concat(tables, ignore_index=True)
-        return column
+        return pd.concat(parts, ignore_index=True)
 
     def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
         """Excess time of ranks over the median of the ranks with the same layer, phase and step.
@@ -592,30 +487,26 @@ class JobTables:
         Returns:
             step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
         """
+        import pandas as pd
+
         kinds = {
             "compute": "compute_ns",
             "copy": "copy_ns",
             "host": "idle_ns - loading_ns",
             "data_loading": "loading_ns",
         }
-        parts = [
-            f"SELECT step, rank, '{kind}' AS kind, layer, phase, {ns} AS ns, ops FROM layers WHERE step >= 0"
-            for kind, ns in kinds.items()
-        ]
         tables = [
             self._frame(
-                f"WITH spent AS ({query}), usual AS (SELECT step, layer, phase, quantile_disc(ns, 0.5) AS median_ns, "
-                "quantile_disc(ops, 0.5) AS median_ops FROM spent GROUP BY step, layer, phase) "
-                "SELECT step, rank, kind, layer, phase, ns - median_ns AS excess_ns, ops > median_ops AS more_ops "
-                "FROM spent JOIN usual USING (step, layer, phase) "
+                f"WITH time AS (SELECT step, rank, layer, phase, {ns} AS ns, ops FROM layers WHERE step >= 0), "
+                "usual AS (SELECT step, layer, phase, quantile_disc(ns, 0.5) AS median_ns, "
+                "quantile_disc(ops, 0.5) AS median_ops FROM time GROUP BY step, layer, phase) "
+                f"SELECT step, rank, '{kind}' AS kind, layer, phase, ns - median_ns AS excess_ns, "
+                "ops > median_ops AS more_ops FROM time JOIN usual USING (step, layer, phase) "
                 f"WHERE ns - median_ns > greatest({least_ns}, {least_share} * median_ns)"
             )
-            for query in parts
+            for kind, ns in kinds.items()
         ]
-        import pandas as pd
-
-        excesses: pd.DataFrame = pd.concat(tables, ignore_index=True)
-        return excesses
+        return pd.concat(tables, ignore_index=True)
 
     def host_excesses(self, column: str, least_ns: int) -> pd.DataFrame:
         """Excess host time in a step over the median of the ranks: step, rank, excess_ns.
@@ -633,76 +524,46 @@ class JobTables:
     def step_ranges(self) -> pd.DataFrame:
         """The steps of each rank: rank, first, last, steps, and shared, the number that another rank has too."""
         return self._frame(
-            "WITH had AS (SELECT DISTINCT rank, step FROM steps), "
-            "every AS (SELECT step, count(*) AS n FROM had GROUP BY step) "
             "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps, "
-            "count(*) FILTER (WHERE n > 1) AS shared FROM had JOIN every USING (step) GROUP BY rank ORDER BY rank"
+            "count(*) FILTER (WHERE n > 1) AS shared FROM (SELECT DISTINCT rank, step FROM steps) JOIN "
+            "(SELECT step, count(DISTINCT rank) AS n FROM steps GROUP BY step) USING (step) GROUP BY rank ORDER BY rank"
         )
 
     def step_lengths(self) -> pd.DataFrame:
         """Steps: step, median_ns over ranks, ranks, and warm_up (true if it is warm-up on any rank)."""
         return self._frame(
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
-            "bool_or(warm_up) AS warm_up FROM steps "
-            "GROUP BY step ORDER BY step"
+            "bool_or(warm_up) AS warm_up FROM steps GROUP BY step ORDER BY step"
         )
 
-    def present(self) -> pd.DataFrame:
-        """Steps in which each rank has matched collectives; of a large job, those that it recorded: step, rank."""
+    def matched_steps(self) -> pd.DataFrame:
+        """Steps in which each rank has collectives: step, rank, and whether any of them is matched. All are taken for
+        matched in a large job.
+        """
         if self.rows()[0] > FEW:
-            return self._frame("SELECT DISTINCT step, rank FROM steps")
+            return self._frame("SELECT DISTINCT step, rank, true AS matched FROM steps")
         return self._frame(
-            "SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) WHERE m.step >= 0"
+            "SELECT step, rank, bool_or(n IS NOT NULL) AS matched FROM matched LEFT JOIN "
+            "(SELECT c, s, k, n FROM matches) USING (c, s, k) WHERE step >= 0 GROUP BY step, rank"
         )
-
-    def without_match(self) -> pd.DataFrame:
-        """Steps in which a rank recorded collectives but none is matched, while others have matches, of ranks with
-        matches in other steps: rank, first, last, steps. Empty for a large job.
-        """
-        is_small = str(self.rows()[0] <= FEW)
-        return self._frame(
-            "WITH present AS (SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) "
-            f"WHERE m.step >= 0 AND {is_small}), "
-            f"had AS (SELECT DISTINCT step, rank FROM members WHERE step >= 0 AND {is_small}) "
-            "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps FROM had "
-            "ANTI JOIN present USING (step, rank) WHERE step IN (SELECT step FROM present) "
-            "AND rank IN (SELECT rank FROM present) GROUP BY rank ORDER BY rank"
-        )
-
-    def placed(self, ranks: Sequence[int]) -> pd.DataFrame:
-        """The columns of `points` for the given ranks, plus those of the matched collective: arrival, late_rank, sort,
-        bytes, step.
-        """
-        self._want(ranks)
-        with self._only(ranks):
-            return self._frame(
-                "SELECT m.rank, m.index, m.step, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
-                "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase, i.arrival, i.late_rank, i.sort, i.bytes "
-                "FROM matched AS m JOIN collectives AS x USING (rank, index) JOIN instances AS i USING (c, s, k) "
-                "SEMI JOIN wanted_ranks ON m.rank = wanted_ranks.rank ORDER BY m.rank, m.index"
-            )
 
     def rank_steps(self) -> pd.DataFrame:
         """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""
-        clips = f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
         return self._frame(
-            "WITH spent AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns "
-            "FROM layers GROUP BY rank, step), waited AS (SELECT m.rank, m.step, sum(CASE WHEN "
-            f"{clips} THEN least(i.arrival - m.a, greatest(m.e - m.a, 0)) ELSE i.arrival - m.a END)::BIGINT AS wait_ns "
-            "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike GROUP BY m.rank, m.step) "
+            "WITH work AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns "
+            "FROM layers GROUP BY rank, step), "
+            "waits AS (SELECT rank, step, sum(wait_ns)::BIGINT AS wait_ns FROM waiting GROUP BY rank, step) "
             "SELECT step, rank, end_ns - start_ns AS length_ns, coalesce(compute_ns, 0) AS compute_ns, "
             "coalesce(idle_ns, 0) AS idle_ns, coalesce(wait_ns, 0) AS wait_ns "
-            "FROM steps LEFT JOIN spent USING (rank, step) LEFT JOIN waited USING (rank, step) ORDER BY step, rank"
+            "FROM steps LEFT JOIN work USING (rank, step) LEFT JOIN waits USING (rank, step) ORDER BY step, rank"
         )
 
-    def _want(self, ranks: Sequence[int]) -> None:
-        import pandas as pd
+    def _refuse(self, fault: str) -> None:
+        self.close()
+        raise CaptureError(fault)
 
-        self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
-
-    def _one(self, query: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._query(query, "fetchall")[0]
-        return row
+    def _value(self, query: str) -> Any:
+        return self._query(query, "fetchall")[0][0]
 
     def _frame(self, query: str) -> pd.DataFrame:
         frame: pd.DataFrame = self._query(query, "df")

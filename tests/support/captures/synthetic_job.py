@@ -281,7 +281,7 @@ def _tables(
     ends = clock(np.concatenate([played.began[1:, ranks], played.ended[-1:, ranks]])).T.ravel()
     nothing = np.zeros(here * job.steps, dtype=np.int64)
     yield "steps", {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), here), "start_ns": begins, "end_ns": ends, "loading_ns": loaded, "gc_ns": nothing, "warm_up": nothing != 0}  # fmt: skip  # noqa: E501
-    same = {"version": VERSION, "capture": "synthetic", "size_bytes": 0, "changed_ns": 0, "reading": "", "run": "one"}
+    same = {"version": VERSION, "capture": "synthetic", "reading": "", "run": "one"}
     told = {"world_size": job.ranks, "tool": "synthetic", "gpu": "", "rank_told_by": "given", "warnings": ""}
     told |= {"evidence": "", "named": job.named, "numbered": False}
     every = {name: [value] * here for name, value in (same | told).items()}

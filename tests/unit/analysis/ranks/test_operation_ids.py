@@ -52,7 +52,7 @@ def test_lost_operations_do_not_shift_the_others(tmp_path: Path) -> None:
 
 def test_sizes_come_with_the_operations(tmp_path: Path) -> None:
     job = open_job([capture(tmp_path, rank, 3 * MS, (0, 1, 2)) for rank in (0, 1)], workers=1)
-    assert set(job._tables.table("collectives")["bytes"]) == {2_000}  # 1,000 of two bytes
+    assert set(job._tables._frame("SELECT bytes FROM collectives")["bytes"]) == {2_000}  # 1,000 of two bytes
 
 
 def test_a_kernel_of_several_operations_is_another_with_the_same_ones(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nvprof_kit import Job, open_job
-from nvprof_kit._ranks.messages import pair_chain, pair_messages
+from nvprof_kit._ranks.messages import pair_messages
 
 STAGES = Path(__file__).parents[3] / "data" / "ranks" / "stages"
 MS, US = 1_000_000, 1_000
@@ -143,7 +143,7 @@ def numbered(frame: pd.DataFrame, sent: dict[int, tuple[int, int, int]], **how: 
     """How many messages are matched rightly and wrongly."""
     stages = {rank: rank // (frame["rank"].nunique() // 4) for rank in frame["rank"].unique()}
     found = pair_messages(frame, stages, **how)[0]  # type: ignore[arg-type]
-    pairs = [set(map(sent.__getitem__, mine["index"])) for _, mine in found.groupby(["label", "k"]) if len(mine) > 1]
+    pairs = [set(map(sent.__getitem__, mine["index"])) for _, mine in found.groupby(["c", "k"]) if len(mine) > 1]
     return sum(len(one) == 1 for one in pairs), sum(len(one) > 1 for one in pairs)
 
 
@@ -165,9 +165,3 @@ def test_replicas_that_run_alike_are_matched_by_the_groups_that_are_told() -> No
     assert numbered(frame, sent)[1] == 0
     right, wrong = numbered(frame, sent, may_pass=lambda one, other: one % 2 == other % 2)
     assert (right, wrong) == (len(frame) // 2, 0)
-
-
-def test_a_stage_that_sends_nothing_on_ends_the_chain() -> None:
-    frame, _ = gpipe(160 * US)
-    alone = frame[frame["rank"] == 0]
-    assert len(pair_chain(alone.reset_index(drop=True), {0: 0}).rows) == 0
