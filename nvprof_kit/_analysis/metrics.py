@@ -50,8 +50,8 @@ COLUMNS: Columns = {
     "phase": Column(
         "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
     ),
-    "busy_ns": Column("time in which one of its operations ran, in ns, summed over devices", "ns"),
-    "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float"),
+    "busy_ns": Column("time in which one of its operations ran, in ns, summed over devices", "ns", heading="busy ms"),
+    "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float", heading="samples"),
     "enough": Column("whether there are enough samples; if not, the figures are missing", kind="bool"),
     "sm_active_pct": Column(
         "SMs with at least one resident warp, in percent; mean over the busy time",

@@ -613,11 +613,11 @@ class Capture:
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
     def perfetto(self, *, step: int | None = None, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
-        """Make a trace for the Perfetto UI and chrome://tracing, with layers, phases, streams and idle gaps as tracks.
+        """Make a trace for the Perfetto UI, with layers, phases, streams and idle gaps as tracks.
 
         Args:
             step: Include only this step. [default: the whole capture]
-            data_format: Plain or gzipped JSON; both viewers open both.
+            data_format: Plain or gzipped JSON; the UI opens both.
             steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
 
         Raises:
@@ -836,17 +836,8 @@ class Capture:
                 f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
                 f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
             ]
-        sheet = sheet_of(
-            trace,
-            step,
-            advice,
-            self._kernel_rules,
-            steps=steps,
-            attributed=operations,
-            broken_down=times,
-            left_out=left_out,
-        )
-        return replace(sheet, flops=flops), unfit
+        sheet = sheet_of(operations, steps, step, flops=flops, advice=advice, broken_down=times, left_out=left_out)
+        return sheet, unfit
 
 
 def _with_work(result: Diff) -> Diff:

@@ -275,12 +275,12 @@ class Job:
         data_format: TraceForm = "json.gz",
         steps: Steps = None,
     ) -> Document:
-        """Make a trace that shows the ranks side by side on one clock, for the Perfetto UI and chrome://tracing.
+        """Make a trace that shows the ranks side by side on one clock, for the Perfetto UI.
 
         Args:
             ranks: Include only these ranks; all by default.
             step: Include only this step; None for the whole captures.
-            data_format: Plain or gzipped JSON; both viewers open both.
+            data_format: Plain or gzipped JSON; the UI opens both.
             steps: Include only these steps; None for the whole captures.
 
         Raises:

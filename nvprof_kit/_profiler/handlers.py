@@ -45,7 +45,7 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
 
 
 def chrome_trace(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady:
-    """Keep the trace of each window, named after its steps, for Perfetto and chrome://tracing.
+    """Keep the trace of each window, named after its steps, for Perfetto.
 
     The file is ``traces/rank0_dp0_tp0_pp0/trace_step_12.json.gz``. With ``active=1`` in the schedule, each file has one
     step.

@@ -1,4 +1,4 @@
-"""Traces in the JSON Trace Event Format, plain or gzipped, for the Perfetto UI and chrome://tracing.
+"""Traces in the JSON Trace Event Format, plain or gzipped, for the Perfetto UI.
 
 Each GPU is a process with tracks for idle gaps, for steps (as long as the step time in all tables) and, per stream, for
 the operations of steps and phases, layers, and operations. Each process of the program is a process with a track per

@@ -62,27 +62,42 @@ COLUMNS: Columns = {
     ),
     "calls": Column(
         "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
-        "layers inside it ran in the phase"
+        "layers inside it ran in the phase",
+        heading="calls",
     ),
-    "gpu_busy_ns": Column("length of the union of its operations' intervals there, in ns, summed over devices", "ns"),
+    "gpu_busy_ns": Column(
+        "length of the union of its operations' intervals there, in ns, summed over devices", "ns", heading="busy ms"
+    ),
     "dtype": Column(
-        "data types of at least 1 % of its operations, the most frequent first: `bf16`, `bf16+fp32`", kind="str"
+        "data types of at least 1 % of its operations, the most frequent first: `bf16`, `bf16+fp32`",
+        kind="str",
+        heading="type",
     ),
     "flops": Column(
-        "floating point operations in that time: the count per call, times the calls", "flop", kind="float"
+        "floating point operations in that time: the count per call, times the calls",
+        "flop",
+        kind="float",
+        heading="GFLOP",
     ),
     "model_flops": Column("the same without recomputation by activation checkpointing", "flop", kind="float"),
     "tflops_per_s": Column(
-        "`flops` divided by `gpu_busy_ns`, in 10^12 per second", "tflops_per_s", kind="float", fold="mean"
+        "`flops` divided by `gpu_busy_ns`, in 10^12 per second",
+        "tflops_per_s",
+        kind="float",
+        heading="TFLOP/s",
+        fold="mean",
     ),
     "hfu": Column(
         "hardware FLOPs utilization: the time that `flops` take at the GPU's peak for their data "
         "types, divided by `gpu_busy_ns`",
         "share",
         kind="float",
+        heading="HFU",
         fold="mean",
     ),
-    "mfu": Column("model FLOPs utilization: the same for `model_flops`", "share", kind="float", fold="mean"),
+    "mfu": Column(
+        "model FLOPs utilization: the same for `model_flops`", "share", kind="float", heading="MFU", fold="mean"
+    ),
     "bytes": LIMITS["bytes"],
     "dram_bytes": Column(
         "the part of `bytes` that the L2 cannot hold from one operator to the next", "bytes", kind="float"
@@ -93,9 +108,12 @@ COLUMNS: Columns = {
         "parameters, inputs and outputs, each once, at the bandwidth; missing where only layers inside it ran",
         "ns",
         kind="float",
+        heading="fused ms",
     ),
     "of_limit": LIMITS["of_limit"],
-    "bound": Column("what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", fold="first"),
+    "bound": Column(
+        "what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", heading="bound", fold="first"
+    ),
     "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
     "note": Column("why a figure is missing, too low or above the peak", kind="str"),
 }

@@ -80,8 +80,9 @@ LIMITS: Columns = {
         "and its memory traffic at the bandwidth; missing without bytes, a peak or a bandwidth",
         "ns",
         kind="float",
+        heading="limit ms",
     ),
-    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", fold="mean"),
+    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", heading="of limit", fold="mean"),
 }
 """Columns that exist only with counts beside the capture, as far as they are known; not by step."""
 

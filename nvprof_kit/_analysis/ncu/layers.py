@@ -58,9 +58,14 @@ COLUMNS: Columns = {
     ),
     "launches": Column("number of kernel launches: the measured ones or, with a capture, those of the capture"),
     "gpu_ns": Column(
-        "their GPU time in ns, from ncu or, with a capture, from the capture, including copies", "ns", kind="float"
+        "their GPU time in ns, from ncu or, with a capture, from the capture, including copies",
+        "ns",
+        kind="float",
+        heading="ms",
     ),
-    "covered": Column("fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float"),
+    "covered": Column(
+        "fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float", heading="covered"
+    ),
     "compute_pct": Column(
         "SM throughput in percent of the peak, mean over the covered time", "percent", kind="float", heading="compute"
     ),

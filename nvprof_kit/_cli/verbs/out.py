@@ -61,7 +61,7 @@ def plot(output: Output, captures: tuple[str, ...], **options: Any) -> None:
     writes={".json.gz": "json.gz", ".gz": "json.gz", ".json": "json"},
 )
 def export(output: Output, captures: tuple[str, ...], **options: Any) -> None:
-    """Export a trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
+    """Export a trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI.
 
     Several CAPTUREs must be ranks of one job; the trace shows them side by side on one clock.
     """

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._ranks.answer import job_size
-from nvprof_kit._report.page.tables import PageTable, page_table, short_text
-from nvprof_kit._report.page.template import render
-from nvprof_kit._report.page.timeline import Block, Texts, timeline_row
+from nvprof_kit._report.page.data import PageTable, page_table
+from nvprof_kit._report.page.template import render, short_text
+from nvprof_kit._report.page.timeline import Drawing
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -143,26 +143,25 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
         command: Command prefix in hints: ``nvprof-kit ranks FOLDER``.
         timeline_ranks: Ranks with a timeline; empty selects the most relevant.
     """
-    block, texts = Block(), Texts()
+    drawing = Drawing()
     ranks = sorted({int(rank) for rank in answer.clocks["rank"]})
-    heat = _Heat(ranks, block, MAX_COLUMNS)
+    heat = _Heat(ranks, drawing, MAX_COLUMNS)
     timeline_ranks = sorted(set(timeline_ranks) & set(ranks)) or chosen_ranks(answer, ranks)
-    timeline, note = _timeline(tables, timeline_ranks, texts, block)
+    timeline = _timeline(tables, timeline_ranks, drawing)
     names = dict.fromkeys(map(_place, *(answer.layers[name].astype(str) for name in ("layer", "phase"))))
     tree = sorted(names, key=_natural)
-    by_step = tables.rank_steps()
-    by_step = by_step.assign(row="step " + by_step["step"].astype(str), order=by_step["step"])
+    by_step = tables.rank_steps().sort_values("step", kind="stable")
     data = {
         "steps": 1,
         "tree": {"name": [short_text(name) for name in tree], "parent": _parents(tree)},
         "layers": _layers(answer.layers, heat),
-        "bySteps": heat.map(by_step.sort_values("order"), _OF_STEPS),
-        "matrix": _matrix(answer, tables, ranks, block),
+        "bySteps": heat.map(by_step.assign(row="step " + by_step["step"].astype(str)), _OF_STEPS),
+        "matrix": _matrix(answer, tables, ranks, drawing),
         "ranks": timeline_ranks,
         "timeline": timeline,
-        "texts": [short_text(text) for text in texts.numbers],
+        "texts": list(map(short_text, drawing.texts)),
     }
-    data["block"] = block.packed()
+    data["block"] = drawing.packed()
     lacks_replay = answer.replay_error is None and answer.collectives
     return render(
         "job.html",
@@ -176,7 +175,7 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
         verdict=answer.verdict,
         warnings=answer.warnings,
         tables=_tables(answer, command),
-        timeline_note=note,
+        timeline_note="" if timeline is None else timeline["note"],
         left_out=[_NO_REPLAY.format(answer.collectives)] if lacks_replay else [],
         held=timeline_ranks,
         has_steps=data["bySteps"] is not None,
@@ -205,13 +204,13 @@ def chosen_ranks(answer: Ranks, ranks: Sequence[int]) -> list[int]:
 class _Heat:
     """Heat maps by rank; where there are many, ranks share columns."""
 
-    def __init__(self, ranks: Sequence[int], block: Block, limit: int) -> None:
+    def __init__(self, ranks: Sequence[int], drawing: Drawing, limit: int) -> None:
         each = -(-len(ranks) // limit) or 1
         groups = [ranks[start : start + each] for start in range(0, len(ranks), each)]
         self.columns = [str(group[0]) if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups]
         self.first = [int(group[0]) for group in groups]
         self.column_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
-        self._block = block
+        self._drawing = drawing
 
     def map(self, frame: pd.DataFrame, measures: Mapping[str, str], note: str = "") -> dict[str, Any] | None:
         """A heat map; of several values in a cell the largest.
@@ -248,7 +247,7 @@ class _Heat:
             "scale": scale.astype(np.float64),
             "middle": np.array(medians, dtype=np.float64),
         }
-        return {"name": title, **{name: self._block.add(column) for name, column in columns.items()}}
+        return {"name": title, **{name: self._drawing.add(column) for name, column in columns.items()}}
 
 
 def _layers(layers: pd.DataFrame, heat: _Heat) -> dict[str, Any] | None:
@@ -264,7 +263,7 @@ def _layers(layers: pd.DataFrame, heat: _Heat) -> dict[str, Any] | None:
     return drawn and {**drawn, "tree": [short_text(_place(*key.split("\t"))) for key in rows]}
 
 
-def _matrix(answer: Ranks, tables: JobTables, ranks: Sequence[int], block: Block) -> dict[str, Any] | None:
+def _matrix(answer: Ranks, tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict[str, Any] | None:
     """Who waited for whom, summed where ranks share a row or column; without the steps in which the profilers started,
     if there are others, and in all.
     """
@@ -274,7 +273,7 @@ def _matrix(answer: Ranks, tables: JobTables, ranks: Sequence[int], block: Block
         kinds = {"waiting, after the profilers' start": later, "waiting, all steps": answer.matrix}
     if not any(len(matrix) for matrix in kinds.values()):
         return None
-    heat, measures = _Heat(ranks, block, MAX_MATRIX), []
+    heat, measures = _Heat(ranks, drawing, MAX_MATRIX), []
     shares = len(heat.columns) < len(ranks)
     for name, matrix in kinds.items():
         sums = np.zeros((len(heat.columns), len(heat.columns)))
@@ -312,112 +311,95 @@ def _parents(names: list[str]) -> list[int]:
 
 
 def _tables(answer: Ranks, command: str) -> list[PageTable]:
-    """Tables: charged waiting, what-if, critical path and clocks."""
+    """Tables: charged waiting, what-if, critical path, clocks, bubbles and groups."""
     import pandas as pd
 
-    charges = answer.charges.rename(columns={"rank": "late_rank"})
-    charges = charges.groupby(["late_rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum().reset_index()
-    charges = charges.sort_values("wait_ns", ascending=False, kind="stable")
+    charges, path, clocks = answer.charges.rename(columns={"rank": "late_rank"}), answer.critical_path, answer.clocks
+    charges = charges.groupby(["late_rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum()
+    charges = charges.sort_values(ascending=False, kind="stable").reset_index()
     charges = charges.assign(share=charges["wait_ns"] / max(answer.total_wait_ns, 1))
-    path = answer.critical_path
     if len(path):
-        path = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index(name="time_ns")
-        path = path.sort_values("time_ns", ascending=False, kind="stable")
+        path = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().rename("time_ns")
+        path = path.sort_values(ascending=False, kind="stable").reset_index()
         path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
-    worst = answer.clocks.sort_values("residual_ns", ascending=False, kind="stable")
-    clocks = worst.assign(residual_us=pd.to_numeric(worst["residual_ns"], errors="coerce") / 1e3)
+    clocks = clocks.sort_values("residual_ns", ascending=False, kind="stable")
+    clocks = clocks.assign(residual_us=pd.to_numeric(clocks["residual_ns"], errors="coerce") / 1e3)
     error = f"; the unchanged graph is replayed to within {answer.replay_error or 0:.1%}"
     equals = f"milliseconds of a step if this were as fast as the median{error}"
-    tables = [
-        (charges, "charges", "What the waiting is charged to", "milliseconds over all steps and ranks", "charges"),
-        (answer.what_if, "what-if", "What if", equals, "what-if"),
-        (path, "critical-path", "Critical path across ranks", "milliseconds over all steps", "critical-path"),
-        (clocks.drop(columns=["residual_ns"]), "clocks", "Clocks", "milliseconds; the worst aligned first", "clocks"),
-    ]  # fmt: skip
-    tables += [
-        (answer.bubbles, "bubbles", "Bubbles of the pipeline", "milliseconds by step and stage", "bubbles"),
-        (answer.micro_batches, "micro-batches", "Micro-batches", "milliseconds that a stage waits", "micro-batches"),
-        (answer.groups, "groups", "Parallel groups", "which ranks share a communicator, and what it is for", "groups"),
-    ]
+    tables = {
+        "charges": (charges, "What the waiting is charged to", "milliseconds over all steps and ranks"),
+        "what-if": (answer.what_if, "What if", equals),
+        "critical-path": (path, "Critical path across ranks", "milliseconds over all steps"),
+        "clocks": (clocks.drop(columns="residual_ns"), "Clocks", "milliseconds; the worst aligned first"),
+        "bubbles": (answer.bubbles, "Bubbles of the pipeline", "milliseconds by step and stage"),
+        "micro-batches": (answer.micro_batches, "Micro-batches", "milliseconds that a stage waits"),
+        "groups": (answer.groups, "Parallel groups", "which ranks share a communicator, and what it is for"),
+    }
     return [
-        page_table(rows, name, title, about=about, command=f"{command} --view {option} --format csv")
-        for rows, name, title, about, option in tables
+        page_table(rows, name, title, about, f"{command} --view {name} --format csv")
+        for name, (rows, title, about) in tables.items()
         if rows is not None and len(rows)
     ]
 
 
-def _timeline(tables: JobTables, ranks: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
+def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict[str, Any] | None:
     """The timelines of the selected ranks, and a sentence about omissions."""
+    import pandas as pd
+
     points, segments = tables.points(ranks), tables.segments(ranks)
     points = points[points["arrival"].notna()].astype({"arrival": "int64", "late_rank": "int64"})
     if not len(points):
-        return None, ""
+        return None
     # the steps with boxes on the page: all, or those in which the selected ranks waited most
     boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
     waits = (points["arrival"] - points["a"]).clip(lower=0).groupby(points["step"]).sum().sort_values(ascending=False)
     fitting = int((boxes.reindex(waits.index).cumsum() <= MAX_BOXES).sum())
     steps = sorted(map(int, waits.index[: max(fitting, 1)]))
-    left_out = points["step"].nunique() - len(steps)
-    points = points[points["step"].isin(steps)]
-    origin = int(points["a"].min())
-    groups, ends = [], [int(points["e"].max())]
+    left_out = len(waits) - len(steps)
+    frames = []
     for rank in ranks:
         rank_points = points[points["rank"] == rank]
         work = work_of(rank_points, segments[segments["rank"] == rank])
-        work = work[work["step"].isin(steps)]
-        if len(work):
-            origin, ends = min(origin, int(work["start_ns"].min())), [*ends, int(work["end_ns"].max())]
-        groups.append((rank, work, collectives_of(rank_points)))
-    drawn = [
-        {"label": f"rank {rank}", "rank": rank, "rows": _rank_rows(work, comm, origin, texts, block)}
-        for rank, work, comm in groups
+        frames += [work.assign(rank=rank), collectives_of(rank_points).assign(rank=rank)]
+    pieces = pd.concat(frames, ignore_index=True)
+    pieces = pieces[pieces["step"].isin(steps)]
+    origin = int(pieces["start_ns"].min())
+    starts, ends = (pieces.groupby("step")[name].agg(how) for name, how in (("start_ns", "min"), ("end_ns", "max")))
+    windows: list[tuple[str, int | None, int, int]]
+    windows = [(f"step {step}", step, starts[step], ends[step]) for step in steps if step >= 0 and step in starts]
+    windows = [("all", None, origin, pieces["end_ns"].max())] * (len(windows) != 1) + windows
+    groups = [
+        {"label": f"rank {rank}", "rank": rank, "rows": _rank_rows(rank_pieces, origin, drawing)}
+        for rank, rank_pieces in pieces.groupby("rank", sort=True)
     ]
-    windows = _windows(groups, steps, origin, max(ends))
-    note = f"{left_out} more steps are not on the page" if left_out else ""
     return {
         "start": origin,
-        "steps": windows,
-        "groups": [group for group in drawn if group["rows"]],
-        "note": note,
-    }, note
+        "steps": [
+            {
+                "step": step,
+                "instance": None,
+                "title": title,
+                "start": int(start) - origin,
+                "length": int(end - start),
+                "idle": {},
+            }
+            for title, step, start, end in windows
+        ],
+        "groups": groups,
+        "note": f"{left_out} more steps are not on the page" if left_out else "",
+    }
 
 
-def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int) -> list[dict[str, Any]]:
-    """The selectable steps: all together, then each from its first to its last event on the selected ranks."""
-    windows: list[dict[str, Any]] = [
-        {"step": None, "instance": None, "title": "all", "start": 0, "length": end - origin, "idle": {}}
-    ]
-    for step in steps:
-        starts, ends = [], []
-        for _, work, comm in groups:
-            for frame in (work, comm):
-                step_rows = frame[frame["step"] == step]
-                if len(step_rows):
-                    starts.append(int(step_rows["start_ns"].min()))
-                    ends.append(int(step_rows["end_ns"].max()))
-        if starts and step >= 0:
-            window = {"start": min(starts) - origin, "length": max(ends) - min(starts)}
-            windows.append({"step": int(step), "instance": None, "title": f"step {step}", **window, "idle": {}})
-    return windows if len(windows) != 2 else windows[1:]
-
-
-def _rank_rows(work: pd.DataFrame, comm: pd.DataFrame, origin: int, texts: Texts, block: Block) -> list[dict[str, Any]]:
+def _rank_rows(pieces: pd.DataFrame, origin: int, drawing: Drawing) -> list[dict[str, Any]]:
     """The rows of a rank: its work, its idle time, and its collectives."""
-    busy = work["doing"].isin(("compute", "copy"))
-    idle = work[~busy & (work["doing"] != "communication")]
+    doing = pieces["doing"]
+    is_work, is_collective = doing.isin(("compute", "copy")), doing.isin((WAITING, TRANSFER))
+    idle = pieces[~is_work & ~is_collective & (doing != "communication")]
+    collectives = pieces[is_collective].assign(phase=doing)
     frames = [
-        ("work", work[busy].assign(text=work["layer"][busy])),
+        ("work", pieces[is_work].assign(text=pieces["layer"])),
         ("stall", idle.assign(text="idle: " + idle["doing"].astype(str))),
-        *(("collective", frame.assign(phase=frame["doing"])) for frame in apart(comm)),
+        *(("collective", frame) for frame in apart(collectives)),
     ]
-    return [
-        timeline_row(
-            block,
-            origin,
-            kind,
-            frame,
-            **{name: texts.of(frame[name]) for name in ("text", "phase", *(["layer"] if kind != "work" else []))},
-        )
-        for kind, frame in frames
-        if len(frame)
-    ]
+    names = {"text": "text", "phase": "phase", "layer": "layer"}
+    return [drawing.row(kind, frame, origin, names) for kind, frame in frames if len(frame)]

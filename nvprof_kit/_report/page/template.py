@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MAX_TEXT = 1000
+"""Maximum length of a text; longer ones are cut and show their length."""
+
+
+def short_text(text: str) -> str:
+    """A text cut to `MAX_TEXT` characters, with its length if it was longer."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+
+
 def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), **shown: Any) -> bytes:
     """A page as UTF-8.
 
@@ -65,7 +74,11 @@ def _environment() -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_file), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: short_text(value) if type(value) is str else value,  # our own markup is no plain text
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
     return environment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -11,32 +10,29 @@ from rich.text import Text
 
 from nvprof_kit._findings import SEVERITIES, Finding
 from nvprof_kit._report.text.table import capture_line, warning_lines
-from nvprof_kit._report.text.texts import Milliseconds, percent
+from nvprof_kit._report.text.texts import MS, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import Advice
     from nvprof_kit._analysis.checks import Checks
-    from nvprof_kit._findings import Finding
 
 
 NO_SAVING = "nothing to save on this rank"
 """The saving of a finding that only says that this rank waits for others."""
 
-_MS = Milliseconds(1, 3)
-
 
 def advise_report(result: Advice) -> list[RenderableType]:
     """The report: the findings of the selected layers, in the selected order."""
     top = result.select.top or 10
+    findings = result.findings
     if result.select.asked:
-        ranks = result.to_frame()["rank"].tolist()
-        result = replace(result, findings=tuple(result.findings[rank - 1] for rank in ranks))
+        findings = tuple(findings[rank - 1] for rank in result.to_frame()["rank"])
     parts: list[RenderableType] = [
         capture_line(result.info, result.steps),
         Text(f"The program: {result.program}{' (prefill and decode)' if result.program == 'mixed' else ''}"),
         "",
     ]
-    for rank, finding in enumerate(result.findings[:top], 1):
+    for rank, finding in enumerate(findings[:top], 1):
         layer_text = " ".join(word for word in (finding.layer, finding.phase) if word)
         where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
         parts += [
@@ -47,10 +43,10 @@ def advise_report(result: Advice) -> list[RenderableType]:
             Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
             "",
         ]
-    if not result.findings:
+    if not findings:
         parts += [Text("No rule found anything in this capture."), ""]
-    if len(result.findings) > top:
-        parts += [Text(f"… and {len(result.findings) - top:,} more; --top N shows them", "dim"), ""]
+    if len(findings) > top:
+        parts += [Text(f"… and {len(findings) - top:,} more; --top N shows them", "dim"), ""]
     note = "Savings are upper bounds. Findings overlap, so savings do not add up."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings), ""]
 
@@ -61,7 +57,7 @@ def saving(finding: Finding, result: Advice) -> str:
         return NO_SAVING
     of = " and ".join(name for name, number in (("step", result.steps), ("GPU", result.gpus)) if number > 1)
     per = f" per {of}" if of else ""
-    return f"at most {_MS(finding.saves_ns)} ms{per}, {percent(finding.saves_ns / result.wall_ns)}"
+    return f"at most {MS.with_unit(finding.saves_ns)}{per}, {percent(finding.saves_ns / result.wall_ns)}"
 
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}

@@ -1,25 +1,100 @@
-"""Text reports of FLOPs and utilization, and of GPU metrics, by layer."""
+"""Text reports by layer and phase: FLOPs and utilization, GPU metrics, and the kernels that ncu measured."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
-from nvprof_kit._analysis.metrics import COLUMNS
-from nvprof_kit._report.text.table import capture_line, fold_notes, layer_table, warning_lines
-from nvprof_kit._report.text.texts import Cells, Milliseconds, count_per_step
+from nvprof_kit._report.text.table import (
+    FOLD_KINDS,
+    FOLD_RANKS,
+    Grid,
+    capture_line,
+    fold_cells,
+    fold_columns,
+    fold_notes,
+    table,
+    warning_lines,
+)
+from nvprof_kit._report.text.texts import Milliseconds, count_per_step, is_missing, percent
+from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops
+    from nvprof_kit._analysis.layers.fold import ByLayer
     from nvprof_kit._analysis.metrics import Metrics
+    from nvprof_kit._analysis.ncu.layers import NcuLayers
 
-_TERA = 1e12
-_RANKS = dict.fromkeys(("phase", "busy ms", "MFU", "of limit", "SM active"), 0)
-_RANKS |= {"type": 2, "": 2, "calls": 3, "samples": 3}
+_RANKS = {
+    **dict.fromkeys(("phase", "ms", "busy ms", "MFU", "of limit", "bound", "SM active"), 0),
+    **dict.fromkeys(("type", "stall", ""), 2),
+    **dict.fromkeys(("calls", "samples", "why"), 3),
+    **FOLD_RANKS,
+}
+
+
+def layer_table(
+    result: ByLayer,
+    names: Sequence[str],
+    ms: Milliseconds,
+    writers: Mapping[str, Callable[[Any], str]] = MappingProxyType({}),
+    marks: Callable[[dict[Any, Any]], Mapping[str, str]] = lambda _: {},
+) -> tuple[Grid, list[str]]:
+    """The table of an answer by layer and phase, as it is selected and folded, and the headings of its columns.
+
+    Args:
+        result: The answer.
+        names: The columns to print, of which those without a figure are left out.
+        ms: How its times are written; counts are divided as they are.
+        writers: How columns are written that have a way of their own.
+        marks: Cells of a row that replace others or have no column, by heading.
+    """
+    write: dict[str, Callable[[Any], str]] = {
+        "ns": lambda ns: ms(round(ns)),
+        "share": lambda share: percent(share) if share else "",
+        "percent": "{:.0f} %".format,
+        "bytes": scaled,
+        "flop": lambda flops: _number(flops / ms.divisor / 1e9),
+        "tflops_per_s": _number,
+        "": lambda value: value if isinstance(value, str) else count_per_step(value, ms.divisor),
+    }
+    columns = {name: result.columns[result.schema][name] for name in names}
+    lines = []
+    for row in result.printed().to_dict("records"):
+        cells = {
+            column.heading: "" if is_missing(row[name]) else writers.get(name, write[column.unit])(row[name])
+            for name, column in columns.items()
+        }
+        lines.append((row, {**cells, **marks(row), **fold_cells(row, ms)}))
+    kinds = {column.heading: "left" if column.kind == "str" else "right" for column in columns.values()}
+    kinds = {name: kind for name, kind in kinds.items() if any(cells[name] for _, cells in lines)}
+    kinds |= {name: FOLD_KINDS[name] for name in fold_columns(cells for _, cells in lines)}
+    kinds |= {"": "right"} if any(cells.get("") for _, cells in lines) else {}
+    grid = table([("layer", "path"), ("phase", "left"), *kinds.items()], _RANKS)
+    grid.choose(result.select)
+    for row, cells in lines:
+        label = f"{row['layer']} x{row['count']}" if row["count"] > 1 else row["layer"]
+        grid.add_row(label, row["phase"], *(cells.get(name, "") for name in kinds), cost=row[result.time])
+    return grid, list(kinds)
+
+
+def scaled(value: float) -> str:
+    """A quantity with three digits and a prefix, such as ``1.23 G``."""
+    step = min(int(math.log10(value) // 3), 5) if value >= 1 else 0
+    return f"{value / 1000**step:.3g} {'kMGTP'[step - 1] if step else ''}".strip()
+
+
+def _number(value: float) -> str:
+    """A number with one decimal, or one digit if it is small; '' for zero."""
+    text = f"{value:,.1f}"
+    return text if text.strip("0.,") else f"{value:.1g}" if value else ""
+
 
 _LIMITS = (
     "limit ms: the least time that this GPU needs for these operators, each limited by its operations at the peak or "
@@ -29,106 +104,63 @@ _LIMITS = (
 
 def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
-    recomputes = result.whole.model_flops < result.whole.flops
-    has_limits, has_fused = (bool(result.rows[name].notna().any()) for name in ("limit_ns", "fused_limit_ns"))
-    headings = ["calls", "busy ms", "GFLOP", "TFLOP/s"]
-    headings += (["MFU", "HFU"] if recomputes else ["MFU"]) if result.peaks else []
-    headings += ["limit ms", *(["fused ms"] if has_fused else []), "of limit", "bound"] if has_limits else []
-    columns = {name: "left" if name in ("type", "bound") else "right" for name in (*headings, "type", "")}
-    steps, rows = max(result.whole.steps, 1), result.printed()
-    ms = Cells.for_total(max([1, *rows["gpu_busy_ns"].astype(int)]), steps)
+    whole, recomputes = result.whole, result.whole.model_flops < result.whole.flops
+    names = ["calls", "gpu_busy_ns", "flops", "tflops_per_s", "mfu", *(["hfu"] if recomputes else [])]
+    names += ["limit_ns", "fused_limit_ns", "of_limit", "bound", "dtype"]
+    longest_ns = max([1, *result.printed()["gpu_busy_ns"].astype(int)])
     notes: dict[str, str] = {}
-    lines = []
-    for row in rows.to_dict("records"):
+
+    def marks(row: dict[Any, Any]) -> dict[str, str]:
         sentences = [note for note in str(row["note"]).split(NOTES_APART) if note]
-        marks = [notes.setdefault(note, str(len(notes) + 1)) for note in sentences]
-        lines.append(
-            {
-                "calls": count_per_step(row["calls"], steps),
-                "busy ms": ms(row["gpu_busy_ns"]),
-                "GFLOP": _number(row["flops"] / steps / 1e9, 1),
-                "TFLOP/s": _number(row["tflops_per_s"], 1),
-                "MFU": _share(row["mfu"]),
-                "HFU": _share(row["hfu"]),
-                **{
-                    f"{name} ms": "" if math.isnan(row[column]) else ms(round(row[column]))
-                    for name, column in (("limit", "limit_ns"), ("fused", "fused_limit_ns"))
-                },
-                "of limit": _share(row["of_limit"]),
-                "bound": row["bound"],
-                "type": row["dtype"],
-                "": " ".join(f"[{mark}]" for mark in marks),
-            }
-        )
-    unit = "a step" if result.whole.steps else "the capture"
+        return {"": " ".join(notes.setdefault(note, f"[{len(notes) + 1}]") for note in sentences)}
+
+    ms = Milliseconds.for_total(longest_ns, max(whole.steps, 1))
+    grid, headings = layer_table(result, names, ms, marks=marks)
+    unit = "a step" if whole.steps else "the capture"
     about = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is not None:
         about += " MFU: the time its operations take at the peak of their type, over the busy time"
         about += ", without what is computed again; HFU: with it." if recomputes else "."
-    grid, names = layer_table(result, columns, lines, _RANKS, ms)
+    limits = [_LIMITS] if result.rows["limit_ns"].notna().any() else []
+    footnotes = [f"{mark} {note}" for note, mark in notes.items()]
     return [
-        capture_line(result.info, result.whole.steps),
+        capture_line(result.info, whole.steps),
         *_header(result, recomputes),
         "",
         grid,
         "",
-        *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
-        Text(about, "dim"),
-        *([Text(_LIMITS, "dim")] if has_limits else []),
-        *fold_notes(names, "their sums and rates", "busy ms of one of them"),
+        *(Text(note, "dim") for note in (*footnotes, about, *limits)),
+        *fold_notes(headings, "their sums and rates", "busy ms of one of them"),
         *warning_lines(result.warnings),
     ]
 
 
 def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
-    totals = result.whole
-    devices = f"{totals.devices} GPU{'s' * (totals.devices > 1)}" if result.info.on_gpu else "the CPU"
-    lasted, busy = (Milliseconds.for_total(int(ns) or 1)(int(ns)) or "0" for ns in (totals.step_ns, totals.busy_ns))
-    scope = "A step" if totals.steps else "The capture"
-    model = f", {_amount(totals.model_flops)} without what is computed again" if recomputes else ""
-    rate = _number(totals.flops / max(totals.step_ns, 1) / 1000, 1) or "0"
+    whole, peaks = result.whole, result.peaks
+    devices = f"{whole.devices} GPU{'s' * (whole.devices > 1)}" if result.info.on_gpu else "the CPU"
+    lasted, busy = (Milliseconds.for_total(int(ns) or 1).with_unit(int(ns)) for ns in (whole.step_ns, whole.busy_ns))
     bound = "at least " if result.uncounted else ""
-    lines = [
-        Text(f"{scope}: {bound}{_amount(totals.flops)}{model}, in {lasted} ms on {devices}: {rate} TFLOP/s"),
-    ]
-    if result.peaks is not None:
-        peaks = ", ".join(f"{dtype} {flops / _TERA:,.4g}" for dtype, flops in result.peaks.flops.items())
-        lines += [
-            Text(
-                f"{_both(totals.mfu, totals.hfu, recomputes, bound)}; of the {busy} ms in which the GPU works: "
-                f"{_both(totals.busy_mfu, totals.busy_hfu, recomputes, bound)}",
-                "bold",
-            ),
-            Text(f"Peak of {result.peaks.name}, dense, in TFLOP/s: {peaks}"),
-            *(
-                [Text(f"Peaks measured on this machine: {', '.join(result.peaks.measured)}")]
-                if result.peaks.measured
-                else []
-            ),
-        ]
+    model = f", {_amount(whole.model_flops)} without what is computed again" if recomputes else ""
+    rate = _number(whole.flops / max(whole.step_ns, 1) / 1000) or "0"
+    scope = "A step" if whole.steps else "The capture"
+    lines = [Text(f"{scope}: {bound}{_amount(whole.flops)}{model}, in {lasted} on {devices}: {rate} TFLOP/s")]
+    if peaks is not None:
+        in_step, in_busy = (
+            ", ".join(
+                f"{name} {bound}{percent(share) if share and not math.isnan(share) else '?'}"
+                for name, share in (("MFU", mfu), *([("HFU", hfu)] if recomputes else []))
+            )
+            for mfu, hfu in ((whole.mfu, whole.hfu), (whole.busy_mfu, whole.busy_hfu))
+        )
+        of_types = ", ".join(f"{dtype} {flops / 1e12:,.4g}" for dtype, flops in peaks.flops.items())
+        lines.append(Text(f"{in_step}; of the {busy} in which the GPU works: {in_busy}", "bold"))
+        lines.append(Text(f"Peak of {peaks.name}, dense, in TFLOP/s: {of_types}"))
+        lines += [Text(f"Peaks measured on this machine: {', '.join(peaks.measured)}")] if peaks.measured else []
     return list(lines)
 
 
-def _both(mfu: float, hfu: float, recomputes: bool, bound: str) -> str:
-    """MFU and HFU; one number if nothing is recomputed."""
-    return f"MFU {bound}{_share(mfu, '?')}" + (f", HFU {bound}{_share(hfu, '?')}" if recomputes else "")
-
-
 def _amount(flops: float) -> str:
-    return f"{flops / _TERA:,.3f} TFLOP" if flops >= _TERA or not flops else f"{flops / 1e9:,.3g} GFLOP"
-
-
-def _number(value: float, digits: int) -> str:
-    if math.isnan(value) or not value:
-        return ""
-    text = f"{value:,.{digits}f}"
-    return text if text.strip("0.,") else f"{value:.1g}"
-
-
-def _share(value: float, missing: str = "") -> str:
-    if math.isnan(value):
-        return missing
-    return f"{100 * value:.1f} %" if value else missing
+    return f"{flops / 1e12:,.3f} TFLOP" if flops >= 1e12 or not flops else f"{flops / 1e9:,.3g} GFLOP"
 
 
 TOO_FEW = "too few"
@@ -137,21 +169,20 @@ TOO_FEW = "too few"
 def metrics_report(result: Metrics) -> list[RenderableType]:
     """The report: what was sampled, the table, and warnings."""
     figures = {
-        name: column for name, column in COLUMNS.items() if column.heading and not math.isnan(result.overall[name])
+        name: column.heading
+        for name, column in result.columns[result.schema].items()
+        if column.unit == "percent" and not math.isnan(result.overall[name])
     }
-    rows = result.printed().to_dict("records")
-    ms = Cells.for_total(max([1, *(int(row["busy_ns"]) for row in rows)]))
-    lines = []
-    for row in rows:
-        line = {"busy ms": ms(row["busy_ns"]), "samples": f"{row['samples']:,.0f}"}
-        if row["enough"]:
-            line |= {column.heading: _percent(row[name]) for name, column in figures.items()}
-        elif figures:
-            line[next(iter(figures.values())).heading] = TOO_FEW
-        lines.append(line)
-    columns = dict.fromkeys(("busy ms", "samples", *(column.heading for column in figures.values())), "right")
-    grid, names = layer_table(result, columns, lines, _RANKS, ms)
-    overall = ", ".join(f"{column.heading} {_percent(result.overall[name])}" for name, column in figures.items())
+    ms = Milliseconds.for_total(max([1, *result.printed()["busy_ns"].astype(int)]))
+    first = next(iter(figures.values()), "")
+    grid, headings = layer_table(
+        result,
+        ["busy_ns", "samples", *figures],
+        ms,
+        {"samples": "{:,.0f}".format},
+        lambda row: {} if row["enough"] else {first: TOO_FEW},
+    )
+    overall = ", ".join(f"{heading} {result.overall[name]:.0f} %" for name, heading in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
@@ -164,10 +195,26 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         grid,
         "",
         Text(note, "dim"),
-        *fold_notes(names, "those of all of them", "busy ms of one of them"),
+        *fold_notes(headings, "those of all of them", "busy ms of one of them"),
         *warning_lines(result.info.warnings),
     ]
 
 
-def _percent(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.0f} %"
+def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
+    """The report: what was measured and its coverage, the table, and warnings."""
+    gpu_ns = max(result.gpu_ns, 1)
+    columns = {name: column for name, column in result.columns[result.schema].items() if column.heading}
+    names = [name for name in columns if name != "covered" or result.capture]
+    writers = {"covered": percent, "intensity": "{:.1f}".format}
+    grid, headings = layer_table(result, names, Milliseconds.for_total(gpu_ns), writers)
+    lines = [f"{title(result.path)}: {result.measured:,} measured kernels"]
+    if result.capture:
+        lines.append(
+            f"spread over {result.capture}: they stand for {percent(result.covered)} of its "
+            f"{Milliseconds.for_total(gpu_ns).with_unit(result.gpu_ns)} of GPU time"
+        )
+        if result.unused:
+            lines.append(f"{result.unused:,} of them are like no launch of the capture")
+    note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
+    notes = [note, *fold_notes(headings, "those of all of them", "ms of one of them")]
+    return [*map(Text, lines), "", grid, "", *notes, *warning_lines(result.warnings)]

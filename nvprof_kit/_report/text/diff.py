@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -19,86 +19,118 @@ from nvprof_kit._result.formats import title
 from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._analysis.diff.diff import Diff
     from nvprof_kit._trace.schema import CaptureInfo
 
 _CAUSES = {"": "", "work": ", by work", "efficiency": ", by efficiency", "both": ", by work and efficiency"}
 _MARKUP = re.compile(r"[\\|*`\[\]]")
 _UNIT = "Milliseconds per {0}: geometric means, not the median {0}"
+_FOLDED = (
+    "xN: equal blocks in one line: their sums, and the widest ends of their intervals. "
+    "--no-fold prints one line per block."
+)
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What is printed of a comparison: the rows that changed, the kernels, and sentences about all others."""
+
+    rows: list[dict[Any, Any]]
+    unshown: str
+    kernels: list[str]
+    kernels_title: str
+    gates: list[tuple[bool, str]]
+    notes: list[str]
+
+
+def _shown(result: Diff) -> _Shown:
+    """The step, then the changed phases, classes and layers, the largest change first, equal blocks in one row; and the
+    first kernels.
+    """
+    top, unit = result.select.top or 15, result.unit
+    rows = result.among(result.rows) if result.view == "rows" else result.rows
+    changed = rows[(rows["level"] == "step") | ~rows["verdict"].isin(("same", "undecided"))]
+    layers = changed[changed["level"] == "layer"]
+    folded = fold_ranked(layers, COLUMNS, "change_ns", result.select.fold, ALIKE)
+    if folded is not layers:
+        folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
+    by_level = {level: folded if level == "layer" else changed[changed["level"] == level] for level in LEVELS[:-1]}
+    more = sum(len(level_rows.iloc[top:]) for level_rows in by_level.values())
+    unshown = [f"{more} more changed"] if more else []
+    rows = rows[rows["level"].isin(("phase", "class", "layer"))]
+    same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
+    if len(same):
+        unshown.append(f"{plural(len(same), 'row')} the same, each within ±{100 * same['within'].max():.1f} % or less")
+    if len(undecided):
+        costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
+        unshown.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
+    kernels = []
+    for row in result.kernels.head(top).to_dict("records"):
+        name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
+        times = " → ".join(MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
+        counts = " → ".join(dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count")))
+        kernels.append(f"{row['what']}: {name} ({row['kernel_class']}, {counts} per {unit}, {times} ms)")
+    if len(result.kernels) > top:
+        kernels.append(f"… and {len(result.kernels) - top:,} more; --top N shows them")
+    base, new = result.launches
+    return _Shown(
+        [row for level_rows in by_level.values() for row in level_rows.head(top).to_dict("records")],
+        "; ".join(unshown),
+        kernels,
+        f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {unit}",
+        [
+            (outcome.held, f"{'holds' if outcome.held else 'FAILS'}: {outcome.gate.text}: {outcome.reason}")
+            for outcome in result.gates
+        ],
+        [*([] if folded is layers else [_FOLDED]), *result.notes],
+    )
 
 
 def diff_report(result: Diff) -> list[RenderableType]:
     """The report for the terminal: verdict, changes, new and removed kernels, gates."""
-    result, top, fold = _selected(result)
-    changed = _changed(result, fold)
-    rows = _shown(changed, top)
-    times = "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
+    shown, unit = _shown(result), result.unit
     kinds = {0: "path", 5: "words"}
-    ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
-    grid = table([(name, kinds.get(column, "right")) for column, name in enumerate(_HEAD)], ranks)
-    for row in rows:
-        grid.add_row(*_cells(row, result.unit), cost=None if row["level"] == "step" else abs(row["change_ns"]))
-    grid.way = "--top N or -o FILE.csv shows them"
+    columns = [(name, kinds.get(column, "right")) for column, name in enumerate(_HEAD)]
+    grid = table(columns, {"new": 0, "change": 0, "base": 2, "95 % interval": 3})
+    for row in shown.rows:
+        grid.add_row(*_cells(row, unit))
     parts: list[RenderableType] = [
-        *_captures("base", result.base_runs or (result.base,), result.base_steps, result.unit),
-        *_captures("new ", result.new_runs or (result.new,), result.new_steps, result.unit),
+        *_captures("base", result.base_runs or (result.base,), result.base_steps, unit),
+        *_captures("new ", result.new_runs or (result.new,), result.new_steps, unit),
         "",
         Text(_headline(result), "bold"),
         "",
         grid,
-        *([Text(unshown, "dim")] if (unshown := _unshown(result, len(changed) - len(rows))) else []),
+        *([Text(shown.unshown, "dim")] if shown.unshown else []),
     ]
-    if len(result.kernels):
-        lines, more = _kernel_lines(result, top)
-        parts += ["", Text(_kernel_head(result), "bold"), *map(Text, lines)]
-        parts += [Text(f"… and {more:,} more; --top N shows them", "dim")] if more else []
-    if result.gates:
-        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in _gate_lines(result))]
-    return [
-        *parts,
-        "",
-        Text(f"{_UNIT.format(result.unit)}; {times}, and wall time for the {result.unit}.", "dim"),
-        *(Text(note, "dim") for note in _fold_notes(changed)),
-        *(Text(note, "dim") for note in result.notes),
-        *warning_lines(result.warnings),
-    ]
-
-
-def _selected(result: Diff) -> tuple[Diff, int, bool | None]:
-    """The comparison of the selected layers, the maximum number of rows per level, and whether to fold equal blocks."""
-    rows = result.among(result.rows) if result.view == "rows" else result.rows
-    return replace(result, rows=rows), result.select.top or 15, result.select.fold
+    if shown.kernels:
+        parts += ["", Text(shown.kernels_title, "bold"), *map(Text, shown.kernels)]
+    if shown.gates:
+        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in shown.gates)]
+    times = "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
+    about = f"{_UNIT.format(unit)}; {times}, and wall time for the {unit}."
+    return [*parts, "", *(Text(note, "dim") for note in (about, *shown.notes)), *warning_lines(result.warnings)]
 
 
 def diff_markdown(result: Diff) -> str:
     """The report for a pull request."""
-    result, top, fold = _selected(result)
-    changed = _changed(result, fold)
-    rows = _shown(changed, top)
-    lines, unit = [f"**{_headline(result)}**", ""], result.unit
-    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in _gate_lines(result)]
-    lines += [""] if result.gates else []
+    shown, unit = _shown(result), result.unit
+    lines = [f"**{_headline(result)}**", ""]
+    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in shown.gates]
+    lines += [""] if shown.gates else []
     lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
-    lines += [f"| {' | '.join(map(_escaped, _cells(row, result.unit)))} |" for row in rows]
-    if len(result.kernels):
-        lines += ["", f"<details><summary>{_kernel_head(result)}</summary>", ""]
-        kernels, more = _kernel_lines(result, top)
-        lines += [f"- {_escaped(line)}" for line in (*kernels, *([f"… and {more} more"] if more else []))]
-        lines += ["", "</details>"]
+    lines += [f"| {' | '.join(map(_escaped, _cells(row, unit)))} |" for row in shown.rows]
+    if shown.kernels:
+        kernels = [f"- {_escaped(line)}" for line in shown.kernels]
+        lines += ["", f"<details><summary>{shown.kernels_title}</summary>", "", *kernels, "", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
         ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({side.tool}, {', '.join(side.gpus)})"
         for side, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
     )
-    lines += [
-        "",
-        f"{base}, {result.base_steps} {unit}s; {new}, {result.new_steps} {unit}s. {_UNIT.format(unit)}.",
-        *map(_escaped, (*_fold_notes(changed), *result.notes)),
-    ]
-    return "\n".join(lines) + "\n"
+    about = f"{base}, {result.base_steps} {unit}s; {new}, {result.new_steps} {unit}s. {_UNIT.format(unit)}."
+    return "\n".join([*lines, "", about, *map(_escaped, shown.notes)]) + "\n"
 
 
 def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -> list[Text]:
@@ -137,47 +169,6 @@ def _verdict(row: Any) -> str:
     return f"the same within ±{max(100 * row['within'], 0.1):.1f} %" if same else str(row["verdict"])
 
 
-def _changed(result: Diff, fold: bool | None) -> pd.DataFrame:
-    """The step, and what changed; equal blocks in one row with their sums, and the widest ends of their intervals."""
-    import pandas as pd
-
-    rows = result.rows[result.rows["level"] != "layer class"]
-    same = rows["verdict"].isin(("same", "undecided"))
-    changed: pd.DataFrame = rows[(rows["level"] == "step") | ~same]
-    layers = changed[changed["level"] == "layer"]
-    folded = fold_ranked(layers, COLUMNS, "change_ns", fold, ALIKE)
-    if folded is layers:
-        return changed
-    folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
-    with_folded: pd.DataFrame = pd.concat([changed[changed["level"] != "layer"], folded], ignore_index=True)
-    return with_folded
-
-
-def _fold_notes(changed: pd.DataFrame) -> list[str]:
-    if "unlike" not in changed:
-        return []
-    note = "xN: equal blocks in one line: their sums, and the widest ends of their intervals"
-    return [f"{note}. --no-fold prints one line per block."]
-
-
-def _shown(rows: pd.DataFrame, top: int) -> list[dict[Any, Any]]:
-    """The step, then the changed phases, classes and layers, the largest change first."""
-    parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
-    return [row for level_rows in parts for row in level_rows]
-
-
-def _unshown(result: Diff, more: int) -> str:
-    rows = result.rows[result.rows["level"].isin(("phase", "class", "layer"))]
-    same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
-    parts = [f"{more} more changed"] if more else []
-    if len(same):
-        parts.append(f"{plural(len(same), 'row')} the same, each within ±{100 * same['within'].max():.1f} % or less")
-    if len(undecided):
-        costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
-        parts.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
-    return "; ".join(parts)
-
-
 def _cells(row: Any, unit: str) -> tuple[str, ...]:
     change = f"{100 * row['change']:+.1f} %" if row["change"] == row["change"] else ""
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
@@ -188,31 +179,6 @@ def _cells(row: Any, unit: str) -> tuple[str, ...]:
     verdict += _CAUSES[row.get("cause") or ""]
     name = unit if row["level"] == "step" else named(row)
     return (name, MS(int(row["base_ns"])), MS(int(row["new_ns"])), change, interval, verdict)
-
-
-def _kernel_head(result: Diff) -> str:
-    base, new = result.launches
-    return f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {result.unit}"
-
-
-def _kernel_lines(result: Diff, top: int) -> tuple[list[str], int]:
-    """The kernels, and how many are left out."""
-    lines = []
-    for row in result.kernels.head(top).to_dict("records"):
-        name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
-        times = " → ".join(MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
-        counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
-        lines.append(
-            f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per {result.unit}, {times} ms)"
-        )
-    return lines, max(len(result.kernels) - top, 0)
-
-
-def _gate_lines(result: Diff) -> list[tuple[bool, str]]:
-    return [
-        (outcome.held, f"{'holds' if outcome.held else 'FAILS'}: {outcome.gate.text}: {outcome.reason}")
-        for outcome in result.gates
-    ]
 
 
 def _escaped(text: str) -> str:

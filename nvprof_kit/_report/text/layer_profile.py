@@ -14,7 +14,7 @@ from nvprof_kit._analysis.layers.sums import LAYER_PHASES
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines
-from nvprof_kit._report.text.texts import Cells, count_per_step, counted, mib_cell
+from nvprof_kit._report.text.texts import Milliseconds, count_per_step, counted, is_missing, mib_cell
 from nvprof_kit._result.selection import UNFOLDED
 
 if TYPE_CHECKING:
@@ -47,29 +47,28 @@ def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType
     if not len(profile.shown_kinds):
         nothing = "No block ran and no fused attention: what ran is in the table of all layers"
         return [*lines, Text(nothing, "dim")]
-    steps = max(profile.layers.summary.steps, 1)
-    rows = profile.shown_kinds.to_dict("records")
-    phases = [phase for phase in LAYER_PHASES if any(row[f"{phase}_ns"] for row in rows)]
-    memory = any(not pd.isna(row["retained_bytes"]) for row in rows)
-    names = ["kind", "layers", "count", *phases, "total", "attention", "mean", "min", "max", "CPU"]
-    names += ["MiB left"] * memory
+    steps, rows = max(profile.layers.summary.steps, 1), profile.shown_kinds.to_dict("records")
+    per_step = Milliseconds.for_total(max(row["gpu_ns"] for row in rows), steps)
+    of_one = Milliseconds.for_total(max(row["max_ns"] for row in rows))
+    memory = any(not is_missing(row["retained_bytes"]) for row in rows)
+    lines_of_kinds = [
+        {
+            "kind": row["kind"],
+            "layers": str(row["layers"]),
+            "count": count_per_step(row["count"], steps),
+            **{phase: per_step(row[f"{phase}_ns"]) for phase in LAYER_PHASES},
+            "total": per_step(row["gpu_ns"]),
+            "attention": per_step(row["attention_ns"]) if row["is_block"] else "",
+            **{name: of_one(row[f"{name}_ns"]) for name in ("mean", "min", "max")},
+            "CPU": "" if is_missing(row["cpu_ns"]) else per_step(row["cpu_ns"]),
+            "MiB left": "" if is_missing(row["retained_bytes"]) else mib_cell(row["retained_bytes"]),
+        }
+        for row in rows
+    ]
+    names = [name for name in lines_of_kinds[0] if any(cells[name] for cells in lines_of_kinds)]
     grid = table([(name, "left" if name == "kind" else "right") for name in names])
-    ms = Cells.for_total(max(row["gpu_ns"] for row in rows), steps)
-    cell = Cells.for_total(max(row["max_ns"] for row in rows))
-    for row in rows:
-        cells: list[RenderableType] = [
-            row["kind"],
-            str(row["layers"]),
-            count_per_step(row["count"], steps),
-            *(ms(row[f"{phase}_ns"]) for phase in phases),
-            ms(row["gpu_ns"]),
-            ms(row["attention_ns"]) if row["is_block"] else "",
-            *(cell(row[f"{name}_ns"]) for name in ("mean", "min", "max")),
-            "" if pd.isna(row["cpu_ns"]) else ms(row["cpu_ns"]),
-        ]
-        if memory:
-            cells.append("" if pd.isna(row["retained_bytes"]) else mib_cell(row["retained_bytes"]))
-        grid.add_row(*cells, style="" if row["is_block"] else "dim")
+    for row, cells in zip(rows, lines_of_kinds, strict=True):
+        grid.add_row(*(cells[name] for name in names), style="" if row["is_block"] else "dim")
     caption = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
     return [*lines, grid, "", Text(caption + (" MiB left: by one block's forward." if memory else ""), "dim")]
 

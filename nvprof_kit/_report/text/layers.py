@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -13,8 +13,8 @@ from nvprof_kit._analysis.layers.layers import NOTABLE
 from nvprof_kit._analysis.layers.sums import LAYER_PHASES, SPLITS
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.table import (
-    KINDS,
-    RANKS,
+    FOLD_KINDS,
+    FOLD_RANKS,
     Bar,
     Column,
     Grid,
@@ -22,13 +22,12 @@ from nvprof_kit._report.text.table import (
     fold_cells,
     fold_columns,
     fold_notes,
-    table,
     warning_lines,
 )
 from nvprof_kit._report.text.texts import (
-    Cells,
     Milliseconds,
     count_per_step,
+    is_missing,
     memory_size,
     mib_cell,
     percent,
@@ -43,6 +42,9 @@ if TYPE_CHECKING:
 
 Row = dict[Any, Any]
 """A row of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
+
+Line = tuple[Row, dict[str, str]]
+"""A row with its cells by the names of `COLUMNS`."""
 
 COLUMNS: Mapping[str, Column] = {
     "layer": Column("layer", "path"),
@@ -76,9 +78,6 @@ OUTSIDE = "outside"
 LITTLE = 0.7
 """With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
 
-_OF_LIMIT = ("limit_ns", "limited_ns")
-"""Columns added to the tree: the least time of the work of a row, and the time it took, all phases together."""
-
 _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
 """Sort columns of the data that have a different name in the tree."""
 
@@ -110,45 +109,45 @@ def tree_table(result: Layers) -> list[RenderableType]:
             columns |= splits
         if (name in used or name not in _OPTIONAL) and not (splits and name in LAYER_PHASES):
             columns[name] = column
-    folds = fold_columns(cells for _, cells in lines)
-    columns |= {name: Column(name, KINDS.get(name, "right"), RANKS[name]) for name in folds}
-    grid = Grid(list(columns.values()))
-    grid.choose(result.select)
-    total_ns = result.summary.total_ns or 1
-    longest = max((row["total_ns"] for row, _ in lines), default=0) or 1
-    for outside in (False, True):
-        for row, cells in lines:
-            if (row["layer"] == NO_LAYER) == outside:
-                bar = {"bar": Bar(row["total_ns"] / longest)}
-                line: list[RenderableType] = [(cells | bar).get(name, "") for name in columns]
-                grid.add_row(*line, style="dim" if outside else "", cost=row["total_ns"] / total_ns)
-        grid.add_section()
-    last: list[RenderableType] = [(total | {"bar": Bar(0.0)}).get(name, "") for name in columns]
-    grid.add_row(*last, style="bold")
-    return [grid, "", *_notes(result, columns)]
+    for name in fold_columns(cells for _, cells in lines):
+        columns[name] = Column(name, FOLD_KINDS[name], FOLD_RANKS.get(name, 1))
+    return [_grid(result, columns, lines, total), "", *_notes(result, columns)]
 
 
 def steps_table(result: Layers) -> list[RenderableType]:
     """The table with a column per step, and a description of its figures."""
     times = layers_by_step(result)
-    columns = list(times.columns[:MAX_STEPS])
-    number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
-    headings = (name if name == OUTSIDE else f"step {number[name]}" for name in columns)
-    grid = table([("layer", "path"), *((heading, "right") for heading in headings)])
-    grid.choose(result.select)
-    ms = Cells.for_total(int(times.to_numpy()[-1].max(initial=0)))
-    by_row = times[columns].iloc[:-1].reset_index(drop=True).set_axis(result.tree.index)
-    tree = printed_tree(result, by_row.rename(columns={name: f"in {name}" for name in columns}))
-    for row in tree.to_dict("records"):
-        cells = [ms(row[f"in {name}"]) for name in columns]
-        style = "dim" if row["layer"] == NO_LAYER else ""
-        grid.add_row(_label(result, row), *cells, style=style, cost=row["total_ns"])
-    grid.add_section()
-    grid.add_row("total", *map(ms, times[columns].to_numpy()[-1].tolist()), style="bold")
+    step_of = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
+    headings = {name: name if name == OUTSIDE else f"step {step_of[name]}" for name in times.columns[:MAX_STEPS]}
+    ms = Milliseconds.for_total(int(times.loc["total"].max()) if len(times.columns) else 0)
+    by_row = times[list(headings)].iloc[:-1].set_axis(result.tree.index)
+    tree = printed_tree(result, by_row.rename(columns={name: f"in {name}" for name in headings}))
+    lines = [
+        (row, {"layer": _label(result, row), **{str(name): ms(row[f"in {name}"]) for name in headings}})
+        for row in tree.to_dict("records")
+    ]
+    total = {"layer": "total", **{str(name): ms(int(times.loc["total", name])) for name in headings}}
+    columns = {"layer": COLUMNS["layer"], **{str(name): Column(text, "right") for name, text in headings.items()}}
     note = f"Milliseconds of {time_name(result)} in each step, all phases together, including nested layers."
     if (left_out := len(times.columns) - MAX_STEPS) > 0:
         note += f" {left_out} more columns are left out here; -o FILE.csv has all steps."
-    return [grid, "", Text(note, "dim")]
+    return [_grid(result, columns, lines, total), "", Text(note, "dim")]
+
+
+def _grid(result: Layers, columns: Mapping[str, Column], lines: Sequence[Line], total: Mapping[str, str]) -> Grid:
+    """The rows of layers, of what ran outside layers, and the total."""
+    grid = Grid(list(columns.values()))
+    grid.choose(result.select)
+    longest = max((row["total_ns"] for row, _ in lines), default=0) or 1
+    for outside in (False, True):
+        for row, cells in lines:
+            if (row["layer"] == NO_LAYER) == outside:
+                line: dict[str, str | Bar] = {**cells, "bar": Bar(row["total_ns"] / longest)}
+                style = "dim" if outside else ""
+                grid.add_row(*(line.get(name, "") for name in columns), style=style, cost=row["total_ns"])
+        grid.add_section()
+    grid.add_row(*(total.get(name, "") for name in columns), style="bold")
+    return grid
 
 
 def layers_by_step(result: Layers) -> pd.DataFrame:
@@ -159,16 +158,19 @@ def layers_by_step(result: Layers) -> pd.DataFrame:
         row of `Layers.tree`, in its order, and one for the total.
     """
     rows, tree = result.rows, result.tree
-    pairs = zip(rows["instance"], rows["instance"].isna(), strict=True)
-    steps = [OUTSIDE if missing else int(instance) for instance, missing in pairs]
-    row_keys = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + rows["phase"])
-    self_ns = rows["gpu_self_ns"].groupby([row_keys, steps]).sum().unstack(fill_value=0).astype("int64")
+    steps = rows["instance"].astype(object).where(rows["instance"].notna(), OUTSIDE)
+    self_ns = rows["gpu_self_ns"].groupby([row_names(rows), steps]).sum().unstack(fill_value=0).astype("int64")
     self_ns = self_ns[[*sorted(set(self_ns) - {OUTSIDE}), *({OUTSIDE} & set(self_ns))]]
-    keys = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + tree["phase"]).tolist()
-    times: pd.DataFrame = self_ns.reindex(keys, fill_value=0)
+    times: pd.DataFrame = self_ns.reindex(row_names(tree).tolist(), fill_value=0)
     times[:] = ModelTree(tree["layer"].tolist(), tree["parent"].tolist()).with_nested(times.to_numpy())
     times.loc["total"] = times[(tree["depth"] == 0).to_numpy()].sum()
     return times
+
+
+def row_names(rows: pd.DataFrame) -> pd.Series[str]:
+    """What rows are called: a layer's path, or ``(none) optimizer``."""
+    names: pd.Series[str] = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + " " + rows["phase"])
+    return names
 
 
 def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -179,9 +181,8 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
         times: Additional columns of times, with a row for each row of the tree.
     """
     select, tree = result.select, result.tree
-    if "limit_ns" in result.rows:
-        tree = tree.assign(**_limits(result.rows, tree))
-    tree = select.among(tree if times is None else tree.assign(**times))
+    limits = _limits(result.rows, tree) if "limit_ns" in result.rows else {}
+    tree = select.among(tree.assign(**limits, **({} if times is None else dict(times))))
     if result.depth is not None:
         tree = tree[tree["depth"] < result.depth]
     printed, _ = fold_tree(tree, select.fold)
@@ -190,17 +191,16 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
 
 
 def _limits(rows: pd.DataFrame, tree: pd.DataFrame) -> dict[str, pd.Series]:
-    """The columns `_OF_LIMIT` of the tree: sums over the phases of a layer that have a limit; `(none)` by phase."""
+    """Of each row of the tree the least time of its work, and the time it took: sums over its phases with a limit."""
     rows = rows[rows["limit_ns"] > 0]
-    sums, places = (of["layer"].where(of["layer"] != NO_LAYER, NO_LAYER + of["phase"]) for of in (rows, tree))
-    limit = rows[["limit_ns", "gpu_busy_ns"]].groupby(sums).sum().reindex(places, fill_value=0.0)
-    return {name: limit[of].set_axis(tree.index) for name, of in zip(_OF_LIMIT, limit, strict=True)}
+    limit = rows[["limit_ns", "gpu_busy_ns"]].groupby(row_names(rows)).sum().reindex(row_names(tree), fill_value=0.0)
+    return {"limit_ns": limit["limit_ns"].set_axis(tree.index), "limited_ns": limit["gpu_busy_ns"].set_axis(tree.index)}
 
 
-def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
+def tree_lines(result: Layers) -> list[Line]:
     """The rows of the tree that are printed, each with its cells by the names of `COLUMNS`."""
     total_ns, steps = result.summary.total_ns, _divisor(result)
-    ms: Milliseconds = Cells.for_total(total_ns, steps)
+    ms = Milliseconds.for_total(total_ns, steps)
     rows = printed_tree(result).to_dict("records")
     top = [row["total_ns"] for row in rows if row["depth"] == 0]
     top_shares = iter(
@@ -220,18 +220,21 @@ def tree_lines(result: Layers) -> list[tuple[Row, dict[str, str]]]:
         if row.get("limit_ns"):
             cells["of_limit"] = percent(row["limit_ns"] / row["limited_ns"])
         for name in MEMORY_COLUMNS:
-            cells[name] = mib_cell(int(row[name])) if str(row.get(name)) not in ("nan", "<NA>", "None", "0") else ""
+            if not is_missing(count := row.get(name)) and count:
+                cells[name] = mib_cell(count)
         lines.append((row, cells))
     return lines
 
 
 def total_line(result: Layers) -> dict[str, str]:
     """The cells of the last line: the sum of the tree's top level, which is the sum of all operations."""
-    ms = Cells.for_total(result.summary.total_ns, _divisor(result))
+    ms = Milliseconds.for_total(result.summary.total_ns, _divisor(result))
     top = result.tree[result.tree["depth"] == 0]
-    sums = top.drop(columns=["layer", "phase", "parent"]).sum().to_dict()
-    is_phase = {phase: int(top["other_ns"][top["phase"] == phase].sum()) for phase in LAYER_PHASES}
-    row = sums | {f"{phase}_ns": sums[f"{phase}_ns"] + ns for phase, ns in is_phase.items()} | {"phase": ""}
+    row = {
+        "phase": "",
+        **top.select_dtypes("number").sum().to_dict(),
+        **{f"{phase}_ns": sum(in_phase(of, phase) for of in top.to_dict("records")) for phase in LAYER_PHASES},
+    }
     cuda_bytes = 0 if result.memory is None else int(result.rows["cuda_alloc_bytes"].sum())
     return {
         "layer": "total",
@@ -268,17 +271,15 @@ def in_phase(row: Row, phase: str) -> int:
 def header(result: Layers) -> list[RenderableType]:
     """Lines about the capture: its contents, total, and the share of the total in named layers."""
     info, summary, steps = result.info, result.summary, _divisor(result)
-    per_step, total = (Milliseconds.for_total(summary.total_ns, parts) for parts in (steps, 1))
-    amount = f"{total(summary.total_ns) or '0'} ms"
+    amount = Milliseconds.for_total(summary.total_ns).with_unit(summary.total_ns)
     if steps > 1:
-        amount = f"{per_step(summary.total_ns) or '0'} ms per step ({amount} in {steps} steps)"
+        per_step = Milliseconds.for_total(summary.total_ns, steps).with_unit(summary.total_ns)
+        amount = f"{per_step} per step ({amount} in {steps} steps)"
     lines = [f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations"]
     if info.on_gpu and summary.wall_ns:
-        wall = Milliseconds.for_total(summary.wall_ns, steps)(summary.wall_ns)
+        wall = Milliseconds.for_total(summary.wall_ns, steps).with_unit(summary.wall_ns)
         look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
-        lines.append(
-            f"GPU busy: {percent(summary.busy_share)} of {wall} ms{' per step' if summary.steps > 1 else ''}{look}"
-        )
+        lines.append(f"GPU busy: {percent(summary.busy_share)} of {wall}{' per step' if steps > 1 else ''}{look}")
     lines.append(
         f"In a named layer: {percent(summary.layer_ns / max(summary.work_ns, 1))} of it"
         f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward and "
@@ -295,8 +296,8 @@ def left_out_lines(result: Layers) -> list[str]:
     """What the figures leave out, one line each."""
     summary, lines = result.summary, []
     if 0 < summary.outside_ns <= NOTABLE * summary.capture_ns and not result.steps.asked:  # else a warning says it
-        outside = Milliseconds.for_total(summary.capture_ns)(summary.outside_ns)
-        lines.append(f"Outside steps: {outside} ms in the whole capture, left out; --steps all includes it")
+        outside = Milliseconds.for_total(summary.capture_ns).with_unit(summary.outside_ns)
+        lines.append(f"Outside steps: {outside} in the whole capture, left out; --steps all includes it")
     return lines + [f"Warm-up: {reason}; left out, --steps all includes it" for reason in result.steps.left_out]
 
 

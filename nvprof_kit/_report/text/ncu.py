@@ -1,80 +1,21 @@
-"""Text reports of ncu: the plan with its coverage and duration, and the measured layers."""
+"""The plan for ncu: its coverage and duration as text, and the script that measures it."""
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.ncu.layers import COLUMNS
-from nvprof_kit._report.text.table import fold_notes, frame_table, layer_table, warning_lines
-from nvprof_kit._report.text.texts import Cells, Milliseconds, kernel_names, percent
-from nvprof_kit._result.column import Column
+from nvprof_kit._report.text.table import frame_table, warning_lines
+from nvprof_kit._report.text.texts import kernel_names, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.ncu.layers import NcuKernels, NcuLayers
+    from nvprof_kit._analysis.ncu.layers import NcuKernels
     from nvprof_kit._analysis.ncu.plan import NcuPlan
-
-
-_RANKS = {"phase": 0, "ms": 0, "bound": 0, "why": 3, "stall": 2}
-_PREFIXES = ("", "k", "M", "G", "T", "P")
-
-
-def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
-    """The report: what was measured and its coverage, the table, and warnings."""
-    ms = Cells.for_total(max(result.gpu_ns, 1))
-    rows = result.printed().to_dict("records")
-    figures = {column.heading: (name, column) for name, column in COLUMNS.items() if column.heading}
-    lines = [
-        {
-            "ms": ms(row["gpu_ns"]),
-            "covered": percent(row["covered"]) if result.capture else "",
-            **{heading: _cell(row[name], column) for heading, (name, column) in figures.items()},
-        }
-        for row in rows
-    ]
-    measured = [name for name in ("ms", "covered", *figures) if any(line[name] for line in lines)]
-    columns = {name: "left" if name in ("bound", "why", "stall") else "right" for name in measured}
-    grid, names = layer_table(result, columns, lines, _RANKS, ms)
-    note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
-    notes = [note, *fold_notes(names, "those of all of them", "ms of one of them")]
-    return [*map(Text, header(result)), "", grid, "", *notes, *warning_lines(result.warnings)]
-
-
-def header(result: NcuLayers) -> list[str]:
-    """What was measured, and its share of the GPU time."""
-    ms = Milliseconds.for_total(max(result.gpu_ns, 1))
-    lines = [f"{title(result.path)}: {result.measured:,} measured kernels"]
-    if result.capture:
-        lines.append(
-            f"spread over {result.capture}: they stand for {percent(result.covered)} of its {ms(result.gpu_ns)} ms of "
-            "GPU time"
-        )
-        if result.unused:
-            lines.append(f"{result.unused:,} of them are like no launch of the capture")
-    return lines
-
-
-def _cell(value: Any, column: Column) -> str:
-    if column.kind == "str":
-        return value if isinstance(value, str) else ""
-    if math.isnan(value):
-        return ""
-    return f"{value:.0f} %" if column.unit == "percent" else scaled(value) if column.unit else f"{value:.1f}"
-
-
-def scaled(value: float) -> str:
-    """A quantity with three digits and a prefix, such as ``1.23 G``; '' if not measured."""
-    if math.isnan(value):
-        return ""
-    step = min(int(math.log10(value) // 3), len(_PREFIXES) - 1) if value >= 1 else 0
-    return f"{value / 1000**step:.3g} {_PREFIXES[step]}".strip()
 
 
 def plan_report(plan: NcuPlan) -> list[RenderableType]:
@@ -82,10 +23,7 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
     frame = plan.to_frame()
     rows = frame[[name for name in _COLUMNS if name in frame]]
     rows = rows.assign(kernel=rows["kernel"].map(kernel_names(rows["kernel"].astype(str))))
-    writers: dict[str, Callable[[Any], str]] = {"_ns": Cells.for_total(plan.gpu_ns), "covered": percent}
-    kinds = {name: "left" if name == "kernel" else "right" for name in _COLUMNS}
-    grid = frame_table(rows, headings={"gpu_ns": "ms"}, writers=writers, kinds=kinds)
-    grid.hidden_note = ""
+    grid = frame_table(rows.rename(columns={"gpu_ns": "ms_ns"}), len(rows))
     grid.choose(plan.select)
     return [*map(Text, plan_lines(plan)), "", grid, *warning_lines(plan.warnings)]
 

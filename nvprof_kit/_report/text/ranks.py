@@ -12,7 +12,7 @@ from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._ranks.replay import PATH_COLUMNS
 from nvprof_kit._ranks.waits import CHARGE_COLUMNS
-from nvprof_kit._report.text.table import Grid, frame_table, table, warning_lines
+from nvprof_kit._report.text.table import Grid, Row, frame_table, table, warning_lines
 from nvprof_kit._report.text.texts import MS, is_missing, percent
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.issues import plural
@@ -29,10 +29,6 @@ FOLD = 8
 """Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""
 
 
-_KINDS = dict.fromkeys(("rank", "share", "time_ns"), "right")
-_WAITED = {"waiting_ns": "sum", "ranks_that_waited": "size", "longest_ns": "max"}
-
-
 def ranks_report(result: Ranks) -> list[RenderableType]:
     """The report: verdict, waiting by cause, layers, clocks, critical path and what-if."""
     top, fold = result.select.top or 10, result.select.fold
@@ -45,39 +41,39 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
     facts = " · ".join(job_size(len(result.clocks), result.steps, result.collectives))
     parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
     parts += _charges(result.charges, result.steps, result.total_wait_ns, top, fold)
-    tables = {
-        "waits": _who_waits(result.matrix, top),
-        "layers": _unlike(result.layers, top, fold),
-        "groups": _groups(result.groups, top),
-        "bubbles": _bubbles(result.bubbles),
-        "clocks": _clocks(result.clocks),
-    }
+    parts += _who_waits(result.matrix, top)
+    parts += _unlike(result.layers, top, fold)
+    parts += _groups(result.groups, top)
+    parts += _bubbles(result.bubbles)
+    parts += _clocks(result.clocks)
     if len(result.critical_path):
-        tables["critical-path"] = _path(result.critical_path, top, fold)
+        path = result.critical_path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum()
+        path = _folded(path.sort_values(ascending=False), PATH_COLUMNS, fold)
+        path_ns = max(int(path.sum()), 1)
+        parts += _section(
+            "Critical path across ranks, all steps", _largest(path.rename("time_ns"), top, path_ns), top + 1
+        )
         measured, error = MS(int(result.what_if["measured_ns"].iloc[0])), result.replay_error or 0.0
         note = f"A replay without changes gives the measured mean step of {measured} ms to within {percent(error)}."
         bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
-        headings = {"what": "as fast as the median", "saved_share": "share"}
         rows = result.what_if[["what", "step_ns", "saved_ns", "saved_share"]]
-        below = Text(note + bad, "yellow" if bad else "dim")
-        tables["what-if"] = _section("What if", rows, 0, below, headings=headings)
-    parts += [line for section in tables.values() for line in section]
+        rows = rows.rename(columns={"what": "as fast as the median", "saved_share": "share"})
+        parts += _section("What if", rows, len(rows), Text(note + bad, "yellow" if bad else "dim"))
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
-def _section(title: str, rows: pd.DataFrame, more: int = 0, *notes: RenderableType, **options: Any) -> Section:
+def _section(title: str, rows: pd.DataFrame, top: int, *notes: RenderableType) -> Section:
     """A heading, a table as it is, and notes."""
-    return [Text(title, "bold"), frame_table(rows, more, **options), *notes, ""]
+    return [Text(title, "bold"), frame_table(rows, top), *notes, ""]
 
 
 def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
-    rows = sums.head(top).rename("time_ns").reset_index().astype(object)
-    if len(remaining := sums.iloc[top:]):
-        rows.loc[len(rows)] = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
-    shares = [percent(ns / all_ns) if all_ns else "" for ns in rows["time_ns"]]
-    with_shares: pd.DataFrame = rows.assign(share=shares)
+    rows = sums.head(top).reset_index().astype(object)
+    if len(others := sums.iloc[top:]):
+        rows.loc[len(rows)] = ["", f"{len(others)} more", *[""] * (len(rows.columns) - 3), int(others.sum())]
+    with_shares: pd.DataFrame = rows.assign(share=[ns / all_ns if all_ns else None for ns in rows[sums.name]])
     return with_shares
 
 
@@ -87,12 +83,12 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
         return []
     sums = charges.groupby(["rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum()
     sums = _folded(sums.sort_values(ascending=False), CHARGE_COLUMNS, fold)
+    rows = _largest(sums.rename_axis(index={"rank": "late rank"}).rename("waiting_ns"), top, total)
+    rows.loc[len(rows)] = ["", "all", "", "", total, 1.0 if total else None]
     title = f"Waiting in collectives, over {plural(steps, 'step')} and all ranks, by late rank and cause"
-    headings = {"rank": "late rank", "time_ns": "waiting"}
-    parts = _section(title, _largest(sums, top, total), headings=headings, kinds=_KINDS)
+    parts = _section(title, rows, len(rows))
     grid: Grid = parts[1]
-    grid.add_section()
-    grid.add_row("", "all", "", "", MS(total), "100.0 %" if total else "", style="bold")
+    grid.rows[-1:] = [Row(), replace(grid.rows[-1], style="bold")]
     return parts
 
 
@@ -103,24 +99,19 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> Section:
     ranks = sorted(set(matrix["waiting_rank"]) | set(matrix["late_rank"]))
     if len(ranks) <= FOLD:
         cells = matrix.set_index(["waiting_rank", "late_rank"])["wait_ns"].unstack(fill_value=0)
-        wide = cells.reindex(index=ranks, columns=ranks, fill_value=0).map(lambda ns: MS(int(ns)))
+        wide = cells.reindex(index=ranks, columns=ranks, fill_value=0).astype(object)
         for rank in ranks:
             wide.loc[rank, rank] = "·"
-        wide = wide.rename(columns=str).rename_axis("waits ↓  for →").reset_index()
-        return _section("Who waited for whom", wide.astype(object), kinds=dict.fromkeys(wide.columns, "right"))
-    amounts = {name: ("wait_ns", how) for name, how in _WAITED.items()}
+        wide = wide.rename(columns="{}_ns".format).rename_axis("waits ↓  for →").reset_index()
+        return _section("Who waited for whom", wide, len(wide))
+    amounts = {
+        "waiting_ns": ("wait_ns", "sum"),
+        "ranks_that_waited": ("wait_ns", "size"),
+        "longest_ns": ("wait_ns", "max"),
+    }
     sums = matrix.groupby("late_rank", as_index=False).agg(**amounts).astype({"late_rank": object})
     sums = sums.sort_values("waiting_ns", ascending=False, ignore_index=True)
-    rows, remaining = sums.head(top), sums.iloc[top:]
-    if len(remaining):
-        rows = rows.copy()
-        rows.loc[len(rows)] = [
-            f"{len(remaining)} more",
-            remaining["waiting_ns"].sum(),
-            None,
-            remaining["longest_ns"].max(),
-        ]
-    return _section("Whom the others waited for", rows, kinds=dict.fromkeys(rows.columns, "right"))
+    return _section("Whom the others waited for", sums, top)
 
 
 def _folded(sums: pd.Series[int], columns: Columns, fold: bool | None) -> pd.Series[int]:
@@ -144,14 +135,13 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
         gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
         rows = wide.loc[gap[gap > 0].head(top).index].rename(columns=lambda rank: f"rank {rank}_ns")
         rows = rows.assign(slowest=wide.idxmax(axis=1).astype(int), by_ns=gap).reset_index()
-        return _section("Layers whose ranks differ most: computing, median over steps", rows)
+        return _section("Layers whose ranks differ most: computing, median over steps", rows, len(rows))
     slow_rows = layers[layers["unlike"]].sort_values("excess_ns", ascending=False)
     if not len(slow_rows):
         return [Text(f"No rank computes unlike its equals in any layer ({len(ranks)} ranks).", "bold"), ""]
     title = f"Ranks unlike their equals: {slow_rows['rank'].nunique()} of {len(ranks)}"
-    rows = slow_rows[["layer", "phase", "rank", "median_ns", "peers_ns", "excess_ns"]].head(top)
-    way = "… and {} more; csv and json have them all"
-    return _section(title, rows, len(slow_rows) - top, headings={"peers_ns": "its equals"}, way=way)
+    rows = slow_rows[["layer", "phase", "rank", "median_ns", "peers_ns", "excess_ns"]]
+    return _section(title, rows.rename(columns={"peers_ns": "its equals_ns"}), top)
 
 
 def _groups(groups: pd.DataFrame | None, top: int) -> Section:
@@ -160,9 +150,9 @@ def _groups(groups: pd.DataFrame | None, top: int) -> Section:
         return []
     kinds = ("kinds", lambda texts: ", ".join(sorted({kind for text in texts for kind in text.split(", ")})))
     columns = {"groups": ("ranks", "size"), "for example": ("ranks", "first"), "does": kinds}
-    rows = groups.groupby(["parallel", "size"], sort=True, as_index=False).agg(**columns).head(top)
-    rows = rows[["parallel", "groups", "size", "for example", "does"]]
-    return _section("Parallel groups", rows, headings={"size": "of ranks"})
+    rows = groups.groupby(["parallel", "size"], sort=True, as_index=False).agg(**columns)
+    rows = rows[["parallel", "groups", "size", "for example", "does"]].rename(columns={"size": "of ranks"})
+    return _section("Parallel groups", rows, top)
 
 
 def _bubbles(bubbles: pd.DataFrame | None) -> Section:
@@ -174,8 +164,8 @@ def _bubbles(bubbles: pd.DataFrame | None) -> Section:
     means = means.assign(share=means["bubble_ns"] / means["step_ns"].clip(lower=1))
     means.insert(0, "ranks", by_stage["rank"].nunique())
     ideal = f"Equal stages could not go below {percent(float(bubbles['ideal_share'].median()))} with GPipe or 1F1B."
-    title, headings = "Bubbles of the pipeline's stages, mean over steps", {"wait_ns": "sends and receives"}
-    return _section(title, means.reset_index(), 0, Text(ideal, "dim"), headings=headings)
+    rows = means.reset_index().rename(columns={"wait_ns": "sends and receives_ns"})
+    return _section("Bubbles of the pipeline's stages, mean over steps", rows, len(rows), Text(ideal, "dim"))
 
 
 def _clocks(clocks: pd.DataFrame) -> Section:
@@ -197,17 +187,6 @@ def _clocks(clocks: pd.DataFrame) -> Section:
     return [Text(title, "bold"), grid, ""]
 
 
-def _path(path: pd.DataFrame, top: int, fold: bool | None) -> Section:
-    """The critical path over all steps, the longest parts first."""
-    sums = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().sort_values(ascending=False)
-    sums = _folded(sums, PATH_COLUMNS, fold)
-    rows = _largest(sums, top, max(int(sums.sum()), 1))
-    return _section("Critical path across ranks, all steps", rows, kinds=_KINDS)
-
-
 def rank_table(result: RankTable) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
-    frame, top = result.to_frame(), result.select.top or 20
-    decimals = dict.fromkeys(frame.select_dtypes("float").columns, lambda value: f"{value:,.3f}")
-    writers = {name: write for name, write in decimals.items() if not name.endswith("_ns")}
-    return [frame_table(frame.head(top), len(frame) - top, writers=writers, way="… and {} more; --top N shows them")]
+    return [frame_table(result.to_frame(), result.select.top or 20)]

@@ -9,56 +9,48 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-_NS_PER_MS = 1_000_000
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class Milliseconds:
-    """Formats times in milliseconds, all with the same number of decimals.
+    """Writes times in milliseconds, all with the same number of decimals; a call writes one without its unit.
 
     Attributes:
         divisor: Divisor of each time, such as the number of steps.
         decimals: Number of decimals.
     """
 
-    divisor: int
-    decimals: int
+    divisor: int = 1
+    decimals: int = 3
 
     @classmethod
     def for_total(cls, total_ns: int, divisor: int = 1) -> Milliseconds:
         """Enough decimals for four digits of a table's total (1.234, 12.34, 123.4), from 0 to 3."""
-        total_ms = max(total_ns / divisor / _NS_PER_MS, 1e-9)
+        total_ms = max(total_ns / divisor / 1e6, 1e-9)
         return cls(divisor, min(max(3 - math.floor(math.log10(total_ms)), 0), 3))
 
     def __call__(self, ns: int) -> str:
-        """The time; '' for zero. A small time is never shown as 0."""
-        if ns == 0:
-            return ""
-        text = f"{ns / self.divisor / _NS_PER_MS:,.{self.decimals}f}"
-        return text if text.strip("-0.,") else f"<{10.0**-self.decimals:.{self.decimals}f}"
-
-
-@dataclass(frozen=True)
-class Cells(Milliseconds):
-    """The same for table cells: times too small for the decimals are in µs or ns, such as ``20 µs``."""
-
-    def __call__(self, ns: int) -> str:
-        """The time; '' for zero."""
-        text = super().__call__(ns)
-        if not text.startswith("<"):
-            return text
+        """The time; '' for zero. Times too small for the decimals are in µs or ns, such as ``20 µs``."""
         each = ns / self.divisor
+        text = f"{each / 1e6:,.{self.decimals}f}"
+        if not ns or text.strip("-0.,"):
+            return text if ns else ""
         return f"{each / 1000:,.0f} µs" if abs(each) >= 1000 else f"{each:.0f} ns" if abs(each) >= 1 else "<1 ns"
 
+    def with_unit(self, ns: int) -> str:
+        """The time for a sentence: ``1.234 ms``, ``20 µs``, ``0 ms``."""
+        text = self(ns) or "0"
+        return text if text.endswith("s") else f"{text} ms"
 
-def duration(ns: int) -> str:
-    """A time with its unit, for sentences: ``1.234 ms``, ``20 µs``."""
-    text = Cells(1, 3)(ns) or "0"
-    return text if text.endswith("s") else f"{text} ms"
+
+MS = Milliseconds()
+"""Milliseconds with three decimals."""
 
 
 def count_per_step(count: int, steps: int) -> str:
@@ -68,12 +60,18 @@ def count_per_step(count: int, steps: int) -> str:
     return f"{count // steps:,}" if count % steps == 0 else f"{count / steps:,.1f}"
 
 
-def mib_cell(count: int) -> str:
-    """Bytes in MiB for table cells: ``1,234.5``; small numbers are in KiB or bytes, such as ``12 KiB``."""
-    text = f"{count / (1 << 20):,.1f}"
-    if not count or text.strip("-0."):
+def _in_units(amount: float, size: float, *smaller: tuple[float, str]) -> str:
+    """An amount in units of a size with one decimal: ``1,234.5``; if that is 0.0, in a smaller unit: ``12 KiB``."""
+    text = f"{amount / size:,.1f}"
+    if not amount or text.strip("-0."):
         return text
-    return f"{count / 1024:.0f} KiB" if abs(count) >= 1024 else f"{count} B"
+    size, unit = next((pair for pair in smaller if abs(amount) >= pair[0]), smaller[-1])
+    return f"{amount / size:.0f} {unit}"
+
+
+def mib_cell(count: float) -> str:
+    """Bytes in MiB for table cells; small numbers are in KiB or bytes."""
+    return _in_units(count, 1 << 20, (1 << 10, "KiB"), (1, "B"))
 
 
 def memory_size(count: int) -> str:
@@ -83,20 +81,13 @@ def memory_size(count: int) -> str:
 
 
 def mb_cell(count: float) -> str:
-    """Bytes in units of 10⁶ bytes for table cells: ``1,234.5``; small numbers are in kB or bytes, such as ``12 kB``."""
-    text = f"{count / 1e6:,.1f}"
-    if not count or text.strip("-0."):
-        return text
-    return f"{count / 1000:.0f} kB" if abs(count) >= 1000 else f"{count:.0f} B"
+    """Bytes in units of 10⁶ bytes for table cells; small numbers are in kB or bytes."""
+    return _in_units(count, 1e6, (1e3, "kB"), (1, "B"))
 
 
 def rate_cell(gb_per_s: float) -> str:
-    """A rate in units of 10⁹ bytes per second for table cells: ``1,234.5``; small rates are in MB/s or kB/s."""
-    text = f"{gb_per_s:,.1f}"
-    if not gb_per_s or text.strip("-0."):
-        return text
-    each = gb_per_s * 1e6
-    return f"{each / 1000:.0f} MB/s" if each >= 1000 else f"{each:.0f} kB/s" if each >= 1 else "<1 kB/s"
+    """A rate in units of 10⁹ bytes per second for table cells; small rates are in MB/s or kB/s."""
+    return _in_units(gb_per_s * 1e9, 1e9, (1e6, "MB/s"), (1e3, "kB/s"))
 
 
 def percent(share: float) -> str:
@@ -130,45 +121,54 @@ def is_missing(value: Any) -> bool:
     return value is None or str(value) in ("<NA>", "nan", "NaT")
 
 
-MS = Cells(1, 3)
-"""Milliseconds with three decimals."""
-
 BY_ENDING: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {
         "_at_ns": lambda ns: f"{ns / 1e9:.6f} s",
+        "delay_ns": lambda ns: f"{ns / 1000:,.1f} µs",
         "_ns": lambda ns: MS(round(ns)),
-        **dict.fromkeys(("share", "ratio", "utilisation", "hidden", "of_link", "of_limit", "fragmentation"), percent),
+        **dict.fromkeys(
+            ("share", "ratio", "utilisation", "hidden", "covered", "of_link", "of_limit", "fragmentation"), percent
+        ),
         "gb_per_s": rate_cell,
         "bytes": mb_cell,
+        "address": hex,
     }
 )
 """How the value of a column is written, by the end of the column's name."""
 
 
-def cell(name: str, value: Any, writers: Mapping[str, Callable[[Any], str]] = MappingProxyType({})) -> str:
-    """A value of a table: '' if it is missing, else as one of `writers` or `BY_ENDING` writes it.
+def cell(name: str, value: Any, mib: bool = False) -> str:
+    """A value of a table as `BY_ENDING` writes it; '' if it is missing.
 
     Args:
         name: The column.
         value: The value.
-        writers: How columns are written that have their own way, by the end of their names.
+        mib: Write bytes in MiB, not in units of 10⁶.
     """
     if is_missing(value):
         return ""
     if isinstance(value, str):
         return value
-    for ending, write in (*writers.items(), *BY_ENDING.items()):
+    for ending, write in BY_ENDING.items():
         if name.endswith(ending):
-            return write(value)
+            return mib_cell(value) if mib and ending == "bytes" else write(value)
     if isinstance(value, bool):
         return "yes" if value else ""
-    return f"{value:,.1f}" if isinstance(value, float) and value != int(value) else f"{int(value):,}"
+    is_fraction = isinstance(value, float) and value != int(value)
+    return f"{int(value):,}" if not is_fraction else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
-def heading(name: str, headings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The heading of a column by its name: what it measures, without its unit."""
-    text = headings.get(name, name.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " "))
+def heading(name: str, mib: bool = False) -> str:
+    """The heading of a column by its name: what it measures, without its unit if that is milliseconds."""
+    if name.endswith("bytes"):
+        name = name.removesuffix("bytes") + ("MiB" if mib else "MB")
+    text = name.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
     return text.replace("cpu ", "CPU ").replace("gpu ", "GPU ")
+
+
+def filled(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the columns in which no row has a value."""
+    return rows.loc[:, rows.notna().any() & ~rows.isin([""]).all()] if len(rows) else rows
 
 
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|long long|short|char|bool)\)(?=[-\w])")
@@ -253,42 +253,31 @@ def _split(arguments: str) -> Iterator[str]:
 
 
 def fit(texts: Sequence[str], width: int, paths: bool = False) -> list[str]:
-    """Texts cut to a width so that different texts stay different, if the width allows it.
+    """Texts cut to a width so that different texts stay different.
 
     Args:
         texts: The cells of one column.
         width: Width in cells.
-        paths: The texts are layer paths, whose leading parts go first. Other texts lose their middle, and what they
-            have in common with those that they would be confused with.
+        paths: The texts are layer paths, whose leading parts go first. Other texts lose their middle, or what they have
+            in common with those that they would be confused with; if that is not enough, they get a number.
     """
     short = {text: _path(text, width) if paths else _middle(text, width) for text in texts}
-    differences: dict[str, set[int]] = {text: set() for text in short}
-    for _ in range(8):
-        users: dict[str, list[str]] = {}
+
+    def alike() -> list[list[str]]:
+        texts_of: dict[str, list[str]] = {}
         for text, cut in short.items():
-            users.setdefault(cut, []).append(text)
-        for group in users.values():
-            if len(group) > 1:
-                length = len(os.path.commonprefix(group))  # noqa: RUF071 - of letters
-                while length and any(text[length : length + 1].isdigit() for text in group):
-                    length -= 1  # the difference begins with a letter
-                for text in group:
-                    differences[text].add(length)
-                    short[text] = _with_differences(text, sorted(differences[text]), width)
-        if len(users) == len(short):
-            break
+            texts_of.setdefault(cut, []).append(text)
+        return [group for group in texts_of.values() if len(group) > 1]
+
+    for group in alike():
+        start = len(os.path.commonprefix(group))  # noqa: RUF071 - of letters
+        while start and any(text[start : start + 1].isdigit() for text in group):
+            start -= 1  # the difference begins with a letter
+        short |= {text: _middle(f"{text[: min(start, width // 3)]}…{text[start:]}", width) for text in group}
+    for group in alike():
+        room = width - len(f"~{len(group)}")
+        short |= {text: f"{_middle(short[text], room)}~{number}" for number, text in enumerate(group, 1)}
     return [short[text] for text in texts]
-
-
-def _with_differences(text: str, places: Sequence[int], width: int) -> str:
-    """The beginning of a text, and what follows each place where another text differs from it."""
-    stem = re.match(r"\s*[\w.]*", text[: places[0]]).group()[: max(width // 3, 1)]  # type: ignore[union-attr]
-    if len(places) == 1:
-        return _middle(f"{stem}…{text[places[0] :]}", width)
-    stem = stem[: max(width // 4, 1)]
-    room = (width - len(stem)) // len(places) - 1
-    ends = [*places[1:], len(text)]
-    return stem + "".join(f"…{_fitting(text[start:end], room)}" for start, end in zip(places, ends, strict=True))
 
 
 def _middle(text: str, width: int) -> str:
@@ -300,8 +289,7 @@ def _middle(text: str, width: int) -> str:
     tail = _fitting(text, width // 3, from_end=True) if width > 8 else ""
     if text[: -len(tail) or None][-1:].isalnum():
         tail = tail.lstrip("0123456789")
-    start = _fitting(text, width - 1 - cell_len(tail))
-    return f"{indent}{start}…{tail}"
+    return f"{indent}{_fitting(text, width - 1 - cell_len(tail))}…{tail}"
 
 
 def _fitting(text: str, width: int, from_end: bool = False) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.table import Bar, table, warning_lines
-from nvprof_kit._report.text.texts import Cells, Milliseconds, percent
+from nvprof_kit._report.text.texts import Milliseconds, cell, is_missing, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
@@ -27,20 +25,26 @@ MOST_BARS = 20_000
 def timers_report(result: Timers) -> list[RenderableType]:
     """The report: what was read, the table, the verdict, and warnings."""
     rows = result.select.of(result.rows).to_dict("records")
-    by_rank = result.rows["rank"].notna().any()
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
-    write = Cells.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
-    names = ["stage", *(["rank"] if by_rank else []), "calls", "mean", "median", "p95", "min", "max", "", "CPU"]
-    names += ["skew", "slowest"] if len(result.ranks) > 1 else []
+    ms = Milliseconds.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
+    names = {"stage": "stage", **({"rank": "rank"} if result.rows["rank"].notna().any() else {}), "calls": "calls"}
+    names |= {name: f"{clock}_{name}_ns" for name in ("mean", "median", "p95", "min", "max")}
+    names |= {"": f"{clock}_total_ns", "CPU": "cpu_mean_ns"}
+    names |= {"skew": "skew_ns", "slowest": "slowest"} if len(result.ranks) > 1 else {}
     kinds = {"stage": "left", "": "bar"}
-    grid = table(
-        [(name, kinds.get(name, "right")) for name in names], {"mean": 0, "rank": 0, "max": 0, "CPU": 2, "min": 2}
-    )
+    grid = table([(name, kinds.get(name, "right")) for name in names], {"CPU": 2, "min": 2, "max": 0, "mean": 0})
     grid.choose(result.select)
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:
-        cells = _cells(row, clock, write) | {"": Bar(int(row[f"{clock}_total_ns"]) / longest)}
-        grid.add_row(*(cells[name] for name in names), cost=float(row[f"{clock}_total_ns"]))
+        cells = {
+            name: Bar(int(row[column]) / longest)
+            if not name
+            else ms(int(row[column]))
+            if column.endswith("_ns") and not is_missing(row[column])
+            else cell(column, row[column])
+            for name, column in names.items()
+        }
+        grid.add_row(*cells.values(), cost=float(row[f"{clock}_total_ns"]))
     clock_name = "GPU time by CUDA events" if clock == "cuda" else "time on the CPU clock"
     note = f"Milliseconds of {clock_name}, bars the sum over all calls; CPU is the mean on the CPU clock."
     if len(result.ranks) > 1:
@@ -78,30 +82,11 @@ def timeline_figure(result: Timers) -> Figure:
 
 
 def _header(result: Timers) -> list[RenderableType]:
-    ranks = len(result.ranks)
-    wall = Milliseconds.for_total(result.wall_ns)(result.wall_ns) or "0"
-    about = f" · {ranks} rank{'s' * (ranks != 1)} · {len(result.calls):,} calls in {wall} ms"
-    verdict = result.verdict
-    lines: list[RenderableType] = [
-        Text(title(result.path), "bold").append(about, style="not bold"),
-        verdict_line(verdict),
-    ]
+    ranks, verdict = len(result.ranks), result.verdict
+    wall = Milliseconds.for_total(result.wall_ns).with_unit(result.wall_ns)
+    about = f" · {ranks} rank{'s' * (ranks != 1)} · {len(result.calls):,} calls in {wall}"
+    lines: list[RenderableType] = [Text(title(result.path), "bold").append(about, "not bold"), verdict_line(verdict)]
     if verdict.severity in ("warning", "critical"):
-        gap = Milliseconds.for_total(verdict.gap_ns)(verdict.gap_ns)
-        lines.append(Text(f"It costs {gap} ms a step, {percent(verdict.score)} of it"))
+        gap = Milliseconds.for_total(verdict.gap_ns).with_unit(verdict.gap_ns)
+        lines.append(Text(f"It costs {gap} a step, {percent(verdict.score)} of it"))
     return lines
-
-
-def _cells(row: dict[Any, Any], clock: str, write: Callable[[int], str]) -> dict[str, RenderableType]:
-    def text(name: str, format_ns: Callable[[int], str]) -> str:
-        return "" if pd.isna(row[name]) else format_ns(int(row[name]))
-
-    return {
-        "stage": row["stage"],
-        "rank": text("rank", str),
-        "calls": f"{row['calls']:,}",
-        **{name: text(f"{clock}_{name}_ns", write) for name in ("mean", "median", "p95", "min", "max")},
-        "CPU": text("cpu_mean_ns", write),
-        "skew": text("skew_ns", write),
-        "slowest": text("slowest", str),
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_cost
 from nvprof_kit._analysis.breakdown.causes import CAUSES
-from nvprof_kit._analysis.layers.fold import EACH, fold_ranked
+from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import capture_line, frame_table, ranked_notes, table, warning_lines
-from nvprof_kit._report.text.texts import MS, heading, is_missing, kernel_names, mb_cell, percent
+from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
 _OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
-_WRITERS = {"delay_ns": lambda ns: f"{ns / 1000:,.1f} µs", "queue_mean": lambda mean: f"{mean:,.1f}"}
-_HEADINGS = {
-    "bytes": "MB",
-    "exposed_bytes": "exposed MB",
-    "wire_bytes": "wire MB",
-    "algorithm_gb_per_s": "alg GB/s",
-    "gpu_ns": "gpu",
-}
-_RANKS = dict.fromkeys(("idle", "gpu", "operators", "exposed", "layer", "share"), 0) | {
-    **dict.fromkeys(("step", "process", "device", *EACH), 3),
-    "unlike": 2,
-}
-
 _TITLES = {
     "idle": "Idle time, by cause and by what the host was doing",
     "communication": "Communication",
@@ -55,47 +42,33 @@ _OF_GPUS = ("idle", "copies", "launches", "queue")
 
 def breakdown_report(result: Breakdown) -> list[RenderableType]:
     """The report: the capture, the breakdown of each step, and the detail tables, each with its first rows."""
-    view, top, select = result.view, result.select.top or 10, result.select
+    view, top, select, on_gpu = result.view, result.select.top or 10, result.select, result.info.on_gpu
     tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
-    tables = select.each(folded(result, select.changed(sort="").each(tables), select.fold))
-    steps = len(result.choice.shown)
-    parts: list[RenderableType] = [capture_line(result.info, steps), ""]
+    tables = select.changed(sort="").each(tables)
+    for name in tables.keys() & COSTS.keys():
+        columns, rows = result.columns_of(f"breakdown-{name}"), with_cost(name, tables[name])
+        rows = fold_ranked(rows, columns, COSTS[name], select.fold, ALIKE.get(name, ()))
+        tables[name] = rows.drop(columns=_PATH, errors="ignore")
+    tables = select.each(tables)
+    parts: list[RenderableType] = [capture_line(result.info, len(result.choice.shown)), ""]
     if view in (None, "steps"):
         parts += [
             _steps(result, tables["steps"] if select.sort else None, top),
             *(Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out),
-            *(_causes(result.idle) if result.info.on_gpu else ()),
+            *(_causes(result.idle) if on_gpu else ()),
             "",
         ]
-    headings = _HEADINGS if result.info.on_gpu else {**_HEADINGS, "gpu_ns": "operators"}
-    for name, title_of in _TITLES.items():
-        rows = tables.get(name, result.table(name))
-        if view == name or (view is None and len(rows) and (result.info.on_gpu or name not in _OF_GPUS)):
-            step = _step_name(result.steps.iloc[result.critical_window])
-            title = title_of.format(step=step if step != _OUTSIDE else f"the time {step}")
-            printed_rows = _queue(rows) if name == "queue" else rows
-            first = printed_rows.head(top).drop(columns=[] if result.info.on_gpu else ["device"], errors="ignore")
-            if len(first):
-                first = first.loc[:, first.notna().any() & (first != "").any()]
-            parts += [
-                Text(title, "bold"),
-                frame_table(first, len(printed_rows) - top, headings=headings, writers=_WRITERS, ranks=_RANKS),
-                "",
-            ]
-    notes = ranked_notes(tables.values())
-    parts_of_wall = ["compute", "exposed communication", "exposed copies"] if result.info.on_gpu else ["operators"]
+    step = _step_name(result.steps.iloc[result.critical_window])
+    for name, title in _TITLES.items():
+        if name in tables and (view or (len(tables[name]) and (on_gpu or name not in _OF_GPUS))):
+            rows = _queue(tables[name]) if name == "queue" and len(tables[name]) else tables[name]
+            if not on_gpu:
+                rows = rows.drop(columns="device", errors="ignore").rename(columns={"gpu_ns": "operators_ns"})
+            text = title.format(step=step if step != _OUTSIDE else f"the time {step}")
+            parts += [Text(text, "bold"), frame_table(rows, top), ""]
+    parts_of_wall = ["compute", "exposed communication", "exposed copies"] if on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
-    return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings), ""]
-
-
-def folded(result: Breakdown, tables: Mapping[str, pd.DataFrame], fold: bool | None) -> dict[str, pd.DataFrame]:
-    """The tables with equal blocks in one row."""
-    rows_of = dict(tables)
-    for view in rows_of.keys() & COSTS.keys():
-        columns = result.columns_of(f"breakdown-{view}")
-        rows = fold_ranked(with_cost(view, tables[view]), columns, COSTS[view], fold, ALIKE.get(view, ()))
-        rows_of[view] = rows.drop(columns=_PATH, errors="ignore")
-    return rows_of
+    return [*parts, Text(note, "dim"), *ranked_notes(tables.values()), *warning_lines(result.warnings), ""]
 
 
 def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> RenderableType:
@@ -118,9 +91,8 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     gpu = [""] if several else []
     for row in printed_steps.to_dict("records"):
         cells = [f"{row['process']}:{row['device']}" if on_gpu else f"{row['process']}"] if several else []
-        grid.add_row(_step_name(row), *cells, *_parts(row, states), cost=float(row["wall_ns"]))
-    grid.in_order = in_order is not None
-    grid.hidden_note = "… and {} more; --top N shows them, csv has them all"
+        grid.add_row(_step_name(row), *cells, *_parts(row, states))
+    grid.beyond = len(inside) - len(printed_steps)
     grid.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
@@ -189,44 +161,30 @@ _DETAILS = ("cpu_p50_ns", "cpu_p95_ns")
 _DETAILS_OF_KERNELS = ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
 """Columns that only csv has: of all views, and of views with a median."""
 
-_SUMMARY_RANKS = {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3}
-
 
 def summary_report(result: Summary) -> list[RenderableType]:
     """The views one below the other, each with its note and its first rows."""
-    top = result.select.top or 12
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
-    on_gpu = result.info.on_gpu
+    on_gpu, top = result.info.on_gpu, result.select.top or 12
     for name, rows in result.views.items():
         title = "Kernel: operators by their own time" if name == "kernel" and not on_gpu else name.capitalize()
-        parts += [
-            Text(title, "bold"),
-            *([_table(rows, top, on_gpu)] if len(rows) else []),
-            Text(result.notes[name], "dim"),
-            "",
-        ]
+        grid = [_summary_table(rows, top, on_gpu)] if len(rows) else []
+        parts += [Text(title, "bold"), *grid, Text(result.notes[name], "dim"), ""]
     return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings), ""]
 
 
-def _table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
+def _summary_table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
+    if on_gpu and "kernel_class" in rows:
+        rows = rows.assign(name=rows["name"].map(kernel_names(rows["name"].head(top).astype(str))))
+    elif on_gpu and "operator" in rows:  # kernels of an operator are indented below it
+        operators = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+        kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].head(top).astype(str)))
+        rows = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
     printed = rows.head(top)
-    if on_gpu and "kernel_class" in printed:
-        printed = printed.assign(name=printed["name"].map(kernel_names(printed["name"].astype(str))))
-    elif on_gpu and "operator" in printed:  # kernels of an operator are indented below it
-        operators = printed["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
-        kernels = "  " + printed["kernel"].map(kernel_names(printed["kernel"].astype(str)))
-        printed = printed.assign(operator=operators.where(printed["kernel"] == "", kernels)).drop(columns="kernel")
-    no_figures = {
-        name
-        for name, column in printed.items()
-        if (str(name).startswith(("cpu_", "gpu_")) and not column.any())
-        or (name in ("process", "device", "kernel") and not (column.notna() & (column != "")).any())
-    }
-    details = (*_DETAILS, *(_DETAILS_OF_KERNELS if "gpu_p50_ns" in printed else ()))
-    printed = printed.drop(columns=[name for name in printed.columns if name in no_figures or name in details])
+    zero = [name for name in printed if str(name).startswith(("cpu_", "gpu_")) and not printed[name].any()]
+    details = (*_DETAILS, *(_DETAILS_OF_KERNELS if "gpu_p50_ns" in rows else ()))
     headings = {"kernel_class": "class"}
     if not on_gpu:
-        plain_headings = {str(name): heading(str(name).removeprefix("gpu_")) for name in printed.columns}
-        headings |= plain_headings | {"gpu_ops": "operators"}
-    megabytes = {"bytes": lambda count: text if (text := mb_cell(count)).endswith("B") else f"{text} MB"}
-    return frame_table(printed, len(rows) - top, headings=headings, writers=megabytes, ranks=_SUMMARY_RANKS)
+        headings |= {str(name): str(name).removeprefix("gpu_") for name in rows} | {"gpu_ops": "operators"}
+    rows = rows.drop(columns=[name for name in rows if name in (*zero, *details)])
+    return frame_table(rows.rename(columns=headings), top)

@@ -1,6 +1,6 @@
 """The exported trace, judged by the rules of the Trace Event Format and by queries that must give our tables' numbers.
 
-Perfetto itself is asked in ``tests/integration/pages/test_perfetto_ui.py``. What it and chrome://tracing need of a
+Perfetto itself is asked in ``tests/integration/pages/test_perfetto_ui.py``. What it needs of a
 trace is checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
 """
 
@@ -35,7 +35,7 @@ def ns(microseconds: Decimal | int) -> int:
 
 
 def check(document: dict[str, Any]) -> None:
-    """What both viewers ask of a trace."""
+    """What the viewer asks of a trace."""
     assert document["displayTimeUnit"] == "ns"
     processes, tracks, slices = set(), set(), defaultdict(list)
     for event in document["traceEvents"]:

@@ -85,6 +85,7 @@ model              16.00   14.00
     attn            6.00    6.00
   layers.1          5.00    5.00
   lm_head           2.00    2.00
+
 (none) forward              2.00
 (none) optimizer    4.00    3.00     1.00
 (none) other
