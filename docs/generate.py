@@ -25,7 +25,7 @@ from nvprof_kit._analysis.hardware import DTYPES, known_gpus
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.layers import profile as layer_profile
 from nvprof_kit._analysis.layers.layers import COLUMNS, Layers, layers
-from nvprof_kit._analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
+from nvprof_kit._analysis.layers.sums import MEMORY as LAYER_MEMORY_COLUMNS
 from nvprof_kit._analysis.layers.sums import SPLIT_COLUMNS as LAYER_SPLIT_COLUMNS
 from nvprof_kit._api.tables import ATTRIBUTED
 from nvprof_kit._cli import group

@@ -16,8 +16,7 @@ import numpy as np
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOptions, choose_steps, step_windows
-from nvprof_kit._analysis.layers.memory import MEMORY, LayerMemory, layer_memory
-from nvprof_kit._analysis.layers.sums import LAYER_PHASES, PARTS, SPLIT_COLUMNS, Cells, sum_layers
+from nvprof_kit._analysis.layers.sums import LAYER_PHASES, MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.hardware import Peaks
+    from nvprof_kit._analysis.layers.memory import LayerMemory
 
 
 COLUMNS: Columns = {
@@ -196,7 +196,7 @@ def layers(
         operations: The operations of the capture with their owners.
         steps: The steps to include, by default all but warm-up.
         by_step: One row per (step, layer, phase) instead of per (layer, phase).
-        memory: Add the memory columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
+        memory: Add the memory columns of `nvprof_kit._analysis.layers.sums.MEMORY`.
         splits: How to split the time into columns, of `nvprof_kit._analysis.layers.sums.SPLITS`.
 
     Raises:
@@ -207,7 +207,11 @@ def layers(
     choice = choose_steps(trace, attribution, steps)
     cells = Cells.of(attribution.ranges, choice, by_step)
     sums, split_columns = sum_layers(operations, cells, splits)
-    layers_memory = layer_memory(trace, attribution.ranges, cells, by_step=by_step) if memory else None
+    layers_memory = None
+    if memory:
+        from nvprof_kit._analysis.layers.memory import layer_memory
+
+        layers_memory = layer_memory(trace, attribution.ranges, cells, by_step=by_step)
     is_row = np.any([sums[name] > 0 for name in ("calls", "gpu_ops", "gpu_total_ns", "cpu_ns")], axis=0)
     if layers_memory is not None:
         is_row.ravel()[layers_memory.by_cell.index] = True

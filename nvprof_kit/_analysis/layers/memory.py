@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, steps_around
-from nvprof_kit._analysis.layers.sums import Cells
+from nvprof_kit._analysis.layers.sums import CARRIED, MEMORY, TRACED, Cells
 from nvprof_kit._analysis.layers.tree import ModelTree
-from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -26,35 +24,6 @@ from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_BEGIN, MEMORY_END, MEMORY_
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CARRIED: Columns = MappingProxyType(
-    {
-        "memory_begin_bytes": Column("bytes allocated at the begin of a call, median over calls", "bytes"),
-        "memory_end_bytes": Column("bytes allocated at the end of a call, median over calls", "bytes"),
-        "memory_retained_bytes": Column(
-            "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
-            "bytes",
-        ),
-        "memory_peak_bytes": Column(
-            "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
-            "maximum over the begins and ends of the call and of the layers inside it",
-            "bytes",
-        ),
-    }
-)
-"""Columns from the marks in layer ranges; missing without marks."""
-
-TRACED: Columns = MappingProxyType(
-    {
-        "cuda_alloc_bytes": Column(
-            "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes"
-        ),
-        "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
-    }
-)
-"""Columns from CUDA allocations; missing if nsys did not trace them."""
-
-MEMORY: Columns = MappingProxyType({**CARRIED, **TRACED})
 
 _ON_DEVICE = ("device", "array", "managed")
 _MOST_BYTES = 1 << 50

@@ -56,6 +56,36 @@ SPLIT_COLUMNS: Columns = {
 }
 """Their columns and what they mean."""
 
+CARRIED: Columns = MappingProxyType(
+    {
+        "memory_begin_bytes": Column("bytes allocated at the begin of a call, median over calls", "bytes"),
+        "memory_end_bytes": Column("bytes allocated at the end of a call, median over calls", "bytes"),
+        "memory_retained_bytes": Column(
+            "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
+            "bytes",
+        ),
+        "memory_peak_bytes": Column(
+            "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
+            "maximum over the begins and ends of the call and of the layers inside it",
+            "bytes",
+        ),
+    }
+)
+"""Columns from the marks in layer ranges; missing without marks."""
+
+TRACED: Columns = MappingProxyType(
+    {
+        "cuda_alloc_bytes": Column(
+            "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes"
+        ),
+        "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
+    }
+)
+"""Columns from CUDA allocations; missing if nsys did not trace them."""
+
+MEMORY: Columns = MappingProxyType({**CARRIED, **TRACED})
+"""All columns of memory."""
+
 
 @dataclass(frozen=True)
 class Cells:
