@@ -146,7 +146,11 @@ class Capture:
     ) -> None:
         self.path = Path(path)
         self._rules = read_rules(rules)
-        self._kernel_rules = read_kernel_rules(kernel_rules)
+        self._kernel_rules: tuple[Rule, ...] = ()
+        if kernel_rules is not None:
+            from nvprof_kit._analysis.kernels.classes import parse_rules
+
+            self._kernel_rules = parse_rules(_read_text("--kernel-rules", kernel_rules), str(kernel_rules))
         self._model = None
         if model is not None:
             from nvprof_kit._analysis.structure.model_config import read_model_config
@@ -188,7 +192,7 @@ class Capture:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The input files. `save` and `report` refuse to overwrite them."""
+        """The input files. `save` refuses to overwrite them."""
         return (self.path, *self._rule_files)
 
     @property
@@ -366,21 +370,17 @@ class Capture:
             UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
+        from nvprof_kit._trace.flops_file import find_flops
 
         operations = self._operations(OPTIONAL)
         slowest = job.verdict.finding() if job is not None else None
-        limits = self._limits(steps)
+        limits = None
+        if find_flops(self.path):
+            with suppress(CaptureError):  # the other findings need no counts
+                limits = self.flops(steps=steps)
         chosen = _steps(steps)
         result = advise(operations.trace, self._kernel_rules, chosen, operations, slowest=slowest, limits=limits)
         return replace(result, sources=self.sources).selected(**rows)
-
-    def _limits(self, steps: Steps = None) -> Flops | None:
-        """What `flops` answers where counts lie beside the capture; None without, or if they are damaged."""
-        from nvprof_kit._trace.flops_file import find_flops
-
-        with suppress(CaptureError):
-            return self.flops(steps=steps) if find_flops(self.path) else None
-        return None
 
     def flops(
         self,
@@ -550,7 +550,7 @@ class Capture:
         drawn = timeline(operations.trace, operations.attribution, instance)
         return Plot(view, timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
-    def page(
+    def report(
         self, *others: Capture | str | Path, step: int | None = None, findings: bool | None = None, steps: Steps = None
     ) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
@@ -563,8 +563,8 @@ class Capture:
             steps: As in `layers`.
 
         Returns:
-            The page; `Document.save` writes it. If a FLOP count next to a capture does not match the capture, a warning
-            says so.
+            The page, which loads nothing from the network; `Document.save` writes it. If a FLOP count next to a capture
+            does not match the capture, a warning says so.
         """
         from nvprof_kit._report.page.page import MAX_COMPARED, MAX_WHOLE, report_page
         from nvprof_kit._result.writer import Document
@@ -587,32 +587,7 @@ class Capture:
         sources = tuple(source for capture in captures for source in capture.sources)
         return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, as_issues("flops", warnings))
 
-    def report(
-        self,
-        path: str | Path,
-        *others: Capture | str | Path,
-        step: int | None = None,
-        findings: bool | None = None,
-        steps: Steps = None,
-    ) -> Path:
-        """Write `page` to an ``.html`` file. The page loads nothing from the network.
-
-        Args:
-            path: The file.
-            others: As in `page`.
-            step: As in `page`.
-            findings: As in `page`.
-            steps: As in `layers`.
-
-        Returns:
-            The path.
-
-        Raises:
-            UsageError: The suffix is not ``.html``, or the file is an input or cannot be written.
-        """
-        return self.page(*others, step=step, findings=findings, steps=steps).save(path)
-
-    def perfetto(self, *, step: int | None = None, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
+    def export(self, *, step: int | None = None, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
         """Make a trace for the Perfetto UI, with layers, phases, streams and idle gaps as tracks.
 
         Args:
@@ -650,22 +625,6 @@ class Capture:
         elif steps.selects:
             chosen = chosen_steps(steps, attribution.ranges.steps, str(self.path))
         return timeline(trace, attribution, instance, chosen=chosen), trace.info
-
-    def export(self, path: str | Path, *, step: int | None = None, steps: Steps = None) -> Path:
-        """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
-
-        Args:
-            path: The file.
-            step: As in `perfetto`.
-            steps: As in `layers`.
-
-        Raises:
-            UsageError: The suffix is unknown, or the capture does not contain the step.
-        """
-        from nvprof_kit._report.export import form_of
-
-        data_format: Any = form_of(Path(path))
-        return self.perfetto(step=step, data_format=data_format, steps=steps).save(path)
 
     def ncu_plan(
         self,
@@ -898,31 +857,24 @@ def read_rules(named: str | Path | None) -> Rules | None:
     if named is None:
         return None
     from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
-    from nvprof_kit._trace.files.packed import read_packed
 
     if str(named) in presets():
         return preset(str(named))
-    try:
-        text = read_packed(Path(named)).decode("utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--rules {named}: cannot read it: {error}") from None
-    return parse_rules(text, str(named))
+    if not Path(named).exists():
+        raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}")
+    return parse_rules(_read_text("--rules", named), str(named))
 
 
-def read_kernel_rules(path: str | Path | None) -> tuple[Rule, ...]:
-    """The rules of a file; none without a file.
+def _read_text(option: str, path: str | Path) -> str:
+    """The text of the file of an option.
 
     Raises:
-        UsageError: The file cannot be read, or a rule in it is invalid.
+        UsageError: The file cannot be read.
     """
-    if path is None:
-        return ()
-    from nvprof_kit._analysis.kernels.classes import parse_rules
     from nvprof_kit._trace.files.packed import read_packed
 
     try:
-        return parse_rules(read_packed(Path(path)).decode("utf-8"), str(path))
+        return read_packed(Path(path)).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{option} {path}: cannot read it: {reason}") from None

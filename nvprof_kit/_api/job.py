@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, as_issues, listing, plural
@@ -229,10 +229,10 @@ class Job:
             bubbles=self.bubbles().rows if replayed else None,
             micro_batches=self.micro_batches().rows if replayed else None,
             sources=self._sources,
-            make_page=self.page,
+            make_page=self.report,
         )
 
-    def page(self, *, timeline: Sequence[int] = (), title: str = "", command: str = "") -> Document:
+    def report(self, *, timeline: Sequence[int] = (), title: str = "", command: str = "") -> Document:
         """Make one self-contained HTML page: verdict, layers and steps by rank, who waits for whom, timeline, what-if.
 
         Args:
@@ -241,7 +241,7 @@ class Job:
             command: The command that the page suggests for details.
 
         Returns:
-            The page; `Document.save` writes it.
+            The page, which loads nothing from the network; `Document.save` writes it.
 
         Raises:
             UsageError: The job does not contain the rank.
@@ -255,19 +255,7 @@ class Job:
         page = job_page(self.answer(), self._tables, named, command or f"nvprof-kit ranks {named}", timeline)
         return Document(page, (".html", ".htm"), self._sources)
 
-    def report(self, path: str | Path, *, timeline: Sequence[int] = ()) -> Path:
-        """Write `page` to an ``.html`` file. The page loads nothing from the network.
-
-        Returns:
-            The path.
-
-        Raises:
-            UsageError: The suffix is not ``.html``, the file is an input or cannot be written, or a rank is not in the
-                job.
-        """
-        return self.page(timeline=timeline).save(path)
-
-    def perfetto(
+    def export(
         self,
         *,
         ranks: Sequence[int] = (),
@@ -334,24 +322,6 @@ class Job:
             tuple(sources),
             as_issues("clocks", warnings),
         )
-
-    def export(
-        self,
-        path: str | Path,
-        *,
-        ranks: Sequence[int] = (),
-        step: int | None = None,
-        steps: Steps = None,
-    ) -> Path:
-        """Write the output of `perfetto` to a file, ``.json.gz`` or ``.json``.
-
-        Raises:
-            UsageError: The suffix is unknown, or as in `perfetto`.
-        """
-        from nvprof_kit._report.export import form_of
-
-        data_format: Any = form_of(Path(path))
-        return self.perfetto(ranks=ranks, step=step, data_format=data_format, steps=steps).save(path)
 
     def _check_there(self, ranks: Sequence[int]) -> None:
         absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))

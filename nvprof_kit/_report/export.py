@@ -12,7 +12,6 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +23,6 @@ import pyarrow.compute as pc
 
 from nvprof_kit._report.page.timeline import lane_label
 from nvprof_kit._trace.schema import CaptureInfo
-from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
@@ -46,18 +44,6 @@ _RANK_PROCESSES = 100_000
 
 _PLACE = ("name", "pid", "tid", "start_ns", "end_ns")
 """Columns of slices; those behind them are arguments."""
-
-
-def form_of(path: Path) -> str:
-    """The format for a file name.
-
-    Raises:
-        UsageError: The suffix is unknown.
-    """
-    for suffix, file_format in BY_SUFFIX.items():
-        if path.name.lower().endswith(suffix):
-            return file_format
-    raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(BY_SUFFIX)}")
 
 
 def suffixes_of(file_format: str) -> tuple[str, ...]:

@@ -41,11 +41,9 @@ reveal_type(capture.diff("other.sqlite", fail_on=["step:+5%"]).held)  # bool
 reveal_type(capture.tables["ops"])  # pandas.core.frame.DataFrame
 reveal_type(capture.sql("SELECT 1"))  # pandas.core.frame.DataFrame
 reveal_type(capture.plot("timeline").to_frame())  # pandas.core.frame.DataFrame
-reveal_type(capture.report("run.html"))  # pathlib.Path
+reveal_type(capture.report("other.sqlite").data)  # bytes
 reveal_type(capture.ncu_plan().script())  # str
-reveal_type(capture.export("run.json"))  # pathlib.Path
-reveal_type(capture.page("other.sqlite").data)  # bytes
-reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
+reveal_type(capture.export(step=3).save("run.json.gz"))  # pathlib.Path
 reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(capture.steps)  # pandas.core.frame.DataFrame
@@ -73,10 +71,8 @@ reveal_type(job.micro_batches())  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.critical_path())  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.what_if(3, "model.layers.1"))  # nvprof_kit._ranks.answer.RankTable
 reveal_type(job.answer().to_frame("charges"))  # pandas.core.frame.DataFrame
-reveal_type(job.page())  # nvprof_kit._result.writer.Document
-reveal_type(job.report("job.html"))  # pathlib.Path
-reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._result.writer.Document
-reveal_type(job.export("job.json.gz"))  # pathlib.Path
+reveal_type(job.report())  # nvprof_kit._result.writer.Document
+reveal_type(job.export(ranks=[0, 1]))  # nvprof_kit._result.writer.Document
 reveal_type(job.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(job.ranks)  # pandas.core.frame.DataFrame
 reports = nvprof_kit.open_ncu("raw.csv")
@@ -184,7 +180,7 @@ def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
 
 ELSEWHERE = {
     "diff": {"vs": "Capture.diff:new"},
-    "export": {"format": "Capture.perfetto:data_format"},
+    "export": {"format": "Capture.export:data_format"},
     # each view is a method of Job; its page has the timeline
     "ranks compare": {"view": "", "rank": "open_job:ranks", "timeline": "Job.report:timeline"},
     "ranks map": {"rank": "map_captures:ranks"},
@@ -224,7 +220,7 @@ def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
     for call, _, argument in (target.partition(":") for target in elsewhere.values() if target):
         assert argument in inspect.signature(in_python(call)).parameters
     if CALLS[verb].startswith("Capture."):  # and every argument is an option
-        extra = {"path", "rows", "self", "new", "base", "others", "job"}
+        extra = {"path", "rows", "self", "new", "base", "others", "job", "data-format"}
         assert {name.rstrip("_").replace("_", "-") for name in arguments} - options <= extra
 
 

@@ -156,7 +156,7 @@ def test_every_question_per_step_takes_the_steps_to_look_at(run: Path) -> None:
     assert capture.breakdown(steps=chosen).steps["step"].tolist() == [1]
     assert capture.summary("kernel", steps=chosen).to_frame()["calls"].tolist() == [1, 1]
     assert capture.advise(steps=chosen).steps == 1
-    assert b"step 1, a typical one" in capture.page(steps=chosen).data
+    assert b"step 1, a typical one" in capture.report(steps=chosen).data
     diff = capture.diff(run, steps=chosen, anyway=True)
     assert (diff.base_steps, diff.new_steps) == (1, 1)
     with pytest.raises(nvprof_kit.UsageError, match="it has 2 steps, 0 to 1"):

@@ -90,7 +90,7 @@ PAGES = ("eager-2024.2", "hooks-ddp-2024.2", "graph-2024.2", "checkpoint-2023.4"
 def test_the_page(name: str) -> None:
     """Each layer's time and CPU time, the operations, the steps and the median step, as the tables have them."""
     capture = nvprof_kit.open(DATA / f"{name}.sqlite.xz")
-    page = capture.page().data.decode()
+    page = capture.report().data.decode()
     layers, breakdown = capture.layers(), capture.breakdown()
     assert f"{layers.summary.ops:,} operations" in page
     (steps,) = re.findall(r" · ((?:\d+ of )?\w+ steps?)\b", str(layers).partition("\n")[0])

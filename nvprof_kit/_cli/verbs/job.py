@@ -98,7 +98,7 @@ def compare(
         if output.data_format == "html":
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
             numbers = _numbers("--timeline", timeline, [number for number in timeline.split(",") if number.strip()])
-            page = job.page(timeline=numbers, title=", ".join(captures[:4]), command=command)
+            page = job.report(timeline=numbers, title=", ".join(captures[:4]), command=command)
             return output.write_document(page)
         answer = job.answer()
     output.write_results([(answer if view is None else answer.only(view)).selected(**rows)])

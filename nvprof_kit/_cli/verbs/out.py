@@ -31,7 +31,7 @@ def report(output: Output, captures: tuple[str, ...], **options: Any) -> None:
     output.spare(captures)
     with progress() as report_stage:
         report_stage(f"reading {', '.join(captures)} and writing the page")
-        page = open_input(output, first, **pop_opening(options)).page(*more_captures, **options)
+        page = open_input(output, first, **pop_opening(options)).report(*more_captures, **options)
     output.write_document(page)
 
 
@@ -69,10 +69,10 @@ def export(output: Output, captures: tuple[str, ...], **options: Any) -> None:
     with progress() as report_stage:
         if len(captures) == 1:
             report_stage(f"reading {captures[0]} and writing it as {output.data_format}")
-            return output.write_document(opened.perfetto(data_format=output.data_format, **options))
+            return output.write_document(opened.export(data_format=output.data_format, **options))
         from nvprof_kit._api.job import open_job
 
         report_stage("aligning the ranks' clocks")
         job = open_job(captures, domain=opened.domain, rules=opened._rules)
         report_stage(f"reading {len(captures)} captures and writing them as {output.data_format}")
-        output.write_document(job.perfetto(data_format=output.data_format, **options))
+        output.write_document(job.export(data_format=output.data_format, **options))

@@ -153,7 +153,7 @@ def processes(path: Path) -> set[str]:
 
 
 def test_the_trace_is_that_of_the_command_line(job: Job, captures: list[Path], tmp_path: Path) -> None:
-    ours = job.export(tmp_path / "ours.json")
+    ours = job.export(data_format="json").save(tmp_path / "ours.json")
     done = CliRunner().invoke(group, ["export", *map(str, captures), "-o", str(tmp_path / "theirs.json")])
     assert done.exit_code == 0, done.output
     assert ours.read_bytes() == (tmp_path / "theirs.json").read_bytes()
@@ -161,25 +161,25 @@ def test_the_trace_is_that_of_the_command_line(job: Job, captures: list[Path], t
 
 
 def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
-    two = job.export(tmp_path / "two.json.gz", ranks=[0, 2], step=1)
+    two = job.export(ranks=[0, 2], step=1).save(tmp_path / "two.json.gz")
     names = " ".join(sorted(processes(two)))
     assert "rank 0" in names and "rank 2" in names and "rank 1" not in names
-    assert two.stat().st_size < job.export(tmp_path / "all.json.gz").stat().st_size
+    assert two.stat().st_size < job.export().save(tmp_path / "all.json.gz").stat().st_size
     with pytest.raises(UsageError, match="no rank 7 in the job; it has 3 ranks"):
-        job.export(tmp_path / "x.json", ranks=[7])
+        job.export(ranks=[7])
     with pytest.raises(UsageError, match=r"x\.pftrace: no format has this suffix"):
-        job.export(tmp_path / "x.pftrace")
+        job.export().save(tmp_path / "x.pftrace")
 
 
 def test_a_job_of_maps_whose_captures_are_gone(captures: list[Path], tmp_path: Path) -> None:
     open_job(captures, maps=tmp_path / "maps", workers=1)
     captures[1].unlink()
     with pytest.raises(UsageError, match=r"run\.rank1\.sqlite: the map's capture is not here"):
-        open_job(tmp_path / "maps").export(tmp_path / "x.json")
+        open_job(tmp_path / "maps").export()
 
 
 def test_an_answer_as_html_is_the_page(job: Job, tmp_path: Path) -> None:
-    page = job.report(tmp_path / "page.html").read_text()
+    page = job.report().save(tmp_path / "page.html").read_text()
     answer = job.answer().save(tmp_path / "answer.html").read_text()
     assert answer == page and "<script" in page
     # a table alone is a table

@@ -61,7 +61,7 @@ def test_other_windows_of_one_run_are_said(tmp_path: Path) -> None:
     assert job.verdict.sentence == "no verdict: the ranks share no collective in a step"
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)
     assert "not aligned" in str(job)
-    assert job.report(tmp_path / "job.html").stat().st_size > 1000
+    assert job.report().save(tmp_path / "job.html").stat().st_size > 1000
 
 
 def stretched(file: Path, copies: int, period: int, drift: float, ahead: int) -> None:

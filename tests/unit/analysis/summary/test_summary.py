@@ -252,7 +252,7 @@ def test_diff_and_export_count_calls(recorded: Path, tmp_path: Path) -> None:
     assert base * 3 == calls["aten::dropout"]  # the mean over steps; every step runs as many
     assert base - new in (pytest.approx(1 / 3), pytest.approx(1 / 2))  # one of three steps, or of two steady ones
 
-    capture.export(tmp_path / "run.perfetto.json")
+    capture.export(data_format="json").save(tmp_path / "run.perfetto.json")
     slices = json.loads((tmp_path / "run.perfetto.json").read_text())["traceEvents"]
     shown = Counter(one["name"] for one in slices if one.get("cat") == "operation")
     assert {name: count for name, count in shown.items() if not name.endswith(" (continued)")} == calls

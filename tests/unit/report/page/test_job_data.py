@@ -33,7 +33,7 @@ def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
 
 
 def test_the_heat_maps_hold_the_tables(job: Job) -> None:
-    data = data_of(job.page().data)
+    data = data_of(job.report().data)
     layers = job.layers().to_frame()
     drawn = pd.DataFrame(heat(data, "layers"), data["layers"]["rows"], range(20))
     for row in layers.to_dict("records"):
@@ -54,19 +54,19 @@ def test_the_heat_maps_hold_the_tables(job: Job) -> None:
 
 
 def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job: Job) -> None:
-    data = data_of(job.page().data)
+    data = data_of(job.report().data)
     assert 7 in data["ranks"] and len(data["ranks"]) == 12
-    asked = data_of(job.page(timeline=[3, 1]).data)
+    asked = data_of(job.report(timeline=[3, 1]).data)
     assert asked["ranks"] == [1, 3] and [group["label"] for group in asked["timeline"]["groups"]] == [
         "rank 1",
         "rank 3",
     ]
     with pytest.raises(UsageError, match="no rank 20 in the job; it has 20 ranks"):
-        job.page(timeline=[20])
+        job.report(timeline=[20])
 
 
 def test_waiting_of_a_rank_in_time_is_that_of_the_table(job: Job) -> None:
-    data = data_of(job.page(timeline=[2]).data)
+    data = data_of(job.report(timeline=[2]).data)
     waiting = data["texts"].index("waiting")
     drawn = 0
     for row in data["timeline"]["groups"][0]["rows"]:
@@ -78,7 +78,7 @@ def test_waiting_of_a_rank_in_time_is_that_of_the_table(job: Job) -> None:
 
 def test_of_more_ranks_than_columns_neighbours_share_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvprof_kit._report.page.job.MAX_COLUMNS", 8)
-    data = data_of(job.page().data)
+    data = data_of(job.report().data)
     assert data["layers"]["columns"][:2] == ["0 to 2", "3 to 5"] and len(data["layers"]["columns"]) == 7
     assert np.nanargmax(heat(data, "layers").max(axis=0)) == 2  # ranks 6 to 8
     assert data["layers"]["rank"] == [0, 3, 6, 9, 12, 15, 18]
@@ -101,4 +101,4 @@ def test_a_table_of_a_job_is_an_answer_like_any(job: Job, tmp_path: Path) -> Non
     assert len(pd.read_csv(table.save(tmp_path / "charges.csv"))) == len(table.to_frame())
     assert b"<pre" in table.save(tmp_path / "charges.html").read_bytes()
     assert job._repr_html_().startswith("<pre")
-    assert job.report(tmp_path / "job.html").read_bytes().startswith(b"<!doctype html>")
+    assert job.report().save(tmp_path / "job.html").read_bytes().startswith(b"<!doctype html>")

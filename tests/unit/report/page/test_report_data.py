@@ -33,7 +33,7 @@ def capture(tmp_path: Path) -> nvprof_kit.Capture:
 
 
 def test_headlines(capture: nvprof_kit.Capture) -> None:
-    page = capture.page().data.decode()
+    page = capture.report().data.decode()
     assert re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b> <span>(.*?)</span></dd>", page) == [
         ("GPU time", "0.001 ms", "3 operations"),
         ("Median step", "0.002 ms", "0.002 to 0.002 ms"),
@@ -42,11 +42,11 @@ def test_headlines(capture: nvprof_kit.Capture) -> None:
         ("Costliest layer by its own work", "a.b", "50.0 %"),
     ]
     with pytest.raises(UsageError, match="no step 3; it has steps 1 to 1"):
-        capture.page(step=3)
+        capture.report(step=3)
 
 
 def test_the_drawn_timeline(capture: nvprof_kit.Capture) -> None:
-    data = data_of(capture.page().data)
+    data = data_of(capture.report().data)
     timeline, texts = data["timeline"], data["texts"]
     (step,) = timeline["steps"]
     assert (step["title"], step["start"], step["length"]) == ("step 1, a typical one", 0, 1900)
@@ -74,7 +74,7 @@ def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path: Path) -> None
         file.range_(f"step {step}", begin, begin + 500, category="step", payload=step)
         file.range_("a", begin + 10, begin + 90, category="forward")
         file.kernel(begin + 100, begin + 100 + length, launched=(begin + 12, begin + 13))
-    steps = data_of(nvprof_kit.open(file.write()).page().data)["timeline"]["steps"]
+    steps = data_of(nvprof_kit.open(file.write()).report().data)["timeline"]["steps"]
     # of 500 ns each: 400, 300 and 200 without an operation
     assert sorted((step["start"], step["length"], step["idle"]["0"]) for step in steps) == [
         (1000 * step, 500, f"GPU 0: idle {idle} % of the time, in 2 gaps")
@@ -97,7 +97,7 @@ def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Pa
                 f"FROM t WHERE n < {count - 1}) SELECT {cells} FROM t, CUPTI_ACTIVITY_KIND_{table}"
             )
     db.close()
-    data = data_of(nvprof_kit.open(path).page().data)
+    data = data_of(nvprof_kit.open(path).report().data)
     (row,) = [
         unpacked(data, row) for group in data["timeline"]["groups"] for row in group["rows"] if row["kind"] == "op"
     ]
@@ -107,7 +107,7 @@ def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Pa
 
 def test_the_page_finds_what_advise_finds() -> None:
     capture = nvprof_kit.open(DATA / "metrics" / "llama-2023.4.sqlite.xz")
-    page, findings = capture.page(findings=True).data.decode(), capture.advise().findings
+    page, findings = capture.report(findings=True).data.decode(), capture.advise().findings
     assert "gpu-metrics" in {one.rule for one in findings}
     for finding in findings:
         assert html.escape(finding.title) in page
@@ -118,7 +118,7 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(tmp_path: Path) -> 
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("</script><script>alert(1)</script>", 10, 700, category="forward")
     file.kernel(1000, 1300, launched=(30, 31))
-    text = nvprof_kit.open(file.write()).page().data.decode()
+    text = nvprof_kit.open(file.write()).report().data.decode()
     assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
     assert "default-src 'none'" in text and "script-src 'sha256-" in text
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
@@ -146,7 +146,7 @@ def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
     events = [operator, layer | {"name": "nvprof_kit:forward:layers.0"}, operator | {"ts": 33, "dur": 5}]
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    page = nvprof_kit.open(path).page().data
+    page = nvprof_kit.open(path).report().data
     assert [group["label"] for group in data_of(page)["timeline"]["groups"]] == [
         "CPU operators",
         "CPU thread 0: when its ranges were open",
