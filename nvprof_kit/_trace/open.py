@@ -17,7 +17,7 @@ from nvprof_kit._trace.files.kinds import NEEDED, NEEDED_NSYS, description_of
 from nvprof_kit._trace.files.packed import check_file, unpack
 from nvprof_kit._trace.kineto.reader import KinetoReader
 from nvprof_kit._trace.ncu.reader import PageReader, ReportReader
-from nvprof_kit._trace.nsys.reader import NSYS_READERS
+from nvprof_kit._trace.nsys.reader import NsysReader
 from nvprof_kit._trace.reader import DEFAULT, CaptureReader, Reader, Request, Source
 from nvprof_kit._trace.torch_memory.snapshot import SnapshotReader
 from nvprof_kit.errors import CaptureError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
 _XZ = b"\xfd7zXZ\x00"
-READERS: list[CaptureReader] = [*NSYS_READERS, KinetoReader()]
+READERS: list[CaptureReader] = [NsysReader(), KinetoReader()]
 """The formats of captures."""
 NCU_READERS: list[Reader[NcuReport]] = [ReportReader(), PageReader()]
 """The formats of ncu's results."""
@@ -127,7 +127,7 @@ def nsys_export(path: Path) -> Iterator[Database]:
         CaptureError: The file cannot be read or is not an nsys capture.
         ToolError: As in `open_capture`.
     """
-    with _opened(path, NSYS_READERS, NEEDED_NSYS) as (reader, source), reader.opened(source) as db:
+    with _opened(path, [NsysReader()], NEEDED_NSYS) as (reader, source), reader.opened(source) as db:
         yield db
 
 

@@ -1,13 +1,15 @@
 """The tables of an export, whatever holds them: which there are, and columns of them as NumPy arrays.
 
-A reader names the columns that it needs and the integers that a column must have; how they are found is a matter of
-`nvprof_kit._trace.files.sqlite` and `nvprof_kit._trace.files.parquet`.
+A form of exports gives batches of rows as Arrow arrays; all else follows from these. `nvprof_kit._trace.files.sqlite`
+and `nvprof_kit._trace.files.parquet` are the forms.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,13 +29,13 @@ class Where(NamedTuple):
         column: The column.
         values: The integers.
         excluded: Whether the column must have another integer instead.
-        or_invalid: Whether rows without an integer in the column are taken too, so that the reader checks them.
+        or_null: Whether rows without an integer in the column are taken too, so that the reader checks them.
     """
 
     column: str
     values: Collection[int]
     excluded: bool = False
-    or_invalid: bool = False
+    or_null: bool = False
 
 
 class Database(ABC):
@@ -66,22 +68,29 @@ class Database(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def has(self, table: str, *columns: str) -> bool:
-        """Whether there is the table with all of these columns."""
-        return table in self.tables and self.tables[table].issuperset(columns)
+    @abstractmethod
+    def close(self) -> None:
+        """Close the export; a second call does nothing."""
 
     @abstractmethod
     def broken(self, error: Exception | str) -> CaptureError:
         """The error for a damaged export."""
 
-    def refuse(self, fault: str) -> CaptureError:
-        """The error for an invalid value in a table and column."""
-        return CaptureError(f"{self.named}: {fault}; the file is damaged or of an unknown schema: export it again")
+    @abstractmethod
+    def batches(
+        self, table: str, columns: Collection[str], where: Sequence[Where] = (), texts: Collection[str] = ()
+    ) -> Iterator[Any]:
+        """The rows that meet all conditions, as Arrow batches. Thread-safe.
 
-    def warn(self, fault: str, share: float = 1.0) -> None:
-        """Add an issue to `CaptureInfo.warnings`, once; `share` is that of the rows that it concerns."""
-        if fault not in self.warnings:
-            self.warnings.append(Issue("rows", "warning", share, fault))
+        Args:
+            table: The table.
+            columns: Its columns to read.
+            where: The conditions.
+            texts: Which of the columns have text; all others have integers.
+
+        Raises:
+            CaptureError: The export is damaged, or has values of another type.
+        """
 
     @abstractmethod
     def rows(
@@ -94,44 +103,8 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def columns(
-        self,
-        table: str,
-        columns: Mapping[str, str | tuple[str, ...]],
-        *,
-        where: Sequence[Where] = (),
-        missing: int = -1,
-        texts: Collection[str] = (),
-        required: Collection[str] = (),
-        diagnose: Callable[[], None] | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Columns of a large table: integers as int64 arrays, text as object arrays. Thread-safe.
-
-        Args:
-            table: The table.
-            columns: The column of the table for each name of the result, or several of which the first with a value
-                counts; one that the table lacks is `missing` in all rows.
-            where: Conditions that a row must meet, all of them. If a condition is `Where.or_invalid` and its column is
-                not read, an invalid value in it counts as NULL in a required column.
-            missing: The value for NULL in integer columns.
-            texts: Names of text columns, with NULL as ''; all others are integers.
-            required: Names of columns that should not contain NULL, if they are read.
-            diagnose: Called if a column has values of the wrong type or a required column contains NULL. It raises an
-                error with table and column, or returns if the query can continue.
-
-        Raises:
-            CaptureError: The export is damaged, or a column has values of the wrong type.
-        """
-
-    @abstractmethod
     def count(self, table: str, where: Sequence[Where] = ()) -> int:
         """Number of rows that meet all conditions; 0 without the table."""
-
-    @abstractmethod
-    def constants(self, table: str, columns: Collection[str]) -> dict[str, int | None]:
-        """The value of each of these columns of a table with rows; empty if one of them differs between rows, or is not
-        an integer or NULL.
-        """
 
     @abstractmethod
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
@@ -143,23 +116,119 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def texts_of_ids(self, ids: Iterable[int]) -> dict[int, str]:
-        """The texts of these ids in ``StringIds``; unknown ids are omitted."""
+    def texts(self) -> Iterator[str]:
+        """The texts in all tables but enumerations, each of a column once."""
 
-    @abstractmethod
+    def columns(
+        self,
+        table: str,
+        columns: Collection[str],
+        where: Sequence[Where] = (),
+        *,
+        missing: int = -1,
+        texts: Collection[str] = (),
+    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int]]:
+        """Columns of a large table, and the number of NULLs in each: integers as int64 arrays with `missing` for NULL,
+        text as object arrays with '' for it. Thread-safe.
+
+        Raises:
+            CaptureError: The export is damaged, or a column has values of another type.
+        """
+        parts: dict[str, list[npt.NDArray[Any]]] = {
+            column: [np.empty(0, dtype=object if column in texts else np.int64)] for column in columns
+        }
+        nulls = dict.fromkeys(columns, 0)
+        for batch in self.batches(table, columns, where, texts):
+            for column in columns:
+                array = batch.column(column)
+                nulls[column] += array.null_count
+                if not (is_text if column in texts else is_integer)(array.type):
+                    raise self.broken(f"{table}.{column} is {array.type}")
+                parts[column].append(as_texts(array) if column in texts else as_integers(array, missing))
+        return {column: np.concatenate(parts.pop(column)) for column in columns}, nulls
+
+    @cached_property
+    def strings(self) -> dict[int, str]:
+        """The texts of ``StringIds`` by id."""
+        rows = self.rows("StringIds", ("id", "value")) if self.has("StringIds", "id", "value") else []
+        texts = {id_: str(text) for id_, text in rows if text is not None}
+        if ambiguous := len({*rows}) - len({id_ for id_, _ in rows}):
+            raise self.refuse(f"StringIds.id has several values for {ambiguous} ids")
+        return texts
+
     def ids_like(self, *patterns: str) -> dict[int, str]:
         """The ids and texts of ``StringIds`` that match one of these patterns, in which ``%`` is any text, in any
         case.
         """
+        regular = "|".join(re.escape(pattern).replace("%", ".*") for pattern in patterns)
+        matches = re.compile(regular, re.IGNORECASE | re.DOTALL).fullmatch
+        return {id_: text for id_, text in self.strings.items() if matches(text)}
 
-    @abstractmethod
-    def ambiguous_ids(self) -> int:
-        """Number of ids in ``StringIds`` with several texts."""
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether there is the table with all of these columns."""
+        return table in self.tables and self.tables[table].issuperset(columns)
 
-    @abstractmethod
-    def texts_like(self, *patterns: str) -> set[str]:
-        """The texts in any table but enumerations that match one of these patterns, as in `ids_like`."""
+    def refuse(self, fault: str) -> CaptureError:
+        """The error for an invalid value in a table and column."""
+        return CaptureError(f"{self.named}: {fault}; the file is damaged or of an unknown schema: export it again")
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the export; a second call does nothing."""
+    def warn(self, fault: str, share: float = 1.0) -> None:
+        """Add an issue to `CaptureInfo.warnings`, once; `share` is that of the rows that it concerns."""
+        if fault not in self.warnings:
+            self.warnings.append(Issue("rows", "warning", share, fault))
+
+
+def is_integer(type_: Any) -> bool:
+    """Whether an Arrow type has integers; a column without any value has."""
+    from pyarrow import types
+
+    return bool(types.is_integer(type_) or types.is_boolean(type_) or types.is_null(type_))
+
+
+def is_text(type_: Any) -> bool:
+    """Whether an Arrow type has text; a column without any value has."""
+    from pyarrow import types
+
+    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_null(type_))
+
+
+def int64(array: Any) -> Any:
+    """An Arrow array of integers as one of int64; 64 bits without a sign are those with one, as in SQLite."""
+    import pyarrow
+
+    return array.view(pyarrow.int64()) if pyarrow.types.is_uint64(array.type) else array.cast(pyarrow.int64())
+
+
+def as_integers(array: Any, missing: int) -> Int64Array:
+    """The integers of an Arrow array. `to_numpy` would import pandas, in a thread: if Ctrl-C interrupts the import in
+    the main thread, that thread would wait forever.
+    """
+    if array.null_count == len(array):
+        return np.full(len(array), missing, dtype=np.int64)
+    integers = int64(array)
+    integers = integers.fill_null(missing) if integers.null_count else integers
+    return np.frombuffer(integers.buffers()[1], np.int64)[integers.offset : integers.offset + len(integers)]
+
+
+def as_texts(array: Any) -> npt.NDArray[Any]:
+    """The texts of an Arrow array; equal texts are one object."""
+    if array.null_count == len(array):
+        return np.full(len(array), "", dtype=object)
+    encoded = array.dictionary_encode()
+    texts = np.array([*plain(encoded.dictionary), ""], dtype=object)
+    return texts[as_integers(encoded.indices, len(texts) - 1)]
+
+
+def plain(array: Any) -> list[Any]:
+    """The values of an Arrow array as SQLite would hold them: switches are 0 and 1, 64 bits have a sign, and text in
+    another encoding than UTF-8 has replacement characters.
+    """
+    import pyarrow
+
+    if pyarrow.types.is_null(array.type):
+        return [None] * len(array)
+    if is_text(array.type):
+        raw = array.cast(pyarrow.binary()).to_pylist()
+        return [None if value is None else value.decode("utf-8", "replace") for value in raw]
+    values: list[Any] = (int64(array) if is_integer(array.type) else array).to_pylist()
+    return values

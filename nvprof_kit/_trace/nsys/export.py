@@ -19,7 +19,7 @@ from threading import Condition, current_thread, main_thread
 from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
 from nvprof_kit._trace.files.packed import free_memory
-from nvprof_kit._trace.files.sqlite import SqliteFile
+from nvprof_kit._trace.nsys.sources import export_facts
 from nvprof_kit.errors import CaptureError, ToolError
 
 _TRACED = ("CUPTI_", "CUDNN_", "CUBLAS_", "OSRT_", "MPI_", "OPENMP", "NCCL")
@@ -124,30 +124,45 @@ def _is_its_export(target: Path, report: str, named: Path) -> bool:
     if target.is_dir() and not has_tables(target) and any(target.iterdir()):
         raise CaptureError(f"{named}: {target.name} beside it is a folder of something else; move it away")
     try:
-        with _opened(target) as db:
-            tables = (table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value"))
-            meta = next(tables, None)
-            entries = db.rows(meta, ("name", "value")) if meta else []
+        with open_export(target) as db:
+            facts = export_facts(db)
             is_whole = all(db.tables[table] is not None for table in db.tables)  # opens each file of a folder
     except CaptureError:
         return False
-    if target.is_dir() and not (entries and is_whole):
+    if target.is_dir() and not (facts and is_whole):
         return False
-    origins = [str(value) for name, value in entries if name == "EXPORT_PARAM_INPUT_FILE"]
-    if origins and origins[0] not in ("", report, "(scrubbed)"):
+    origin = facts.get("EXPORT_PARAM_INPUT_FILE", "")
+    if origin not in ("", report, "(scrubbed)"):
         raise CaptureError(
-            f"{named}: {target.name} beside it is the export of {origins[0]}, not of this report; "
+            f"{named}: {target.name} beside it is the export of {origin}, not of this report; "
             "move it away, or name it if it is what you want to read"
         )
     return True
 
 
-def _opened(export: Path) -> Database:
-    if not export.is_dir():
-        return SqliteFile(export)
+def open_export(path: Path, named: Path | None = None) -> Database:
+    """The tables of an export, an SQLite file or a folder.
+
+    Args:
+        path: The file or folder.
+        named: The path to show in messages, if different.
+
+    Raises:
+        CaptureError: It is damaged or only a part.
+    """
+    if not path.is_dir():
+        from nvprof_kit._trace.files.sqlite import SqliteFile
+
+        return SqliteFile(path, named)
     from nvprof_kit._trace.files.parquet import TableFolder
 
-    return TableFolder(export)
+    db = TableFolder(path, named)
+    if "StringIds" in db.tables and not {"META_DATA_EXPORT", "EXPORT_META_DATA"} & {*db.tables}:
+        raise CaptureError(
+            f"{db.named}: only part of an export (no META_DATA_EXPORT in it); copy the whole folder, or export the "
+            ".nsys-rep again"
+        )
+    return db
 
 
 @contextmanager
@@ -215,7 +230,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 def is_empty(path: Path) -> bool:
     """Whether an export of nsys has none of what nsys can trace; False for one that cannot be read."""
     try:
-        with _opened(path) as db:
+        with open_export(path) as db:
             traced = {table for table in db.tables if table.startswith(_TRACED)} | (_SAMPLED & {*db.tables})
             traced = {table for table in traced if not table.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")}
             events = [Where("eventType", (34, 59, 60, 70, 71))]

@@ -4,7 +4,6 @@ exported first. All of them have the same tables.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,15 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._trace.files.kinds import has_tables
 from nvprof_kit._trace.reader import Request, Source
-from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.files.database import Database
     from nvprof_kit._trace.schema import Trace
 
 
-class NsysReader(ABC):
-    """A form of an nsys capture."""
+class NsysReader:
+    """Captures of nsys in any form."""
 
     sources: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -35,13 +33,26 @@ class NsysReader(ABC):
         }
     )
 
-    @abstractmethod
     def sniff(self, path: Path, header: bytes) -> bool:
-        """Whether a path is of this format."""
+        """Whether a path is a capture of nsys."""
+        return header.startswith(b"SQLite format 3\x00") or _is_report(header) or has_tables(path)
 
-    @abstractmethod
     def opened(self, source: Source) -> Database:
-        """The tables of a capture; close them."""
+        """The tables of a capture; close them. A report is exported first.
+
+        Raises:
+            CaptureError: The capture is damaged.
+            ToolError: A report needs nsys, which is not installed or is older than the report.
+        """
+        from nvprof_kit._trace.nsys.export import exported, open_export
+
+        path = source.path
+        if path.is_file():
+            with path.open("rb") as file:
+                if _is_report(file.read(64)):
+                    # the export is next to the user's report, even if that is compressed
+                    path = exported(path, beside=source.named)
+        return open_export(path, source.named)
 
     def read(self, source: Source, request: Request) -> Trace:
         """Read a capture.
@@ -66,54 +77,5 @@ class NsysReader(ABC):
             return read_more(db, trace, request)
 
 
-class SqliteReader(NsysReader):
-    """An SQLite file, as ``nsys export --type=sqlite`` writes."""
-
-    def sniff(self, path: Path, header: bytes) -> bool:
-        """Whether a path is of this format."""
-        return header.startswith(b"SQLite format 3\x00")
-
-    def opened(self, source: Source) -> Database:
-        """The tables of the file."""
-        from nvprof_kit._trace.files.sqlite import SqliteFile
-
-        return SqliteFile(source.path, source.named)
-
-
-class FolderReader(NsysReader):
-    """A folder, as ``nsys export --type=parquetdir`` and ``arrowdir`` write."""
-
-    def sniff(self, path: Path, header: bytes) -> bool:
-        """Whether a path is of this format."""
-        return has_tables(path)
-
-    def opened(self, source: Source) -> Database:
-        """The tables of the folder; no file is open yet."""
-        from nvprof_kit._trace.files.parquet import TableFolder
-
-        db = TableFolder(source.path, source.named)
-        if "StringIds" in db.tables and not {"META_DATA_EXPORT", "EXPORT_META_DATA"} & {*db.tables}:
-            raise CaptureError(
-                f"{source.named}: only part of an export (no META_DATA_EXPORT in it); copy the whole folder, or export "
-                "the .nsys-rep again"
-            )
-        return db
-
-
-class ReportReader(NsysReader):
-    """A report, which the installed nsys exports once."""
-
-    def sniff(self, path: Path, header: bytes) -> bool:
-        """Whether a path is of this format."""
-        return b"NVIDIA" in header and b"Report" in header
-
-    def opened(self, source: Source) -> Database:
-        """The tables of the report's export."""
-        from nvprof_kit._trace.nsys.export import exported
-
-        # the export is next to the user's report, even if that is compressed
-        export = Source(exported(source.path, beside=source.named), source.named)
-        return (FolderReader() if export.path.is_dir() else SqliteReader()).opened(export)
-
-
-NSYS_READERS: tuple[NsysReader, ...] = (SqliteReader(), FolderReader(), ReportReader())
+def _is_report(header: bytes) -> bool:
+    return b"NVIDIA" in header and b"Report" in header

@@ -82,7 +82,7 @@ def environment_names(db: Database) -> list[str]:
 
 def home_folders(db: Database) -> list[str]:
     """The home folders in an export's strings and metadata, sorted."""
-    return sorted({match[0] for text in db.texts_like(*_HOMES) for match in _HOME.finditer(text)})
+    return sorted({match[0] for text in db.texts() for match in _HOME.finditer(text)})
 
 
 def secret_names(names: list[str]) -> list[str]:
@@ -250,7 +250,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
                 removed[kind] += db.execute(statement.format(table=table)).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
     has_home = _HOME_LIKE + " OR instr([{0}], ?)" * len(outer_homes)
-    for table, column in text_columns(lambda sql: db.execute(sql).fetchall(), columns):
+    for table, column in text_columns(db.execute, columns):
         sql = f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE {has_home.format(column)}'
         removed["names of home folders"] += db.execute(sql, outer_homes).rowcount
     if pattern is not None:

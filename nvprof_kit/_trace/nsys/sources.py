@@ -1,4 +1,4 @@
-"""Validation of an nsys export against `nvprof_kit._trace.schema.NSYS_SOURCES`, and of its enumerations.
+"""Columns of an nsys export, checked against `nvprof_kit._trace.schema.NSYS_SOURCES`, and its enumerations.
 
 The existence of columns is checked before reading, values while the columns are read; only after a failure are the
 tables queried again, to find the column. An export names the values of its enumerations in tables ``ENUM_...``. The
@@ -16,21 +16,17 @@ import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
-from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES
+from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES, NsysTable
 from nvprof_kit._trace.validate import check_bounds
+from nvprof_kit.errors import CaptureError
 
-ALWAYS = (
-    "StringIds",
-    "NVTX_EVENTS",
-    "CUPTI_ACTIVITY_KIND_KERNEL",
-    "CUPTI_ACTIVITY_KIND_MEMCPY",
-    "CUPTI_ACTIVITY_KIND_MEMSET",
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-    "CUPTI_ACTIVITY_KIND_RUNTIME",
-    "PROFILER_OVERHEAD",
+Columns = dict[str, Any]
+
+KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME = (
+    f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE", "RUNTIME")
 )
+ALWAYS = ("StringIds", "NVTX_EVENTS", KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, "PROFILER_OVERHEAD")
 """Tables that are always read."""
-
 _BY_OPTION = {
     "samples": ("GPU_METRICS", "TARGET_INFO_GPU_METRICS"),
     "scheduled": ("SCHED_EVENTS",),
@@ -39,16 +35,28 @@ _BY_OPTION = {
     "collectives": ("NVTX_PAYLOAD_SCHEMA_ENTRIES",),
 }
 _NODE_COLUMNS = ("graphNodeId", "originalGraphNodeId")
+_PID_MASK = ~0xFFFFFF  # globalTid: hardware id, VM, process, and thread in the low 24 bits (nsys user guide)
 
 
-def tables_for(optional: Iterable[str]) -> tuple[str, ...]:
-    """The source tables for these optional columns and tables of a `Trace`."""
-    return (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
+def process_of(tid: Any) -> Any:
+    """The process keys (globalPid) of thread keys (globalTid)."""
+    return tid & _PID_MASK
 
 
-def check_columns(db: Database, tables: Iterable[str]) -> None:
+def _source(table: str) -> NsysTable:
+    return NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
+
+
+# ---------------------------------------------------------------- columns
+
+
+def check_columns(db: Database, optional: Iterable[str] = ()) -> None:
     """Reject an export with missing required columns, and with a view, or a table in other letters, in place of a table
     of nsys: it would be read as missing.
+
+    Args:
+        db: The export.
+        optional: The optional columns and tables of a `Trace` to read.
 
     Raises:
         CaptureError: A column is missing; the message has the column and its table.
@@ -59,18 +67,19 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
         if table_name is not None and table_name not in db.tables:
             fault = "a view" if name in db.views else "in other letters"
             raise db.refuse(f"{name} is {fault}, needed the table {table_name}")
-    for table in tables:
-        if table in db.tables:
-            source = NSYS_SOURCES[table]
-            _refuse_missing(db, table, (*source.required, *source.partial, *source.nullable))
-    if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in tables and "NVTX_PAYLOAD_SCHEMA_ENTRIES" in db.tables:
-        _refuse_missing(db, "NVTX_EVENTS", ("binaryData",))
-    nodes = node_table(db)
-    if nodes is not None:
-        _refuse_missing(db, nodes, ("start", "globalTid", *_NODE_COLUMNS))
-        for kind in ("KERNEL", "MEMCPY", "MEMSET"):
-            if f"CUPTI_ACTIVITY_KIND_{kind}" in db.tables:
-                _refuse_missing(db, f"CUPTI_ACTIVITY_KIND_{kind}", ("graphNodeId",))
+    needed = {
+        table: (*NSYS_SOURCES[table].required, *NSYS_SOURCES[table].partial, *NSYS_SOURCES[table].nullable)
+        for table in (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
+        if table in db.tables
+    }
+    if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in needed:
+        needed["NVTX_EVENTS"] = (*needed.get("NVTX_EVENTS", ()), "binaryData")
+    if nodes := node_table(db):
+        needed[nodes] = ("start", "globalTid", *_NODE_COLUMNS)
+        needed |= {table: (*needed[table], "graphNodeId") for table in (KERNEL, MEMCPY, MEMSET) if table in needed}
+    for table, columns in needed.items():
+        if missing := [column for column in columns if column not in db.tables.get(table, ())]:
+            raise db.refuse(f"the table {table} has no column {' and no column '.join(missing)}")
 
 
 def node_table(db: Database) -> str | None:
@@ -81,21 +90,63 @@ def node_table(db: Database) -> str | None:
     return "CUDA_GRAPH_EVENTS" if has_nodes else None
 
 
-def _refuse_missing(db: Database, table: str, columns: Iterable[str]) -> None:
-    missing = [column for column in columns if column not in db.tables.get(table, ())]
-    if missing:
-        raise db.refuse(f"the table {table} has no column {' and no column '.join(missing)}")
+def read_columns(
+    db: Database, table: str, columns: Mapping[str, str], where: Sequence[Where] = (), *, missing: int = -1
+) -> Columns:
+    """Columns of a table, checked against `NSYS_SOURCES`; none of their rows without the table. Thread-safe.
+
+    Args:
+        db: The export.
+        table: The table.
+        columns: The column of the table for each name of the result; one that the table lacks is `missing` in all rows.
+        where: Conditions that a row must meet, all of them.
+        missing: The value for NULL in integer columns; NULL is '' in text columns.
+
+    Raises:
+        CaptureError: A required value is missing, has the wrong type or is outside of its bounds.
+    """
+    if table not in db.tables:
+        return {name: np.empty(0, dtype=np.int64) for name in columns}
+    source = _source(table)
+    present = [column for column in dict.fromkeys(columns.values()) if column in db.tables[table]]
+    texts = [column for column in present if column in source.texts]
+    try:
+        read, nulls = db.columns(table, present, where, missing=missing, texts=texts)
+    except CaptureError:
+        check_rows(db, table)  # says which column it is
+        raise
+    if any(nulls[column] for column in present if column in (*source.required, *source.partial)):
+        check_rows(db, table)
+    for column in present:
+        if column in source.bounds:
+            check_bounds(f"{db.named}: {table}.{column}", read[column], *source.bounds[column])
+    absent = np.full(len(next(iter(read.values()))), missing, dtype=np.int64)
+    return {name: read.get(column, absent) for name, column in columns.items()}
 
 
-def check_rows(db: Database, tables: Iterable[str]) -> None:
+def check_rows(db: Database, *tables: str) -> None:
     """Check the values in these tables; missing ones raise an error or add a warning.
 
     Raises:
         CaptureError: A required value is missing or has the wrong type.
     """
     for table in tables:
-        if table in db.tables:
-            _check_table(db, table)
+        if table not in db.tables:
+            continue
+        source = _source(table)
+        names = dict.fromkeys((*source.required, *source.partial, *source.nullable, *_NODE_COLUMNS, "mangledName"))
+        kinds = {name: "text" if name in source.texts else "integer" for name in names if db.has(table, name)}
+        rows, faults = db.faults(table, kinds)
+        for column, (nulls, wrong_count) in faults.items():
+            if wrong_count:
+                kind = "text" if column in source.texts else "a whole number"
+                raise db.refuse(f"{table}.{column} is not {kind} in {wrong_count} of {rows} rows")
+            if nulls and (column in source.required or (column in source.partial and nulls == rows)):
+                raise db.refuse(f"{table}.{column} is NULL in {nulls} of {rows} rows")
+            if nulls and column in source.partial:
+                db.warn(
+                    f"{table}.{column} is NULL in {nulls} of {rows} rows: what they tell is not joined with the rest"
+                )
 
 
 def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
@@ -119,66 +170,27 @@ def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
                 )
 
 
-def read_columns(
-    db: Database,
-    table: str,
-    columns: Mapping[str, str | tuple[str, ...]],
-    *,
-    where: Sequence[Where] = (),
-    missing: int = -1,
-    texts: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Columns of a table, checked against `NSYS_SOURCES`; see `Database.columns`.
-
-    Raises:
-        CaptureError: A required value is missing, has the wrong type or is outside of its bounds.
-    """
-    source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
-    required = {name for name, column in columns.items() if column in (*source.required, *source.partial)}
-    read = db.columns(
-        table,
-        columns,
-        where=where,
-        missing=missing,
-        texts=texts,
-        required=required,
-        diagnose=lambda: _check_table(db, table),
-    )
-    for name, column in columns.items():
-        if isinstance(column, str) and column in source.bounds:
-            check_bounds(f"{db.named}: {table}.{column}", read[name], *source.bounds[column])
-    return read
+def export_facts(db: Database) -> dict[str, str]:
+    """What nsys wrote about the export, by name."""
+    tables = [table for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(table, "name", "value")]
+    return {str(name): str(value) for name, value in db.rows(tables[0], ("name", "value"))} if tables else {}
 
 
-def _check_table(db: Database, table: str) -> None:
-    if table == "StringIds" and (ambiguous := db.ambiguous_ids()):  # each join would pick one of the texts
-        raise db.refuse(f"StringIds.id has several values for {ambiguous} ids")
-    source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
-    names = dict.fromkeys((*source.required, *source.partial, *source.nullable, *_NODE_COLUMNS, "mangledName"))
-    kinds = {name: "text" if name in source.texts else "integer" for name in names if db.has(table, name)}
-    rows, faults = db.faults(table, kinds)
-    for column, (nulls, wrong_count) in faults.items():
-        kind = "text" if column in source.texts else "a whole number"
-        if wrong_count:
-            raise db.refuse(f"{table}.{column} is not {kind} in {wrong_count} of {rows} rows")
-        if nulls and (column in source.required or (column in source.partial and nulls == rows)):
-            raise db.refuse(f"{table}.{column} is NULL in {nulls} of {rows} rows")
-        if nulls and column in source.partial:
-            db.warn(f"{table}.{column} is NULL in {nulls} of {rows} rows: what they tell is not joined with the rest")
-
-
-def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
+def strings_of(db: Database, ids: Iterable[int]) -> dict[int, str]:
     """The strings of the file by id; unknown ids are omitted."""
-    asked = [int(id_) for id_ in ids if id_ not in (-1, MISSING_PAYLOAD)]
-    texts = db.texts_of_ids(asked) if asked else {}
-    if len(texts) < len(set(asked)):
-        db.warn(f"StringIds lacks the text of {len(set(asked)) - len(texts)} of {len(set(asked))} ids that events have")
+    named_ids = {int(id_) for id_ in ids} - {-1, MISSING_PAYLOAD}
+    texts = {id_: db.strings[id_] for id_ in named_ids if id_ in db.strings}
+    if len(texts) < len(named_ids):
+        db.warn(f"StringIds lacks the text of {len(named_ids) - len(texts)} of {len(named_ids)} ids that events have")
     return texts
 
 
 def zero_is_missing(ids: Int64Array) -> Int64Array:
     """Exporters before 2022 wrote 0 for a missing id; CUPTI's ids never start at 0."""
     return np.where(ids == 0, -1, ids) if len(ids) and (ids == 0).any() else ids
+
+
+# ---------------------------------------------------------------- enumerations
 
 
 class Enumeration(NamedTuple):
@@ -215,33 +227,31 @@ COPY_KINDS = _numbered(
 )
 """`CUPTI_ACTIVITY_KIND_MEMCPY.copyKind`."""
 
-MEMORY_KINDS = _numbered(
-    "ENUM_CUDA_MEM_KIND",
-    "CUDA_MEMOPR_MEMORY_KIND_",
-    {0: "PAGEABLE", 1: "PINNED", 2: "DEVICE", 3: "ARRAY", 4: "MANAGED", 5: "DEVICE_STATIC", 6: "MANAGED_STATIC"}
-    | {7: "UNKNOWN"},
+_ALL = (
+    EVENT_TYPES,
+    COPY_KINDS,
+    # srcKind and dstKind of copies, memKind of allocations
+    _numbered(
+        "ENUM_CUDA_MEM_KIND",
+        "CUDA_MEMOPR_MEMORY_KIND_",
+        {0: "PAGEABLE", 1: "PINNED", 2: "DEVICE", 3: "ARRAY", 4: "MANAGED", 5: "DEVICE_STATIC", 6: "MANAGED_STATIC"}
+        | {7: "UNKNOWN"},
+    ),
+    # CUDA_GPU_MEMORY_USAGE_EVENTS.memoryOperationType
+    _numbered("ENUM_CUDA_DEV_MEM_EVENT_OPER", "CUDA_DEV_MEM_EVENT_OPR_", {0: "ALLOCATION", 1: "DEALLOCATION"}),
+    # DIAGNOSTIC_EVENT.severity, the values that are read
+    _numbered("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", "", {2: "Warning", 3: "Error"}),
 )
-"""``srcKind`` and ``dstKind`` of copies, ``memKind`` of allocations."""
-
-MEMORY_OPERATIONS = _numbered(
-    "ENUM_CUDA_DEV_MEM_EVENT_OPER", "CUDA_DEV_MEM_EVENT_OPR_", {0: "ALLOCATION", 1: "DEALLOCATION"}
-)
-"""`CUDA_GPU_MEMORY_USAGE_EVENTS.memoryOperationType`."""
-
-SEVERITIES = Enumeration("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", MappingProxyType({2: "Warning", 3: "Error"}))
-"""`DIAGNOSTIC_EVENT.severity`, the values that are read."""
-
-ALL = (EVENT_TYPES, COPY_KINDS, MEMORY_KINDS, MEMORY_OPERATIONS, SEVERITIES)
 
 
-def check_enums(db: Database, enumerations: Iterable[Enumeration] = ALL) -> None:
+def check_enums(db: Database) -> None:
     """Check that an export's enumerations number their values as known. A value that merely has a new name causes a
     warning.
 
     Raises:
         CaptureError: A known value has another number.
     """
-    for enumeration in enumerations:
+    for enumeration in _ALL:
         names = _names_in(db, enumeration)
         numbers = {name: number for number, name in names.items()}
         for number, name in enumeration.names.items():
