@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -145,7 +146,9 @@ class Database(ABC):
                 if not (is_text if column in texts else is_integer)(array.type):
                     raise self.broken(f"{table}.{column} is {array.type}")
                 parts[column].append(as_texts(array) if column in texts else as_integers(array, missing))
-        return {column: np.concatenate(parts.pop(column)) for column in columns}, nulls
+        joined = {column: np.concatenate(parts.pop(column)) for column in columns}
+        pyarrow.default_memory_pool().release_unused()
+        return joined, nulls
 
     @cached_property
     def strings(self) -> dict[int, str]:
@@ -180,22 +183,18 @@ class Database(ABC):
 
 def is_integer(type_: Any) -> bool:
     """Whether an Arrow type has integers; a column without any value has."""
-    from pyarrow import types
-
+    types = pyarrow.types
     return bool(types.is_integer(type_) or types.is_boolean(type_) or types.is_null(type_))
 
 
 def is_text(type_: Any) -> bool:
     """Whether an Arrow type has text; a column without any value has."""
-    from pyarrow import types
-
+    types = pyarrow.types
     return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_null(type_))
 
 
 def int64(array: Any) -> Any:
     """An Arrow array of integers as one of int64; 64 bits without a sign are those with one, as in SQLite."""
-    import pyarrow
-
     return array.view(pyarrow.int64()) if pyarrow.types.is_uint64(array.type) else array.cast(pyarrow.int64())
 
 
@@ -223,8 +222,6 @@ def plain(array: Any) -> list[Any]:
     """The values of an Arrow array as SQLite would hold them: switches are 0 and 1, 64 bits have a sign, and text in
     another encoding than UTF-8 has replacement characters.
     """
-    import pyarrow
-
     if pyarrow.types.is_null(array.type):
         return [None] * len(array)
     if is_text(array.type):

@@ -161,7 +161,7 @@ class _File:
         self._path, self._named = path, named
         with self._reading():
             if path.suffix == ".parquet":
-                self._source = pyarrow.parquet.ParquetFile(path)
+                self._source = pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # it would keep what it read
                 schema, self.rows = self._source.schema_arrow, self._source.metadata.num_rows
             else:
                 self._source = pyarrow.memory_map(str(path))

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Condition, current_thread, main_thread
 
@@ -29,115 +29,14 @@ _REPLACED = (errno.ENOTEMPTY, errno.EEXIST)
 _MESSAGE_BYTES = 4096
 _EXPORT_BYTES = 12
 """Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes 11, and less to SQLite."""
+_PARTS = (
+    "[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^KR].*",
+    "CUPTI_ACTIVITY_KIND_K.*",
+    "CUPTI_ACTIVITY_KIND_R.*",
+)
+"""Patterns of tables, all tables together: nsys writes on one processor, and most of it are kernels and CUDA calls."""
 _memory, _exports = Condition(), list[int]()
 """What the running exports of this process need."""
-
-
-def exported(report: Path, *, beside: Path) -> Path:
-    """The export of a report: a folder of Parquet files where the installed nsys can write one, which takes half the
-    time, else an SQLite file. It is made again if it is missing or older than the report.
-
-    Args:
-        report: The decompressed ``.nsys-rep``.
-        beside: The path given by the user; the export is stored next to it as ``NAME_pqtdir`` or ``NAME.sqlite``, or in
-            the user's cache if that folder is read-only.
-
-    Raises:
-        ToolError: nsys is not installed, or is older than the report.
-        CaptureError: nsys cannot read the report, or nothing can be written.
-    """
-    stem = beside.with_name(beside.name.removesuffix(".xz")).with_suffix("")
-    cached = _cache() / f"{hashlib.sha1(os.fsencode(beside.resolve())).hexdigest()[:16]}-{stem.name}"
-    for base in (stem, cached):
-        for target in (base.with_name(base.name + PARQUET_FOLDER), base.with_name(f"{base.name}.sqlite")):
-            if target.exists() and _is_its_export(target, report.name, beside) and _age(target) >= _age(beside):
-                return target
-    nsys = shutil.which(os.environ.get("NSYS") or "nsys")
-    if nsys is None:
-        raise ToolError(
-            f"{beside}: reading a report needs nsys, and there is none on PATH; run `nsys export --type parquetdir "
-            f"{beside.name}` where nsys is installed and give the folder (--type sqlite before nsys 2023)"
-        )
-    described = subprocess.run(
-        [nsys, "export", "--help"], capture_output=True, text=True, errors="replace", check=False
-    )
-    # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
-    payloads = ["--include-blobs=true"] if "--include-blobs" in described.stdout else []
-    kind, ending = ("parquetdir", PARQUET_FOLDER) if "parquetdir" in described.stdout else ("sqlite", ".sqlite")
-    for base in (stem, cached):
-        target = base.with_name(f"{base.name}{ending}")
-        try:
-            if base is cached:
-                target.parent.mkdir(parents=True, exist_ok=True)
-            with _memory_for(report), _partial(target) as new:
-                _export(
-                    [nsys, "export", *payloads, "--type", kind, "--output", str(new), str(report)], report, new, beside
-                )
-                if target.is_dir():
-                    os.rename(target, new.with_name("replaced"))
-                os.replace(new, target)
-            return target
-        except OSError as error:
-            if error.errno in _REPLACED:  # by another process, with the same
-                return target
-            if error.errno not in _READ_ONLY:
-                raise
-    raise CaptureError(
-        f"{beside}: its export is kept beside it, and neither {stem.parent} nor {cached.parent} is writable; run "
-        f"`nsys export --type {kind} --output FOLDER/{stem.name}{ending} {beside}` and give that"
-    ) from None
-
-
-@contextmanager
-def _memory_for(report: Path) -> Iterator[None]:
-    """Wait until there is memory for an export beside those of other threads; one runs in any case."""
-    need = _EXPORT_BYTES * report.stat().st_size
-    with _memory:
-        _memory.wait_for(lambda: not _exports or need + sum(_exports) < free_memory())
-        _exports.append(need)
-    try:
-        yield
-    finally:
-        with _memory:
-            _exports.remove(need)
-            _memory.notify_all()
-
-
-def _cache() -> Path:
-    """Folder for exports of reports in read-only folders."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "nvprof_kit"
-
-
-def _age(path: Path) -> float:
-    """When a file, or the tables of a folder, were written."""
-    return (
-        min((file.stat().st_mtime for file in path.iterdir()), default=0.0) if path.is_dir() else path.stat().st_mtime
-    )
-
-
-def _is_its_export(target: Path, report: str, named: Path) -> bool:
-    """Whether what is at the export's path is a readable export.
-
-    Raises:
-        CaptureError: It was exported from a report with another name, or is a folder of something else.
-    """
-    if target.is_dir() and not has_tables(target) and any(target.iterdir()):
-        raise CaptureError(f"{named}: {target.name} beside it is a folder of something else; move it away")
-    try:
-        with open_export(target) as db:
-            facts = export_facts(db)
-            is_whole = all(db.tables[table] is not None for table in db.tables)  # opens each file of a folder
-    except CaptureError:
-        return False
-    if target.is_dir() and not (facts and is_whole):
-        return False
-    origin = facts.get("EXPORT_PARAM_INPUT_FILE", "")
-    if origin not in ("", report, "(scrubbed)"):
-        raise CaptureError(
-            f"{named}: {target.name} beside it is the export of {origin}, not of this report; "
-            "move it away, or name it if it is what you want to read"
-        )
-    return True
 
 
 def open_export(path: Path, named: Path | None = None) -> Database:
@@ -165,6 +64,112 @@ def open_export(path: Path, named: Path | None = None) -> Database:
     return db
 
 
+def exported(report: Path, *, beside: Path) -> Path:
+    """The export of a report: a folder of Parquet files where the installed nsys can write one, which takes half the
+    time, else an SQLite file. It is made again if it is missing or older than the report.
+
+    Args:
+        report: The decompressed ``.nsys-rep``.
+        beside: The path given by the user; the export is stored next to it as ``NAME_pqtdir`` or ``NAME.sqlite``, or in
+            the user's cache if that folder is read-only.
+
+    Raises:
+        ToolError: nsys is not installed, or is older than the report.
+        CaptureError: nsys cannot read the report, or nothing can be written.
+    """
+    stem = beside.with_name(beside.name.removesuffix(".xz")).with_suffix("")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "nvprof_kit"
+    cached = cache / f"{hashlib.sha1(os.fsencode(beside.resolve())).hexdigest()[:16]}-{stem.name}"
+    for base in (stem, cached):
+        for ending in (PARQUET_FOLDER, ".sqlite"):
+            target = base.with_name(base.name + ending)
+            if target.exists() and _is_export_of(target, report.name, beside) and _age(target) >= _age(beside):
+                return target
+    nsys = shutil.which(os.environ.get("NSYS") or "nsys")
+    if nsys is None:
+        raise ToolError(
+            f"{beside}: reading a report needs nsys, and there is none on PATH; run `nsys export --type parquetdir "
+            f"{beside.name}` where nsys is installed and give the folder (--type sqlite before nsys 2023)"
+        )
+    help_text = subprocess.run(
+        [nsys, "export", "--help"], capture_output=True, text=True, errors="replace", check=False
+    ).stdout
+    kind, ending = ("parquetdir", PARQUET_FOLDER) if "parquetdir" in help_text else ("sqlite", ".sqlite")
+    # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
+    options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
+    in_parts = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
+    parts = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
+    for base in (stem, cached):
+        target = base.with_name(f"{base.name}{ending}")
+        try:
+            if base is cached:
+                cache.mkdir(parents=True, exist_ok=True)
+            with _memory_for(report), _partial(target) as new:
+                command = [nsys, "export", "--type", kind, "--output", str(new), *options]
+                _run([[*command, *part, str(report)] for part in parts], report, beside)
+                if not new.exists():
+                    raise CaptureError(f"{beside}: nsys wrote no export of it; record or copy it again")
+                if target.is_dir():
+                    os.rename(target, new.with_name("replaced"))
+                os.replace(new, target)
+            return target
+        except OSError as error:
+            if error.errno in _REPLACED:  # by another process, with the same
+                return target
+            if error.errno not in _READ_ONLY:
+                raise
+    raise CaptureError(
+        f"{beside}: its export is kept beside it, and neither {stem.parent} nor {cache} is writable; run "
+        f"`nsys export --type {kind} --output FOLDER/{stem.name}{ending} {beside}` and give that"
+    ) from None
+
+
+@contextmanager
+def _memory_for(report: Path) -> Iterator[None]:
+    """Wait until there is memory for an export beside those of other threads; one runs in any case."""
+    need = _EXPORT_BYTES * report.stat().st_size
+    with _memory:
+        _memory.wait_for(lambda: not _exports or need + sum(_exports) < free_memory())
+        _exports.append(need)
+    try:
+        yield
+    finally:
+        with _memory:
+            _exports.remove(need)
+            _memory.notify_all()
+
+
+def _age(path: Path) -> float:
+    """When a file, or the tables of a folder, were written."""
+    files = [*path.iterdir()] if path.is_dir() else [path]
+    return min((file.stat().st_mtime for file in files), default=0.0)
+
+
+def _is_export_of(target: Path, report: str, named: Path) -> bool:
+    """Whether what is at the export's path is a readable export.
+
+    Raises:
+        CaptureError: It was exported from a report with another name, or is a folder of something else.
+    """
+    if target.is_dir() and not has_tables(target) and any(target.iterdir()):
+        raise CaptureError(f"{named}: {target.name} beside it is a folder of something else; move it away")
+    try:
+        with open_export(target) as db:
+            facts = export_facts(db)
+            is_whole = all(db.tables[table] is not None for table in db.tables)  # opens each file of a folder
+    except CaptureError:
+        return False
+    if target.is_dir() and not (facts and is_whole):
+        return False
+    origin = facts.get("EXPORT_PARAM_INPUT_FILE", "")
+    if origin not in ("", report, "(scrubbed)"):
+        raise CaptureError(
+            f"{named}: {target.name} beside it is the export of {origin}, not of this report; "
+            "move it away, or name it if it is what you want to read"
+        )
+    return True
+
+
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """A path in a temporary folder next to the target, which is removed afterwards, also when the process is ended."""
@@ -183,32 +188,42 @@ def _partial(target: Path) -> Iterator[Path]:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _export(command: list[str], report: Path, target: Path, named: Path) -> None:
-    """Export a report; nsys's progress is shown where stderr is a terminal."""
+def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
+    """Run the commands that export a report, beside each other; the progress of the first is shown where stderr is a
+    terminal.
+    """
     shows_progress, output = sys.stderr is not None and sys.stderr.isatty(), b""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-    ) as process:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            )
+            for command in commands
+        ]
         try:
-            assert process.stdout is not None
-            while chunk := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
-                output = (output + chunk)[-_MESSAGE_BYTES:]
-                if shows_progress:
-                    sys.stderr.write(chunk.decode("utf-8", "replace"))
-                    sys.stderr.flush()
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode == 0 and target.exists():
-        return
+            for process in processes:
+                assert process.stdout is not None
+                while chunk := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
+                    output = (output + chunk)[-_MESSAGE_BYTES:]
+                    if shows_progress and process is processes[0]:
+                        sys.stderr.write(chunk.decode("utf-8", "replace"))
+                        sys.stderr.flush()
+                if process.wait():
+                    break
+            else:
+                return
+        finally:
+            for process in processes:
+                process.kill()
     with report.open("rb") as file:  # 2022.4 and older write no version into the first line
-        match = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
-    written_by = tuple(int(digits) for digits in match.groups()) if match else ()
-    installed = _version(command[0])
+        written_by = _version(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
+    version = subprocess.run([commands[0][0], "--version"], capture_output=True, check=False).stdout
+    installed = _version(rb".*?(\d+)\.(\d+)\.(\d+)", version)
     if written_by > installed:
+        newer, older = (".".join(map(str, version)) or "of unknown version" for version in (written_by, installed))
         raise ToolError(
-            f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the "
-            f"{_dotted(installed)} on PATH; export it with the nsys that recorded it, or put a newer nsys on PATH"
+            f"{named}: the report was written by nsys {newer}, newer than the {older} on PATH; export it with the nsys "
+            "that recorded it, or put a newer nsys on PATH"
         )
     lines = output.decode("utf-8", "replace").splitlines()
     message = next((line for line in reversed(lines) if "error" in line.lower()), "").strip()
@@ -217,14 +232,9 @@ def _export(command: list[str], report: Path, target: Path, named: Path) -> None
     )
 
 
-def _version(nsys: str) -> tuple[int, ...]:
-    process = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
-    match = re.search(r"(\d+)\.(\d+)\.(\d+)", process.stdout)
-    return tuple(int(digits) for digits in match.groups()) if match else ()
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version)) or "of unknown version"
+def _version(pattern: bytes, text: bytes) -> tuple[int, ...]:
+    match = re.match(pattern, text, re.DOTALL)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def is_empty(path: Path) -> bool:

@@ -71,9 +71,21 @@ def names(folder: Path) -> list[str]:
 def test_payloads_are_asked_for_where_nsys_would_leave_them_out(
     tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, kinds: str
 ) -> None:
-    install(tmp_path, monkeypatch, export='cp "{folder}/export" "${{@: -2:1}}"', kinds=kinds)
+    install(tmp_path, monkeypatch, kinds=kinds)
     assert len(open_capture(report).ops) == 1
     assert ("--include-blobs=true" in (tmp_path / "calls").read_text()) == ("blobs" in kinds)
+
+
+def test_large_tables_are_exported_beside_the_rest(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matches = """IFS=,; for table in $(cd "{folder}/export_pqtdir" && ls | tr '\\n' ,); do for pattern in ${{6#--tables=}}; do
+        grep -qx "$pattern" <<< "${{table%.parquet}}" && cp "{folder}/export_pqtdir/$table" "$5/"; done; done; true"""
+    install(tmp_path, monkeypatch, f'set -f; mkdir -p "$5"; {matches}', kinds="parquetdir --tables= --append")
+    assert len(open_capture(report).ops) == 1
+    exported, whole = tmp_path / "run_pqtdir", tmp_path / "export_pqtdir"
+    assert calls(tmp_path) == 3 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
+    assert {path.name for path in exported.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 @pytest.mark.parametrize(("kinds", "export"), [("parquetdir", "run_pqtdir"), ("hdf", "run.sqlite")])
