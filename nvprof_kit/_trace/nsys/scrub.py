@@ -6,21 +6,17 @@ folder, the host name, the names of all processes on the host, the program's out
 
 from __future__ import annotations
 
-import fcntl
 import lzma
 import os
 import re
 import shutil
-import signal
 import sqlite3
-import stat
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from threading import current_thread, main_thread
+from urllib.parse import quote
 
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.files.packed import UNREADABLE, unpack
@@ -29,11 +25,6 @@ from nvprof_kit.errors import CaptureError, UsageError
 
 GONE = "(scrubbed)"
 _GONE_TEXT = f"'{GONE}'"
-_PREFIX, _SUFFIX = ".nvprof-kit-", ".partial"
-_YOUNG_S = 60
-"""A partial copy changed this recently may belong to a scrub that has not locked it yet."""
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-
 _VARIABLE = "ENVIRONMENT_VARIABLE"
 _OWNER = (
     "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
@@ -93,8 +84,8 @@ def secret_names(names: list[str]) -> list[str]:
 def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]:
     """Write a copy of an export without environment, command line, host name, output and other processes.
 
-    Times, kernels, ranges and all other data used by verbs are unchanged. Removed data is also erased from the file's
-    free pages. The copy gets its final name only when complete.
+    Times, kernels, ranges and all other data used by verbs are unchanged. Private data is removed in a nameless file,
+    which is gone with the process; only what is left is written beside the target, which is replaced at the end.
 
     Args:
         source: An ``.sqlite`` export, or one compressed as ``.xz``; never written to.
@@ -120,23 +111,19 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
                 f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
             )
     try:
-        with _partial(source, target) as partial:
-            if source.suffix == ".xz":
-                unpack(source, partial)
-            else:
-                shutil.copyfile(source, partial)
-            with closing(sqlite3.connect(partial)) as db:
-                db.execute("PRAGMA journal_mode = MEMORY")  # no journal file that a kill could leave behind
-                with db:
-                    removed = _take_out(db, pattern, source)
-                db.execute("VACUUM")
-            if target.suffix == ".xz":
-                with _partial(source, target) as packed:
-                    with partial.open("rb") as file, lzma.open(packed, "wb") as archive:
+        with closing(sqlite3.connect("")) as db:  # SQLite unlinks the file of such a database when it opens it
+            _copy(source, db)
+            with db:
+                removed = _take_out(db, pattern, source)
+            with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
+                clean = Path(folder) / "clean"
+                db.execute("VACUUM INTO ?", (str(clean),))
+                if target.suffix == ".xz":
+                    with clean.open("rb") as file, lzma.open(Path(folder) / "packed", "wb") as archive:
                         shutil.copyfileobj(file, archive, 1 << 20)
-                    packed.replace(target)
-            else:
-                partial.replace(target)
+                    clean = Path(folder) / "packed"
+                clean.chmod(source.stat().st_mode & 0o666)
+                clean.replace(target)
     except sqlite3.Error as error:
         raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
     except UNREADABLE as error:
@@ -144,43 +131,16 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
     return removed
 
 
-@contextmanager
-def _partial(source: Path, target: Path) -> Iterator[Path]:
-    """A private temporary file next to the target, with an unpredictable name and at most the source's mode. It is
-    removed afterwards, also on a signal, unless it became the target.
-
-    Partial copies of killed scrubs, which still contain private data, are removed too; a running scrub holds a lock on
-    its copy.
-    """
-    for abandoned in target.parent.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(OSError):
-            is_copy = abandoned.is_file() and not abandoned.is_symlink()
-            if is_copy and time.time() - abandoned.stat().st_mtime >= _YOUNG_S:
-                with abandoned.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    abandoned.unlink()
-    number, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=target.parent)  # O_EXCL, mode 0600
-    partial = Path(name)
-    with suppress(OSError):  # the file system may lack locks
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    is_main = current_thread() is main_thread()
-    before = {ending: signal.getsignal(ending) for ending in _ENDINGS} if is_main else {}
-
-    def end(number: int, _: object) -> None:
-        partial.unlink(missing_ok=True)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    try:
-        for ending in before:
-            signal.signal(ending, end)
-        os.fchmod(number, stat.S_IMODE(source.stat().st_mode) & 0o666)
-        yield partial
-    finally:
-        os.close(number)
-        for ending, handler in before.items():
-            signal.signal(ending, handler)
-        partial.unlink(missing_ok=True)
+def _copy(source: Path, db: sqlite3.Connection) -> None:
+    """Copy an export, packed or not, into an open database."""
+    with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
+        plain = source
+        if source.suffix == ".xz":
+            plain = Path(folder) / "plain"
+            unpack(source, plain)
+        uri = f"file:{quote(os.fsencode(plain.resolve()))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as original:
+            original.backup(db)
 
 
 _SET = f"UPDATE {{table}} SET value = {_GONE_TEXT} WHERE "

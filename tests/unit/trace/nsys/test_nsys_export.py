@@ -79,9 +79,13 @@ def test_payloads_are_asked_for_where_nsys_would_leave_them_out(
 def test_large_tables_are_exported_beside_the_rest(
     tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matches = """IFS=,; for table in $(cd "{folder}/export_pqtdir" && ls | tr '\\n' ,); do for pattern in ${{6#--tables=}}; do
-        grep -qx "$pattern" <<< "${{table%.parquet}}" && cp "{folder}/export_pqtdir/$table" "$5/"; done; done; true"""
-    install(tmp_path, monkeypatch, f'set -f; mkdir -p "$5"; {matches}', kinds="parquetdir --tables= --append")
+    export = """set -f; mkdir -p "$5"; IFS=,
+        for name in $(cd "{folder}/export_pqtdir" && ls | sed s/.parquet// | tr '\\n' ,); do
+            for pattern in ${{6#--tables=}}; do
+                if grep -qx "$pattern" <<< "$name"; then cp "{folder}/export_pqtdir/$name.parquet" "$5/"; fi
+            done
+        done"""
+    install(tmp_path, monkeypatch, export, kinds="parquetdir --tables= --append")
     assert len(open_capture(report).ops) == 1
     exported, whole = tmp_path / "run_pqtdir", tmp_path / "export_pqtdir"
     assert calls(tmp_path) == 3 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import lzma
-import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,33 +145,27 @@ def test_the_verb(capture: Path) -> None:
     assert "only an .sqlite export" in ask("run.nsys-rep")[1]
 
 
-def test_the_copy_is_as_private_as_the_source_and_follows_no_link(capture: Path, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    target = tmp_path / "copy.sqlite"
-    target.with_name(f".{target.name}.partial").symlink_to(victim)
+def test_what_stands_beside_the_target_is_clean_and_as_private_as_the_source(
+    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(partial: Path, _: Path) -> None:
+        written.append((partial.read_bytes(), partial.stat().st_mode & 0o777))
+        raise OSError(28, "No space left on device")
+
+    written: list[tuple[bytes, int]] = []
     capture.chmod(0o600)
-    scrub(capture, target)
-    assert victim.read_text() == "mine"
-    assert target.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".nvprof-kit-")] == []
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(UsageError, match="No space left"):
+        scrub(capture, tmp_path / "copy.sqlite")
+    ((content, mode),) = written
+    assert mode == 0o600 and not any(text.encode() in content for text in PRIVATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.sqlite"]
 
 
 def test_changes_that_are_not_in_the_file_yet_are_not_lost(capture: Path, tmp_path: Path) -> None:
     capture.with_name(f"{capture.name}-wal").write_bytes(b"changes")
     with pytest.raises(CaptureError, match="-wal beside it holds changes"):
         scrub(capture, tmp_path / "copy.sqlite")
-
-
-def test_what_a_killed_scrub_left_is_removed_by_the_next(capture: Path, tmp_path: Path) -> None:
-    killed, running = tmp_path / ".nvprof-kit-killed.partial", tmp_path / ".nvprof-kit-runs.partial"
-    for left in (killed, running):
-        left.write_bytes(b"hf_SECRET123")
-        os.utime(left, (0, 0))
-    with running.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        scrub(capture, tmp_path / "clean.sqlite")
-    assert not killed.exists() and running.exists()
 
 
 def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
