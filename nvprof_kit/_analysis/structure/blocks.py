@@ -1,26 +1,29 @@
 """From anchors to blocks: passes through the model, where each block begins and ends, and one number for each layer.
 
 A *pass* is a stretch of anchors of one direction between two visits of the model's ends (the embedding, the loss).
-The kernels between two anchors are the end of one block and the start of the next. Where one ends is seen at the edge
-of the pass: before the first block of a forward pass there is no other block, so what precedes its anchor and recurs
-before the others is the start of a block. The last block of a backward pass has none after it in the same way.
+The kernels between two anchors are the end of one block and the start of the next. Where one ends is seen at the edges
+of the pass: what precedes its first anchor ends as a block starts, what follows its last anchor starts as a block ends.
+Where the two leave a choice, a block ends with the sum of its residual stream.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Sequence
 
+FloatArray = npt.NDArray[np.float64]
+
 _ALIKE = 0.6
+_ALIKE_MIXERS = 0.65
 _SAME_STACK = 0.5
 _SAME_BLOCK = 0.8
 _SAME_ATTENTION = 0.7
@@ -28,78 +31,66 @@ _CONTEXT = 8
 _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
 _NORM = list(CLASSES).index("norm")
-_LEAST_SCORE = 3.0
 _LEAST_EDGE, _LEAST_RUN = 3, 4
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
-
-_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND = 1.0, 0.75, -1.0, -1.5, -0.05
+_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5, -0.05, -2.0, -30.0
+_OTHER_PRODUCT = -0.25
+_END_OF_BLOCK = 0.6
+"""How much sooner a block ends after a sum than elsewhere, in kernels."""
 _LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
 
 
 class Aligner:
-    """Aligns stretches of one sequence; the same two are aligned once.
+    """Aligns stretches of one sequence; the same two are aligned once."""
 
-    Args:
-        kind: For each token, a number that it shares with those it can stand for; -1 for none.
-    """
+    def __init__(self, sequence: Sequence) -> None:
+        self._is_norm, self._is_product = sequence.is_norm, sequence.is_product
+        self._skip = np.where(sequence.is_product, _PRODUCT, np.where(sequence.is_sum, _SUM, _EXTEND))
+        self._scores: dict[tuple[bytes, bytes], FloatArray] = {}
 
-    def __init__(self, kind: Int64Array) -> None:
-        self._kind = kind
-        self._known: dict[tuple[bytes, bytes], tuple[int, int, float]] = {}
+    def start(self, tokens: Int64Array, other: Int64Array) -> FloatArray:
+        """How well the start of `tokens` agrees with each start of `other`.
 
-    def start(self, tokens: Int64Array, other: Int64Array) -> tuple[int, int, float]:
-        """How far two stretches agree from their start on, see `common_start`."""
-        tokens, other = np.ascontiguousarray(tokens[:_LONGEST]), np.ascontiguousarray(other[:_LONGEST])
+        Returns:
+            The score of the best alignment of ``other[:length]`` with any start of `tokens`, by length: 1 for each
+            kernel in common, less for those that differ. Gaps cost little more when they are long, but each matrix
+            product and each sum in them. Shape ``(len(other) + 1,)``.
+        """
+        tokens, other = np.ascontiguousarray(tokens[:_LONGEST]), np.ascontiguousarray(other)
         key = tokens.tobytes(), other.tobytes()
-        if key not in self._known:
-            self._known[key] = common_start(tokens, other, self._kind)
-        return self._known[key]
+        if key not in self._scores:
+            self._scores[key] = self._align(tokens, other[:_LONGEST], len(other) + 1)
+        return self._scores[key]
 
-    def end(self, tokens: Int64Array, other: Int64Array) -> tuple[int, int, float]:
-        """How far two stretches agree from their end back."""
+    def end(self, tokens: Int64Array, other: Int64Array) -> FloatArray:
+        """How well the end of `tokens` agrees with each end of `other`, by length."""
         return self.start(tokens[::-1], other[::-1])
 
-
-def common_start(tokens: Int64Array, other: Int64Array, kind: Int64Array) -> tuple[int, int, float]:
-    """How far two stretches agree from their start on.
-
-    Args:
-        tokens: Tokens, shape ``(m,)``.
-        other: Tokens, shape ``(n,)``.
-        kind: For each token, a number that it shares with those it can stand for; -1 for none.
-
-    Returns:
-        The number of kernels of each in the part that agrees best, and its score: 1 for each kernel in common, less for
-        those that differ (gaps cost little more when they are long).
-    """
-    equal = np.flatnonzero(tokens[: len(other)] != other[: len(tokens)])
-    same = int(equal[0]) if len(equal) else min(len(tokens), len(other))
-    if same == min(len(tokens), len(other)):
-        return same, same, float(same)
-    width, kinds = len(other) + 1, kind[other]
-    column = np.arange(width)
-    above = np.where(column == 0, 0.0, _OPEN + _EXTEND * column)
-    vertical = np.full(width, -np.inf)
-    best = (0, 0, 0.0)
-    for row, token in enumerate(tokens.tolist(), 1):
-        vertical = np.maximum(vertical + _EXTEND, above + _OPEN)
-        step = np.full(width, -np.inf)
-        akin = _AKIN if kind[token] >= 0 else _MISMATCH
-        step[1:] = above[:-1] + np.where(other == token, _MATCH, np.where(kinds == kind[token], akin, _MISMATCH))
-        here = np.maximum(step, vertical)
-        # a gap in `other`: the best of all columns to the left, minus what the gap costs
-        before = np.maximum.accumulate(here - _EXTEND * column)
-        here[1:] = np.maximum(here[1:], before[:-1] + _OPEN + _EXTEND * column[1:])
-        position = int(np.argmax(step))
-        if step[position] > best[2]:
-            best = (row, position, float(step[position]))
-        if here.max() < best[2] - 60:
-            break
-        above = here
-    return best
+    def _align(self, tokens: Int64Array, other: Int64Array, size: int) -> FloatArray:
+        best = np.full(size, -np.inf)
+        skipped = np.concatenate([[0.0], np.cumsum(self._skip[other])])
+        above = skipped + np.where(skipped < 0, _OPEN, 0.0)
+        vertical = np.full(len(other) + 1, -np.inf)
+        best[: len(above)] = above
+        weight, norm, product = self._skip[other], self._is_norm[other], self._is_product[other]
+        for token in tokens.tolist():
+            vertical = np.maximum(vertical, above + _OPEN) + self._skip[token]
+            column = vertical.copy()
+            differ = np.minimum(weight, self._skip[token]) + _MISMATCH
+            differ = np.where(norm & self._is_norm[token], _AKIN, differ)
+            differ = np.where(product & self._is_product[token], _OTHER_PRODUCT, differ)
+            column[1:] = np.maximum(column[1:], above[:-1] + np.where(other == token, _MATCH, differ))
+            # a gap in `other`: the best of all columns to the left, minus what the gap costs
+            before = np.maximum.accumulate(column - skipped)
+            column[1:] = np.maximum(column[1:], before[:-1] + _OPEN + skipped[1:])
+            best[: len(column)] = np.maximum(best[: len(column)], column)
+            if column.max() < best.max() - 60:
+                break
+            above = column
+        return best
 
 
 def similarity(tokens: Int64Array, other: Int64Array) -> float:
@@ -139,7 +130,8 @@ class Pass:
 
 def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
-    anchors, recomputed = _without_recompute(sequence.anchors)
+    anchors = [anchor for anchor in sequence.anchors if not anchor.recomputed]
+    recomputed_at = np.array([anchor.first for anchor in sequence.anchors if anchor.recomputed], dtype=np.int64)
     passes: list[Pass] = []
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
         passes += _split(sequence, list(group), direction)
@@ -148,35 +140,37 @@ def find_passes(sequence: Sequence) -> list[Pass]:
         model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
     for split in (_split_steps, _split_stacks):
         passes = _each(passes, sequence, split)
-    aligner = Aligner(sequence.kind)
-    widths: dict[bytes, tuple[int, int]] = {}
-    cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
-    recomputed_at = np.array([anchor.first for anchor in recomputed], dtype=np.int64)
+    joined_of: dict[bytes, tuple[int, list[bool], int]] = {}
     for model_pass in passes:
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1].tobytes()
-        if span not in widths or widths[span][0] != len(model_pass.anchors):  # passes with the same kernels are alike
+        if span not in joined_of or joined_of[span][0] != len(model_pass.anchors):  # with the same kernels: alike
             model_pass.anchors = _join_inner(sequence, model_pass)
-            widths[span] = len(model_pass.anchors), _width(sequence, model_pass)
-        model_pass.width = widths[span][1]
-    for index, model_pass in enumerate(passes):
-        if not model_pass.width:
-            continue
-        left, right = model_pass.left, model_pass.right
-        before = _outside(sequence, left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
-        after = _outside(sequence, model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
-        left = int(before[0]) + 1 if len(before) else left
-        right = int(after[-1]) + 1 if len(after) else right
-        positions = (position - left for anchor in model_pass.anchors for position in anchor[:2])
-        key = sequence.token[left:right].tobytes(), (model_pass.direction, model_pass.width, *positions)
-        if key not in cuts:
-            edges = _cut(sequence, model_pass, (left, right), aligner)
-            cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
-        for (start, stop), block_anchors in zip(cuts[key], _groups(model_pass), strict=True):
-            block = Block(left + start, left + stop - 1, model_pass.direction, block_anchors)
-            if model_pass.direction == BACKWARD:
+            joined_of[span] = len(model_pass.anchors), [], _width(sequence, model_pass)
+        model_pass.width = joined_of[span][2]
+    aligner = Aligner(sequence)
+    cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
+    is_post_norm = False
+    for direction in (BACKWARD, FORWARD):  # a backward pass tells more of where a block ends
+        for index, model_pass in enumerate(passes):
+            if model_pass.direction != direction or not model_pass.width:
+                continue
+            left, right = model_pass.left, model_pass.right
+            before = _outside(sequence, left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
+            after = _outside(sequence, model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
+            left = int(before[0]) + 1 if len(before) else left
+            right = int(after[-1]) + 1 if len(after) else right
+            positions = (position - left for anchor in model_pass.anchors for position in anchor[:2])
+            key = sequence.token[left:right].tobytes(), (direction, model_pass.width, *positions)
+            if key not in cuts:
+                edges = _cut(sequence, model_pass, (left, right), aligner, is_post_norm)
+                cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
+                if direction == BACKWARD:
+                    is_post_norm = is_post_norm or _is_post_norm(sequence, edges[1:-1])
+            for (start, stop), block_anchors in zip(cuts[key], _groups(model_pass), strict=True):
+                block = Block(left + start, left + stop - 1, direction, block_anchors)
                 first, end = np.searchsorted(recomputed_at, (block.first, block.last + 1))
                 block.recomputes = bool(end > first)
-            model_pass.blocks.append(block)
+                model_pass.blocks.append(block)
     return [model_pass for model_pass in passes if model_pass.width]
 
 
@@ -190,28 +184,6 @@ def _outside(sequence: Sequence, start: int, end: int, passes: list[Pass]) -> In
         between = sequence.token[model_pass.anchors[0].last + 1 : model_pass.anchors[-1].first]
         outside &= (sequence.token[positions][:, None] != between).all(axis=1)
     return positions[outside]
-
-
-def _without_recompute(anchors: Items[Anchor]) -> tuple[list[Anchor], list[Anchor]]:
-    """Leave out the forward anchors that a backward pass runs again: runs as long as the backward run they precede."""
-    runs = [list(group) for _, group in groupby(anchors, key=lambda anchor: anchor.direction)]
-    dropped: set[int] = set()
-    index = 0
-    while index + 3 < len(runs):
-        if runs[index][0].direction != FORWARD:
-            index += 1
-            continue
-        end = index + 2
-        while end + 1 < len(runs) and len(runs[end]) == len(runs[end + 1]) and len(runs[end]) <= len(runs[index]) // 2:
-            end += 2
-        backward = sum(len(run) for run in runs[index + 1 : end : 2])
-        first = len(runs[index + 1])
-        if end > index + 2 and len(runs[index]) == backward + first:
-            dropped.update(id(anchor) for anchor in runs[index][-first:])
-            dropped.update(id(anchor) for run in runs[index + 2 : end : 2] for anchor in run)
-        index = end
-    left = [anchor for anchor in anchors if id(anchor) not in dropped]
-    return left, [anchor for anchor in anchors if id(anchor) in dropped]
 
 
 def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pass]:
@@ -360,8 +332,11 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
         products = [np.count_nonzero(sequence.product[span]) for span in spans]
         lengths = [span.stop - span.start for span in spans]
         shorter = max(products[0::2]) < min(products[1::2]) and max(lengths[0::2]) < min(lengths[1::2])
-        if shorter and np.median(every_second) > np.median(neighbours) + 0.1:
-            return 2
+        likeness_of_two = float(np.median(every_second))
+        if shorter and likeness_of_two > np.median(neighbours) + 0.1:
+            return 2  # the second lacks what every block has, as attention to an encoder does
+        if likeness_of_two > _ALIKE_MIXERS and np.median(neighbours) < 1 - _ALIKE_MIXERS:
+            return 2  # two mixers side by side have nothing in common, while two kinds of blocks do
     if not neighbours:
         return 1
     best = np.maximum([0.0, *neighbours], [*neighbours, 0.0])
@@ -369,38 +344,90 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
     return int(repeats or float(np.median(best)) >= _ALIKE)
 
 
-def _cut(sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner) -> list[int]:
+def _cut(
+    sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner, is_post_norm: bool
+) -> list[int]:
     """Where the blocks of a pass begin, and where the last one ends."""
     token, (left, right) = sequence.token, bounds
     groups = _groups(model_pass)
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
-    gaps = [token[start_at:end] for start_at, end in spans]
-    if model_pass.direction == FORWARD:
-        sizes = _propagate(gaps, before, aligner, from_end=True)
-        borders = [end - size for (_, end), size in zip(spans, sizes, strict=True)]
-        # what precedes the first block may end as a block does, with a sum before a norm: the sum is the block's
-        for index, (border, (_, end)) in enumerate(zip(list(borders), spans, strict=True)):
-            is_start = np.append(sequence.product[border:end] | np.isin(sequence.coarse[border:end], _NORM), True)
-            first = min(
-                int(np.argmax(is_start)), 2
-            )  # a scale and the sum; a norm of several kernels has sums of its own
-            sums = np.flatnonzero(sequence.residual[border : border + first])
-            borders[index] = border + int(sums[-1]) + 1 if len(sums) else border
-    else:
-        sizes = _propagate(gaps, after, aligner, from_end=False)
-        borders = [start_at + size for (start_at, _), size in zip(spans, sizes, strict=True)]
-        for index, (gap, (_begin, end)) in enumerate(zip(gaps, spans, strict=True)):
-            start = end - aligner.end(before, gap)[1]
-            if start > borders[index]:  # the last block's backward lacks kernels: it is shorter than the others' ends
-                products = np.flatnonzero(sequence.product[start:end])
-                borders[index] = start + (int(products[0]) if len(products) else 0)
+    sums = sequence.is_sum[token[left:right]]
+    if not all(sums[start - left : end - left].any() for start, end in spans):
+        sums = sequence.sums[left:right]
+    preference = np.where(sums, _END_OF_BLOCK, 0.0)
+    if is_post_norm and model_pass.direction == FORWARD:
+        preference += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
+    relative = [(start - left, end - left) for start, end in spans]
+    borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
     starts = [token[border:end] for border, (_, end) in zip(borders[:3], spans, strict=False)]
     ends = [token[start_at:border] for border, (start_at, _) in zip(borders[-3:], spans[-3:], strict=False)]
-    before_size = max(aligner.end(before, section)[0] for section in starts)
-    tail = max(aligner.start(after, section)[0] for section in ends)
-    return [groups[0][0].first - before_size, *borders, groups[-1][-1].last + 1 + tail]
+    head = max((_longest(aligner.end(section, before)) for section in starts), default=(0.0, 0))
+    tail = max((_longest(aligner.start(section, after)) for section in ends), default=(0.0, 0))
+    return [groups[0][0].first - head[1], *borders, groups[-1][-1].last + 1 + tail[1]]
+
+
+def _longest(scores: FloatArray) -> tuple[float, int]:
+    """The best score, and its length."""
+    length = int(np.argmax(scores))
+    return float(scores[length]), length
+
+
+def _borders(
+    token: Int64Array,
+    spans: list[tuple[int, int]],
+    edges: tuple[Int64Array, Int64Array],
+    preference: FloatArray,
+    aligner: Aligner,
+) -> list[int]:
+    """For each stretch between two blocks, where the second begins: where most of it is explained by the ends and
+    starts of blocks that are known.
+
+    The first known are the edges of the pass, after its last block and before its first. The stretches that they
+    explain best come first; the two sides of those explain the others, where blocks are of several kinds.
+
+    Args:
+        token: The tokens of the pass.
+        spans: First position and end of each stretch.
+        edges: What follows the last block, and what precedes the first.
+        preference: How much sooner a block ends after each kernel than elsewhere; 1 for a kernel explained.
+        aligner: Aligns them.
+    """
+    keys = [token[start:end].tobytes() for start, end in spans]
+    span_of = dict(zip(keys, spans, strict=True))
+    lengths: dict[bytes, int] = {}
+    ends, starts = [edges[0]], [edges[1]]
+    while len(lengths) < len(span_of):
+        options: dict[bytes, tuple[float, int]] = {}
+        for key, (start, end) in span_of.items():
+            if key in lengths:
+                continue
+            gap = token[start:end]
+            by_ends = np.max([aligner.start(other, gap) for other in ends], axis=0)
+            by_starts = np.max([aligner.end(other, gap) for other in starts], axis=0)
+            by_ends, by_starts = np.maximum.accumulate(by_ends), np.maximum.accumulate(by_starts)[::-1]
+            explained = by_ends + by_starts
+            explained[1:] += preference[start:end]
+            best = float(explained.max())
+            among = np.flatnonzero(explained >= best - 0.3)
+            # what neither explains belongs to the side of which less is explained
+            options[key] = best / max(len(gap), 1), int(among[-1 if by_starts.max() >= by_ends.max() else 0])
+        best_share = max(share for share, _ in options.values())
+        for key, (share, length) in options.items():
+            if share >= best_share - 0.05:
+                lengths[key] = length
+        solved = [(*span_of[key], length) for key, length in list(lengths.items())[:_MOST_SIDES]]
+        ends = [token[start : start + length] for start, _, length in solved]
+        starts = [token[start + length : end] for start, end, length in solved]
+    return [start + lengths[key] for key, (start, _) in zip(keys, spans, strict=True)]
+
+
+def _is_post_norm(sequence: Sequence, borders: list[int]) -> bool:
+    """Whether blocks of a backward pass begin with a norm's and do not end with one's before the sum."""
+    begins = [bool((sequence.coarse[border : border + 3] == _NORM).any()) for border in borders]
+    ends = [bool((sequence.coarse[max(border - 4, 0) : border] == _NORM).any()) for border in borders]
+    return bool(np.mean(begins) > 0.5 > np.mean(ends)) if borders else False
 
 
 def _groups(model_pass: Pass) -> list[tuple[Anchor, ...]]:
@@ -409,34 +436,6 @@ def _groups(model_pass: Pass) -> list[tuple[Anchor, ...]]:
         tuple(model_pass.anchors[index : index + model_pass.width])
         for index in range(0, len(model_pass.anchors), model_pass.width)
     ]
-
-
-def _propagate(gaps: list[Int64Array], edge: Int64Array, aligner: Aligner, *, from_end: bool) -> list[int]:
-    """For each gap, the length of the part next to the known edge's kind of block."""
-    if from_end:
-        gaps, edge = [gap[::-1] for gap in gaps], edge[::-1]
-    keys = [gap.tobytes() for gap in gaps]
-    kinds = dict(zip(keys, gaps, strict=True))
-    lengths: dict[bytes, int] = {}
-    while len(lengths) < len(kinds):
-        # best first: a gap like the edge, or one with a side that another gap has, whose border is known
-        sized = list(lengths.items())[:_MOST_SIDES]
-        sides = [(kinds[key][:size], kinds[key][size:][::-1]) for key, size in sized]
-        options: dict[bytes, tuple[float, int]] = {}
-        for key, gap in kinds.items():
-            if key in lengths:
-                continue
-            size_of_edge, size, score = aligner.start(edge, gap)
-            candidates = [(score / max(size_of_edge, size, 1) if score >= _LEAST_SCORE else 0.0, size)]
-            for start_side, end_side in sides:
-                _, size, score = aligner.start(gap, start_side)
-                candidates.append((score / max(len(start_side), 1), size))
-                _, size, score = aligner.start(gap[::-1], end_side)
-                candidates.append((score / max(len(end_side), 1), len(gap) - size))
-            options[key] = max(candidates)
-        best = max(quality for quality, _ in options.values())
-        lengths |= {key: size for key, (quality, size) in options.items() if quality >= best - 0.05}
-    return [lengths[key] for key in keys]
 
 
 def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:

@@ -112,7 +112,7 @@ class _Ranges:
         same = (sequence.call[1:] == sequence.call[:-1]) & (sequence.call[1:] != NONE)
         shared: Bools = np.append(same, False) | np.append(False, same)
         self._first_replay = int(sequence.time[np.argmax(shared)]) if len(shared) else 0
-        self._aligner = Aligner(sequence.kind)
+        self._aligner = Aligner(sequence)
         rows_of_block: dict[tuple[bytes, bytes, tuple[int, ...]], Int64Array] = {}
         forward: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
@@ -128,7 +128,7 @@ class _Ranges:
                 if block.recomputes and layer in forward:
                     tokens = sequence.token[block.first : block.anchors[0].first]
                     other = sequence.token[forward[layer].first : forward[layer].last + 1]
-                    recomputed, _, _ = self._aligner.start(tokens, other)
+                    recomputed = int(np.argmax(self._aligner.start(other, tokens)))
                 anchors = (position - block.first for anchor in block.anchors for position in anchor[:2])
                 tokens = sequence.token[block.first : block.last + 1]
                 operators = self._operator[sequence.row[block.first : block.last + 1]]

@@ -1,8 +1,9 @@
 """The kernels of one device in launch order, as tokens; and the anchors among them.
 
 A transformer's block has one kernel, or a few that follow each other, that nothing else has: attention, a softmax
-between two matrix products, a state space's scan or convolution. These are its *anchors*. Their names tell the forward
-pass from the backward pass.
+between two matrix products, a state space's scan or convolution. These are its *anchors*. The thread that launched an
+anchor tells the forward pass from the backward pass, for PyTorch's autograd has a thread of its own; where one thread
+launches all, as in the replay of a CUDA graph, the names of the kernels tell it.
 """
 
 from __future__ import annotations
@@ -22,27 +23,31 @@ from nvprof_kit._trace.schema import OP_KINDS, Trace
 Bools = npt.NDArray[np.bool_]
 
 FORWARD, BACKWARD = 1, 2
-"""Directions of an anchor; 0 is none."""
+"""Directions of an anchor."""
 
 _BACKWARD = re.compile(r"bwd|backward|bprop|dgrad|wgrad|grad_weight|_d[qkv]_|dot_do_o|convert_dq|reduce_head", re.I)
 _NEUTRAL = re.compile(r"unpack_cudnn|compute_dot|convert_dq|reduce_head|preprocess|postprocess", re.I)
 _SCAN = re.compile(r"depthwise|causal_conv1d|selective_(scan|state)|chunk_scan|delta_rule", re.I)
 _LOSS = re.compile(r"softmax_warp_\w+<[^<>]*?\d+, (?:\(bool\)1|true),|log_?softmax|cross_?entropy|nll_loss", re.I)
 _ENDS = re.compile(_LOSS.pattern + r"|argmax", re.I)
-_RESIDUAL = re.compile(r"CUDAFunctor_add<")
+_CONVOLUTION = re.compile(r"fprop|implicit_?gemm|im2col|nchwToNhwc|conv(?!ert).*2d(?!.*depthwise)", re.I)
+_SUM = re.compile(r"CUDAFunctor_add<(?!long|int|bool)")
+_CONTIGUOUS = re.compile(r"vectorized_elementwise_kernel<")
 _COPIES = re.compile(r"multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<")
-_TOPK = re.compile(r"topk|sort", re.I)
+_SELECTION = re.compile(r"topk|sort", re.I)
 _GROUP = 12
-"""At most so many kernels between two anchors of one attention."""
-_PRODUCTS = ("gemm", "experts")
+"""At most so many kernels between two anchors of one attention, and between a softmax and its products."""
 
 
 class Anchor(NamedTuple):
-    """One anchor: the positions of its first and last kernel, and its direction."""
+    """One anchor: the positions of its first and last kernel, its direction, and whether a backward pass runs it again
+    as part of a forward pass.
+    """
 
     first: int
     last: int
     direction: int
+    recomputed: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,12 @@ class Sequence:
         call: Index into `Trace.api` of its launch, or `NONE`.
         time: When it was launched.
         duration: GPU time in ns.
-        outer: Whether it may belong to the model's ends: a look-up, or as `end`.
+        outer: Whether it may belong to the model's ends: a look-up, a convolution, or as `end`.
         end: Whether it belongs to no block: the loss, sampling, the optimizer.
         product: Whether it is a matrix product.
-        residual: Whether it adds two tensors, as a block ends.
-        kind: The class of each token that others of its class can stand for, else -1; indexed by token.
+        sums: Whether it adds two tensors, as a block ends.
+        is_product, is_norm: Whether a token is one; indexed by token.
+        is_sum: Whether a token adds two tensors of one layout, as most blocks end; indexed by token.
         anchors: The anchors, in order.
     """
 
@@ -73,8 +79,10 @@ class Sequence:
     outer: Bools
     end: Bools
     product: Bools
-    residual: Bools
-    kind: Int64Array
+    sums: Bools
+    is_product: Bools
+    is_norm: Bools
+    is_sum: Bools
     anchors: tuple[Anchor, ...]
 
 
@@ -84,7 +92,6 @@ def sequences(trace: Trace) -> list[Sequence]:
     if "name" not in ops or not len(ops):
         return []
     classes = classify(ops)
-    code = classes.code.astype(np.int64)
     kernels = np.flatnonzero((ops["kind"].to_numpy() == OP_KINDS.index("kernel")) & ~classes.is_a("comm"))
     pid, device, start, end, correlation = (
         ops[name].to_numpy()[kernels] for name in ("pid", "device", "start_ns", "end_ns", "correlation")
@@ -92,43 +99,59 @@ def sequences(trace: Trace) -> list[Sequence]:
     launches = Launches(trace.api)
     call = launches.that_launched(pid, correlation, start)
     time = np.where(call == NONE, start, launches.time[call])
-    names = [str(name) for name in ops["name"].cat.categories]
-    token = ops["name"].cat.codes.to_numpy()[kernels].astype(np.int64)
-    flags = _Names(names)
     order = np.lexsort((start, time, device, pid))
-    kind = np.full(len(names), -1, dtype=np.int64)
-    replaceable = np.isin(code[kernels], _codes("norm"))
-    kind[token[replaceable]] = code[kernels[replaceable]]
+    row, call, time, duration = kernels[order], call[order], time[order], (end - start)[order]
+    token = ops["name"].cat.codes.to_numpy()[row].astype(np.int64)
+    coarse = classes.code[row].astype(np.int64)
+    names = _Names([str(name) for name in ops["name"].cat.categories])
+    end_kernels = (names.ends[token] | _is_a(coarse, "optimizer", "sampling")) & ~names.copies[token]
+    outer = end_kernels | _is_a(coarse, "embedding")
+    product = _is_a(coarse, "gemm", "experts")
+    is_product, is_norm = np.zeros((2, len(names.ends)), dtype=bool)
+    is_product[token[_is_a(coarse, "gemm")]] = True
+    is_norm[token[_is_a(coarse, "norm")]] = True
     owner = np.stack([pid, device])[:, order]
     cuts = np.flatnonzero(np.any(owner[:, 1:] != owner[:, :-1], axis=0)) + 1
     device_sequences = []
-    for positions_of_device in np.split(order, cuts):
-        if not len(positions_of_device):
-            continue
-        coarse, tokens = code[kernels[positions_of_device]], token[positions_of_device]
-        end_kernels = flags.ends[tokens] | np.isin(coarse, _codes("optimizer", "sampling"))
-        end_kernels &= ~flags.copies[tokens]
+    for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(row)], strict=True):
+        of_device = slice(low, high)
+        anchors = _anchors(token[of_device], coarse[of_device], launches.tid[call[of_device]], names)
+        embeds = _embedding_convolutions(token[of_device], names.convolution, anchors)
         device_sequences.append(
             Sequence(
-                row=kernels[positions_of_device],
-                token=tokens,
-                coarse=coarse,
-                call=call[positions_of_device],
-                time=time[positions_of_device],
-                duration=(end - start)[positions_of_device],
-                outer=end_kernels | np.isin(coarse, _codes("embedding")),
-                end=end_kernels,
-                product=np.isin(coarse, _codes(*_PRODUCTS)),
-                residual=flags.residual[tokens],
-                kind=kind,
-                anchors=_anchors(tokens, coarse, flags),
+                row=row[of_device],
+                token=token[of_device],
+                coarse=coarse[of_device],
+                call=call[of_device],
+                time=time[of_device],
+                duration=duration[of_device],
+                outer=outer[of_device] | embeds,
+                end=end_kernels[of_device],
+                product=product[of_device],
+                sums=names.sums[token[of_device]],
+                is_product=is_product,
+                is_norm=is_norm,
+                is_sum=names.contiguous_sums,
+                anchors=anchors,
             )
         )
     return device_sequences
 
 
-def _codes(*names: str) -> list[int]:
-    return [list(CLASSES).index(name) for name in names]
+def _embedding_convolutions(token: Int64Array, convolution: Bools, anchors: tuple[Anchor, ...]) -> Bools:
+    """Which kernels embed patches or sounds: convolutions that few stretches between anchors have."""
+    positions = np.flatnonzero(convolution[token])
+    stretches = np.searchsorted([anchor.first for anchor in anchors], positions)
+    embeds = np.zeros(len(token), dtype=bool)
+    for kernel in np.unique(token[positions]):
+        of_kernel = token[positions] == kernel
+        embeds[positions[of_kernel]] = len(np.unique(stretches[of_kernel])) <= len(anchors) / 4
+    return embeds
+
+
+def _is_a(coarse: Int64Array, *classes: str) -> Bools:
+    codes = [list(CLASSES).index(name) for name in classes]
+    return np.isin(coarse, codes)
 
 
 class _Names:
@@ -139,45 +162,54 @@ class _Names:
             return np.array([pattern.search(name) is not None for name in names], dtype=bool)
 
         self.backward, self.neutral, self.scan = flags(_BACKWARD), flags(_NEUTRAL), flags(_SCAN)
-        self.loss, self.ends, self.select = flags(_LOSS), flags(_ENDS), flags(_TOPK)
-        self.residual, self.copies = flags(_RESIDUAL), flags(_COPIES)
+        self.loss, self.ends, self.selection = flags(_LOSS), flags(_ENDS), flags(_SELECTION)
+        self.sums, self.copies = flags(_SUM), flags(_COPIES)
+        self.convolution = flags(_CONVOLUTION) & ~self.scan
+        self.contiguous_sums = self.sums & flags(_CONTIGUOUS)
 
 
-def _anchors(token: Int64Array, coarse: Int64Array, flags: _Names) -> tuple[Anchor, ...]:
-    """The anchors of a sequence: fused attention where it is, else a softmax that no selection of experts is near."""
-    attention = np.isin(coarse, _codes("attention"))
-    softmax = np.isin(coarse, _codes("softmax")) & ~flags.loss[token]
-    softmax &= ~_near(flags.select[token] | np.isin(coarse, _codes("experts")), 6)
-    product = np.isin(coarse, _codes(*_PRODUCTS))
-    softmax &= _near(product, _GROUP)
-    anchor = attention | softmax | flags.scan[token] | np.isin(coarse, _codes("ssm"))
+def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
+    """The anchors of a sequence: fused attention, scans, and each softmax between two products that selects no expert.
+
+    A softmax is an anchor of backward passes only if it is one of forward passes.
+    """
+    product = _is_a(coarse, "gemm", "experts")
+    softmax = _is_a(coarse, "softmax") & ~names.loss[token]
+    softmax &= ~_near(names.selection[token] | _is_a(coarse, "experts"), 6, 6)
+    before, after = _near(product, _GROUP, 0), _near(product, 0, _GROUP)
+    softmax &= (before & after) if names.selection[token].any() else (before | after)
+    anchor = softmax | names.scan[token] | _is_a(coarse, "attention", "ssm")
+    backward = names.backward[token]
+    if (softmax & backward).any() != (softmax & ~backward).any() and (anchor & ~softmax & backward).any():
+        anchor &= ~softmax
     positions = np.flatnonzero(anchor)
     if not len(positions):
         return ()
     products = np.cumsum(product & ~anchor)
-    direction = np.where(flags.backward[token[positions]], BACKWARD, FORWARD)
-    neutral = flags.neutral[token[positions]]
+    neutral, thread = names.neutral[token[positions]], tid[positions]
+    named = np.where(names.backward[token[positions]], BACKWARD, FORWARD)
+    is_autograd = np.isin(thread, np.unique(thread[(named == BACKWARD) & ~neutral]))
+    direction = named
+    if not is_autograd.all():
+        direction = np.where(is_autograd, BACKWARD, FORWARD)
     joined = (np.diff(positions) <= _GROUP) & (products[positions[1:]] == products[positions[:-1]])
-    joined &= (direction[1:] == direction[:-1]) | neutral[1:] | neutral[:-1]
+    joined &= (named[1:] == named[:-1]) | neutral[1:] | neutral[:-1]
     first = np.flatnonzero(np.append(True, ~joined))
     last = np.append(first[1:], len(positions)) - 1
-    device_sequences = []
-    for start_at, end in zip(first.tolist(), last.tolist(), strict=True):
-        inside = direction[start_at : end + 1][~neutral[start_at : end + 1]]
-        device_sequences.append(
-            Anchor(
-                int(positions[start_at]),
-                int(positions[end]),
-                int(inside[0]) if len(inside) else int(direction[start_at]),
-            )
-        )
-    return tuple(device_sequences)
+    anchors = []
+    for start, end in zip(first.tolist(), last.tolist(), strict=True):
+        of_anchor = slice(start, end + 1)
+        inside = direction[of_anchor][~neutral[of_anchor]]
+        anchor_direction = int(inside[0]) if len(inside) else int(direction[start])
+        is_recomputed = anchor_direction == BACKWARD and bool((named[of_anchor] == FORWARD)[~neutral[of_anchor]].all())
+        anchors.append(Anchor(int(positions[start]), int(positions[end]), anchor_direction, is_recomputed))
+    return tuple(anchors)
 
 
-def _near(marked: Bools, distance: int) -> Bools:
-    """Which positions have a marked one at most this far away."""
+def _near(marked: Bools, before: int, after: int) -> Bools:
+    """Which positions have a marked one at most so far before or after them."""
     sums = np.concatenate([[0], np.cumsum(marked)])
     index = np.arange(len(marked))
-    low, high = np.maximum(index - distance, 0), np.minimum(index + distance + 1, len(marked))
+    low, high = np.maximum(index - before, 0), np.minimum(index + after + 1, len(marked))
     near: Bools = sums[high] > sums[low]
     return near
