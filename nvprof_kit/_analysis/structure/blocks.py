@@ -30,8 +30,8 @@ _SAME_ATTENTION = 0.7
 _CONTEXT = 8
 _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
-_NORM = list(CLASSES).index("norm")
-_LEAST_EDGE, _LEAST_RUN = 3, 4
+_NORM, _SOFTMAX = (list(CLASSES).index(name) for name in ("norm", "softmax"))
+_LEAST_EDGE, _LEAST_RUN = 3, 3
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
@@ -134,11 +134,11 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     recomputed_at = np.array([anchor.first for anchor in sequence.anchors if anchor.recomputed], dtype=np.int64)
     passes: list[Pass] = []
     for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
-        passes += _split(sequence, list(group), direction)
+        passes += [_without_pooling(sequence, model_pass) for model_pass in _split(sequence, list(group), direction)]
     for index, model_pass in enumerate(passes):
         model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
         model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
-    for split in (_split_steps, _split_stacks):
+    for split in (_split_runs, _split_stacks):
         passes = _each(passes, sequence, split)
     joined_of: dict[bytes, tuple[int, list[bool], int]] = {}
     for model_pass in passes:
@@ -202,6 +202,15 @@ def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pa
     return [Pass(direction, anchors[start_at:end]) for start_at, end in pairwise([0, *breaks, len(anchors)])]
 
 
+def _without_pooling(sequence: Sequence, model_pass: Pass) -> Pass:
+    """The pass without a softmax at its edge where all others have fused attention: it pools what the blocks give."""
+    is_softmax = [bool((sequence.coarse[a.first : a.last + 1] == _SOFTMAX).all()) for a in model_pass.anchors]
+    if sum(is_softmax) == 1 and len(is_softmax) > 3:
+        first, end = int(is_softmax[0]), len(is_softmax) - int(is_softmax[-1])
+        model_pass.anchors = model_pass.anchors[first:end]
+    return model_pass
+
+
 def _each(
     passes: list[Pass], sequence: Sequence, split: Callable[[Sequence, Pass], list[tuple[int, int, int]]]
 ) -> list[Pass]:
@@ -223,14 +232,27 @@ def _each(
     return divided
 
 
-def _split_steps(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
+def _split_runs(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
     """Where a pass is several runs of a model without a loss or a look-up between them, as the steps of a diffusion
-    model: kernels that recur at a constant number of anchors before the first block of a run, and others after the
-    last.
+    model: what is between two runs has all that is after the last and before the first, what is between blocks not; or
+    kernels recur at a constant number of anchors before the first block of a run, and others after the last.
     """
-    anchors = model_pass.anchors
+    token, anchors = sequence.token, model_pass.anchors
     inner = ((a.last + 1, b.first) for a, b in pairwise(anchors))
     edges = [(model_pass.left, anchors[0].first), *inner, (anchors[-1].last + 1, model_pass.right)]
+    both = np.concatenate([token[slice(*edges[0])], token[slice(*edges[-1])]])
+    width = int(token.max()) + 1
+    ends = np.bincount(both, minlength=width)
+    held = [np.minimum(np.bincount(token[start:end], minlength=width), ends).sum() for start, end in edges[1:-1]]
+    between = 1 + np.flatnonzero(np.array(held) == len(both))
+    runs = np.diff([0, *between.tolist(), len(anchors)])
+    if 0 < len(between) < len(held) and (runs == runs[0]).all() and runs[0] >= _LEAST_RUN:
+        start_size = edges[0][1] - edges[0][0]
+        return [(gap, edges[gap][1] - start_size, edges[gap][1] - start_size) for gap in between.tolist()]
+    return _recurring_edges(sequence, edges)
+
+
+def _recurring_edges(sequence: Sequence, edges: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     gaps_of: dict[int, list[int]] = defaultdict(list)
     for gap, (start, end) in enumerate(edges):
         for token in np.unique(sequence.token[start:end]).tolist():
@@ -248,7 +270,7 @@ def _split_steps(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, i
         if later in tokens_of and period >= _LEAST_RUN and count > token_count:
             token_count, runs = count, (pattern, later)
     cuts: list[tuple[int, int, int]] = []
-    for gap in sorted({*runs[0], *runs[1]} - {0, len(anchors)}):
+    for gap in sorted({*runs[0], *runs[1]} - {0, len(edges) - 1}):
         start, end = edges[gap]
         after, before = (np.flatnonzero(np.isin(sequence.token[start:end], tokens_of[pattern])) for pattern in runs)
         border = start + int(before[-1] + 1 if gap in runs[1] else after[0])
@@ -356,16 +378,21 @@ def _cut(
     sums = sequence.is_sum[token[left:right]]
     if not all(sums[start - left : end - left].any() for start, end in spans):
         sums = sequence.sums[left:right]
-    preference = np.where(sums, _END_OF_BLOCK, 0.0)
+    starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
+    preference = np.where(sums | starts_block, _END_OF_BLOCK, 0.0)
     if is_post_norm and model_pass.direction == FORWARD:
         preference += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
     relative = [(start - left, end - left) for start, end in spans]
     borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
-    starts = [token[border:end] for border, (_, end) in zip(borders[:3], spans, strict=False)]
-    ends = [token[start_at:border] for border, (start_at, _) in zip(borders[-3:], spans[-3:], strict=False)]
+    starts = _distinct([token[border:end] for border, (_, end) in zip(borders, spans, strict=True)])
+    ends = _distinct([token[start:border] for border, (start, _) in zip(borders, spans, strict=True)])
     head = max((_longest(aligner.end(section, before)) for section in starts), default=(0.0, 0))
     tail = max((_longest(aligner.start(section, after)) for section in ends), default=(0.0, 0))
     return [groups[0][0].first - head[1], *borders, groups[-1][-1].last + 1 + tail[1]]
+
+
+def _distinct(stretches: list[Int64Array]) -> list[Int64Array]:
+    return list({stretch.tobytes(): stretch for stretch in stretches}.values())[:_MOST_SIDES]
 
 
 def _longest(scores: FloatArray) -> tuple[float, int]:
@@ -406,6 +433,7 @@ def _borders(
             gap = token[start:end]
             by_ends = np.max([aligner.start(other, gap) for other in ends], axis=0)
             by_starts = np.max([aligner.end(other, gap) for other in starts], axis=0)
+            by_starts[1:] -= preference[start:end][::-1] > 0  # no block starts with what one ends with
             by_ends, by_starts = np.maximum.accumulate(by_ends), np.maximum.accumulate(by_starts)[::-1]
             explained = by_ends + by_starts
             explained[1:] += preference[start:end]

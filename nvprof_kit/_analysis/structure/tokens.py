@@ -33,6 +33,7 @@ _ENDS = re.compile(_LOSS.pattern + r"|argmax", re.I)
 _CONVOLUTION = re.compile(r"fprop|implicit_?gemm|im2col|nchwToNhwc|conv(?!ert).*2d(?!.*depthwise)", re.I)
 _SUM = re.compile(r"CUDAFunctor_add<(?!long|int|bool)")
 _CONTIGUOUS = re.compile(r"vectorized_elementwise_kernel<")
+_SUM_AND_NORM = re.compile(r"add_?\w{0,12}(rms|layer)_?norm|(rms|layer)_?norm\w*add|triton_\w*add\w*(rsqrt|norm)", re.I)
 _COPIES = re.compile(r"multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<")
 _SELECTION = re.compile(r"topk|sort", re.I)
 _GROUP = 12
@@ -66,6 +67,7 @@ class Sequence:
         product: Whether it is a matrix product.
         sums: Whether it adds two tensors, as a block ends.
         is_product, is_norm: Whether a token is one; indexed by token.
+        is_sum_and_norm: Whether a token does so before a norm, as many blocks start; indexed by token.
         is_sum: Whether a token adds two tensors of one layout, as most blocks end; indexed by token.
         anchors: The anchors, in order.
     """
@@ -83,6 +85,7 @@ class Sequence:
     is_product: Bools
     is_norm: Bools
     is_sum: Bools
+    is_sum_and_norm: Bools
     anchors: tuple[Anchor, ...]
 
 
@@ -132,6 +135,7 @@ def sequences(trace: Trace) -> list[Sequence]:
                 is_product=is_product,
                 is_norm=is_norm,
                 is_sum=names.contiguous_sums,
+                is_sum_and_norm=names.sums_and_norms,
                 anchors=anchors,
             )
         )
@@ -165,6 +169,7 @@ class _Names:
         self.loss, self.ends, self.selection = flags(_LOSS), flags(_ENDS), flags(_SELECTION)
         self.sums, self.copies = flags(_SUM), flags(_COPIES)
         self.convolution = flags(_CONVOLUTION) & ~self.scan
+        self.sums_and_norms = flags(_SUM_AND_NORM)
         self.contiguous_sums = self.sums & flags(_CONTIGUOUS)
 
 
