@@ -20,7 +20,7 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import MethodType, ModuleType, SimpleNamespace
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 
@@ -206,30 +206,6 @@ def _of_this_alone(target: Any, original: MethodType, new: Callable[..., Any]) -
 
     skip_compiling(method, callees=False)
     return method
-
-
-class Hook:
-    """A function as a hook on an object of the program; register `call`.
-
-    In a copied or pickled object the hook does nothing, and it can be unpickled without this package.
-    """
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[..., Any] | None) -> None:
-        self._function = function
-
-    @uncompiled
-    def call(self, *args: Any) -> Any:
-        """Call the function."""
-        function = self._function
-        return None if function is None else function(*args)
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Hook:
-        return Hook(None)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SimpleNamespace, (), {"call": nothing}
 
 
 nothing = nullcontext().__exit__

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, around, pause_while_tracing
 from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep, wrap
-from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._instrument.ranges.ranges import Block, Range
 from nvprof_kit._instrument.ranks import mark_rank
 from nvprof_kit._instrument.session import Annotation, Removable, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
@@ -212,34 +212,14 @@ class annotate_optimizer(Annotation):
         super().__init__(optimizer)
 
     def _install(self, owner: Any) -> list[Removable]:
-        range_ = _range("optimizer", Category.PHASE)
-        undo = hook_steps(innermost(owner), _Open(range_), _Close(range_))
+        block = Block(_range("optimizer", Category.PHASE))
+
+        def before(_optimizer: object) -> None:
+            block.__exit__(None, None, None)  # after a step that raised
+            block.__enter__()
+
+        undo = hook_steps(innermost(owner), before, lambda _optimizer: block.__exit__(None, None, None))
         return [Handle(remove) for remove in undo]
-
-
-class _Open:
-    """Hook before an optimizer's step; first closes the range of an earlier step that raised."""
-
-    def __init__(self, range_: Range) -> None:
-        self._range = range_
-
-    def __call__(self, *_call: object) -> None:
-        backend = session.backend
-        if backend is not None:
-            backend.close(self._range)
-            backend.open(self._range, self._range)
-
-
-class _Close:
-    """Hook after an optimizer's step."""
-
-    def __init__(self, range_: Range) -> None:
-        self._range = range_
-
-    def __call__(self, *_call: object) -> None:
-        backend = session.backend
-        if backend is not None:
-            backend.close(self._range)
 
 
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")

@@ -17,8 +17,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, Patches, nothing, skip_compiling, uncompiled_itself
 from nvprof_kit._instrument.ranges.backward import Recomputes
-from nvprof_kit._instrument.ranges.layer_range import BARE, LayerScope, wrap
-from nvprof_kit._instrument.ranges.ranges import Layer, ModuleCall, call_inside, layer_of
+from nvprof_kit._instrument.ranges.layer_range import wrap
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, ModuleCall, call_inside, layer_of
 from nvprof_kit.errors import UsageError
 
 
@@ -275,7 +275,7 @@ class _Method:
         self._cls = cls
         self._name = name
         self._recomputes = Recomputes(self)
-        self._patch = Patch(cls, name, lambda method: wrap(method, self._scope))
+        self._patch = Patch(cls, name, lambda method: wrap(method, self._block))
 
     def uninstall(self) -> None:
         """Restore the method, unless other code has replaced it since."""
@@ -283,29 +283,17 @@ class _Method:
         self._recomputes.remove()
         self._patch.remove()
 
-    def _scope(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Any:
+    def _block(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Block | None:
         if not self.every and module not in self.instances:
-            return BARE
+            return None
         ranged = annotated.get(module)
+        path = ranged.layer.path if ranged else type(module).__name__
         if self._name != "forward":
-            path = ranged.layer.path if ranged else type(module).__name__
-            return LayerScope(layer_of(f"{path}.{self._name}"))
-        return _ForwardScope(ranged) if ranged else LayerScope(layer_of(type(module).__name__))
+            return layer_of(f"{path}.{self._name}").block()
+        if ranged is None:
+            return layer_of(path).block()
+        owners = [] if session.backend is None else session.backend.thread.position.owners
+        return None if owners and owners[-1] is ranged.layer else ranged.block  # the module's call ranges it
 
 
 _methods: dict[tuple[type[nn.Module], str], _Method] = {}
-
-
-class _ForwardScope:
-    """The forward of an annotated module: uses the range that its call has just opened, else opens the same range."""
-
-    def __init__(self, ranged: Ranged) -> None:
-        self._ranged = ranged
-
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the forward with exactly one range."""
-        backend = session.backend
-        owners = backend.thread.position.owners if backend is not None else []
-        if owners and owners[-1] is self._ranged.layer:
-            return function(*args, **kwargs)
-        return call_inside(self._ranged.block, function, *args, **kwargs)

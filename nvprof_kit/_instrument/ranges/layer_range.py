@@ -8,14 +8,14 @@ import itertools
 import types
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractContextManager
-from functools import lru_cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast, overload
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import skip_compiling, skip_compiling_ranges, uncompiled_itself
-from nvprof_kit._instrument.ranges.ranges import Block, Layer, Range, is_ranged, layer_of, ranged
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, Range, call_inside, is_ranged, layer_of, ranged
 from nvprof_kit._instrument.session import Backend
 from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import Category
@@ -23,63 +23,51 @@ from nvprof_kit.names import Category
 T = TypeVar("T")
 
 
-class Runs(AbstractContextManager[Any], Protocol):
-    """A context manager that can also call a function inside its context (`layer_range.Scope`)."""
-
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function inside the context."""
+BlockOf = Callable[..., Block | None]
+"""Returns the block around a call from the call's arguments; None for none."""
 
 
-ScopeOf = Callable[..., Runs]
-"""Returns the scope of a call from the call's arguments."""
-
-
-class Always:
-    """Returns the same scope for each call."""
-
-    def __init__(self, scope: Block) -> None:
-        self.scope = scope
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Return the scope."""
-        return self.scope
-
-
-def wrap(function: T, scope_of: ScopeOf) -> T:
-    """Wrap a function so that each call, or each resume of a coroutine or generator, runs inside a scope.
+def wrap(function: T, block: Block | BlockOf) -> T:
+    """Wrap a function so that each call, or each resume of a coroutine or generator, runs inside a block.
 
     Args:
         function: A function, coroutine function, generator function or asynchronous generator function, or a
             ``staticmethod`` or ``classmethod`` of one.
-        scope_of: Returns the scope of a call from its arguments.
+        block: The block, or a function that returns that of a call from its arguments.
 
     Returns:
         The wrapper, with the same name, signature, kind and pickle; under ``NVPROF_KIT=off``, the function itself.
     """
     if isinstance(function, (staticmethod, classmethod)):
-        return cast(T, type(function)(wrap(function.__func__, scope_of)))
+        return cast(T, type(function)(wrap(function.__func__, block)))
     if session.mode == "off":
         return function
     call = cast(Callable[..., Any], function)
+    block_of: BlockOf = (lambda *_args, **_kwargs: block) if isinstance(block, Block) else block
     if inspect.isasyncgenfunction(call):
-        return cast(T, functools.wraps(call)(_async_generator(call, scope_of)))
+        return cast(T, functools.wraps(call)(_async_generator(call, block_of)))
     if inspect.iscoroutinefunction(call):
-        forwarder = _forwarder(call, _resuming(call, scope_of, _await_resumes), "async def", "await {}")
+        forwarder = _forwarder(call, _resuming(call, block_of, _await_resumes), "async def", "await {}")
     elif inspect.isgeneratorfunction(call):
-        forwarder = _forwarder(call, _resuming(call, scope_of, _resumes), "def", "(yield from {})")
-    elif isinstance(scope_of, Always):
-        forwarder = _forwarder(call, ranged(call, scope_of.scope), "def", "{}")
+        forwarder = _forwarder(call, _resuming(call, block_of, _resumes), "def", "(yield from {})")
     else:
-
-        def in_range(*args: Any, **kwargs: Any) -> Any:
-            return scope_of(*args, **kwargs).run(call, args, kwargs)
-
-        skip_compiling(scope_of)
-        skip_compiling(in_range, callees=False)
+        in_range = ranged(call, block) if isinstance(block, Block) else partial(_call_inside_its, block, call)
+        skip_compiling(block_of)
         forwarder = _forwarder(call, in_range, "def", "{}")
     skip_compiling_ranges()
     skip_compiling(forwarder, callees=False)
     return cast(T, functools.wraps(call)(forwarder))
+
+
+@uncompiled_itself
+def _call_inside_its(block_of: BlockOf, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    block = block_of(*args, **kwargs)
+    if block is None:
+        return function(*args, **kwargs)
+    if block.backward is not None:
+        return call_inside(block, function, *args, **kwargs)
+    with block:
+        return function(*args, **kwargs)
 
 
 _FORWARDER = """
@@ -127,14 +115,14 @@ def _source(signature: inspect.Signature) -> tuple[str, str]:
     return ", ".join(parameters), ", ".join(arguments)
 
 
-def _resuming(call: Callable[..., Any], scope_of: ScopeOf, resumes: Callable[..., Any]) -> Callable[..., Any]:
+def _resuming(call: Callable[..., Any], block_of: BlockOf, resumes: Callable[..., Any]) -> Callable[..., Any]:
     def in_range(*args: Any, **kwargs: Any) -> Any:
-        return resumes(call(*args, **kwargs), scope_of(*args, **kwargs))
+        return resumes(call(*args, **kwargs), block_of(*args, **kwargs) or nullcontext())
 
     return in_range
 
 
-def _resumes(inner: Generator[Any, Any, Any], scope: Runs) -> Generator[Any, Any, Any]:
+def _resumes(inner: Generator[Any, Any, Any], scope: AbstractContextManager[Any]) -> Generator[Any, Any, Any]:
     """Run a generator or coroutine with each resume inside the scope, like ``yield from``."""
     resume, value = inner.send, None
     while True:
@@ -158,10 +146,10 @@ def _resumes(inner: Generator[Any, Any, Any], scope: Runs) -> Generator[Any, Any
 _await_resumes = types.coroutine(_resumes)
 
 
-def _async_generator(call: Callable[..., AsyncGenerator[Any, Any]], scope_of: ScopeOf) -> Callable[..., Any]:
+def _async_generator(call: Callable[..., AsyncGenerator[Any, Any]], block_of: BlockOf) -> Callable[..., Any]:
     async def forwarder(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = call(*args, **kwargs)
-        scope = scope_of(*args, **kwargs)
+        scope = block_of(*args, **kwargs) or nullcontext()
         step = inner.__anext__()
         while True:
             try:
@@ -198,13 +186,7 @@ class Scope(Block):
 
     def __call__(self, function: F) -> F:
         """Decorate a function; each call (each resume of a coroutine or generator) is a range."""
-        return wrap(function, Always(self))
-
-    @uncompiled_itself
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function inside the range."""
-        with self:
-            return function(*args, **kwargs)
+        return wrap(function, self)
 
 
 def keep(scopes: dict[str, S], name: str, scope: S) -> S:
@@ -250,12 +232,7 @@ class LayerScope(Scope):
 
     def __call__(self, function: F) -> F:
         """Decorate a function or an ``nn.Module`` class with the layer's name."""
-        return cast(F, _decorate(function, Always(self)))
-
-    @uncompiled_itself
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function as the layer's forward."""
-        return ranged(function, self)(*args, **kwargs)
+        return cast(F, _decorate(function, self))
 
 
 class LayerRange(Protocol):
@@ -331,8 +308,8 @@ def _layer_range(
         except KeyError:
             return keep(_scopes, target, _named_scope(target, _FORWARD, True))
     if target is not None:
-        return _decorate(target, _scope_of(target, name, category, backward))
-    return lambda cls_or_function: _decorate(cls_or_function, _scope_of(cls_or_function, name, category, backward))
+        return _decorate(target, _block_of(target, name, category, backward))
+    return lambda cls_or_function: _decorate(cls_or_function, _block_of(cls_or_function, name, category, backward))
 
 
 def _start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
@@ -363,27 +340,27 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
 _scopes: dict[str, LayerScope] = {}
 
 
-def _scope_of(
+def _block_of(
     target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool
-) -> ScopeOf | None:
-    """The function that returns the scope of a call; None for a class without a name, which numbers its instances."""
+) -> Block | BlockOf | None:
+    """The block around calls, by their arguments; None for a class without a name, which numbers its instances."""
     if callable(name):
         naming = name
         return lambda *args, **kwargs: _named_scope(naming(*args, **kwargs), category, backward)
     if name is None and inspect.isclass(target):
         return None
     qualified = getattr(target, "__qualname__", None) or type(target).__qualname__
-    return Always(_named_scope(name or str(qualified).rsplit("<locals>.", maxsplit=1)[-1], category, backward))
+    return _named_scope(name or str(qualified).rsplit("<locals>.", maxsplit=1)[-1], category, backward)
 
 
-def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
+def _decorate(target: Any, block: Block | BlockOf | None) -> Any:
     """Wrap a function, or range the forward of every instance of a module class, which is changed in place.
 
-    Without a scope, each instance is named ``ClassName.N`` in the order of creation.
+    Without a block, each instance is named ``ClassName.N`` in the order of creation.
     """
     require(target, (Callable, staticmethod, classmethod), "layer_range: target", "a function, a class or a name")  # type: ignore[arg-type]
-    if scope_of is not None and not inspect.isclass(target):
-        return wrap(target, scope_of)
+    if block is not None and not inspect.isclass(target):
+        return wrap(target, block)
     session.when_torch(_range_checkpoints)
     from torch import nn
 
@@ -393,23 +370,15 @@ def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
         )
     if session.mode == "off":
         return target
-    scope_of_call = scope_of or _number_instances(target)
+    block = block or _number_instances(target)
 
-    def scope_unless_ranged(module: Any, *args: Any, **kwargs: Any) -> Any:
-        return BARE if is_ranged(module) else scope_of_call(module, *args, **kwargs)
+    def block_unless_ranged(module: Any, *args: Any, **kwargs: Any) -> Block | None:
+        if is_ranged(module):
+            return None
+        return block if isinstance(block, Block) else block(module, *args, **kwargs)
 
-    target.forward = wrap(target.forward, scope_unless_ranged)
+    target.forward = wrap(target.forward, block_unless_ranged)
     return target
-
-
-class _Bare:
-    """Scope without a range, for a module that `annotate_model` already ranges."""
-
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)
-
-
-BARE = _Bare()
 
 
 def _number_instances(cls: type[Any]) -> Callable[..., Any]:
