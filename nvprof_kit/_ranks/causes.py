@@ -34,7 +34,6 @@ _OF_DOING = {
     "allocation": "allocation",
     "profiler": "profiler",
     "gc": "garbage_collection",
-    "warm_up": "warm_up",
     "loading": "warm_up",
     "copy": "copy",
     "transfer": "transfer",

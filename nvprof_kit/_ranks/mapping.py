@@ -6,22 +6,20 @@ Host delays beyond those in idle gaps are mapped too: data loading, garbage coll
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums, sums_by
-from nvprof_kit._analysis.attribution.steps import Windows, choose_steps, step_windows
-from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE, Gaps, op_sorts
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, sums_by
+from nvprof_kit._analysis.attribution.steps import choose_steps, step_windows
+from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Gaps, op_sorts
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import idle as idle_causes
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._ranks.communication import PASSING, communications
-from nvprof_kit._ranks.lane import IdleGaps, Lane, idle_gaps, lane_of, latest
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
@@ -36,42 +34,44 @@ OPTIONAL = ("name", "stream", "calls", BUSY_CALLS, "collectives", "marks", "load
 
 DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}
 
+COLLECTS = re.compile(r"(python[ .:]*)?gc([ .:(].*)?|garbage[ _-]collect(ion|or|ing)?.*", re.IGNORECASE)
+"""Names of ranges around Python's garbage collection: ``gc``, ``gc.collect``, ``garbage collection``."""
 
-@dataclass(frozen=True)
-class _Parts:
-    """Inputs for the tables, all for one device."""
+_DATA_TEXTS = ("data", "dataloader")
+_BEFORE_ALL = int(np.iinfo(np.int64).min)
 
-    trace: Trace
-    attribution: Attribution
-    windows: Windows
-    device: int
-    rows: Int64Array
+
+class _Operations(NamedTuple):
+    """The operations of the rank's device, in order of the capture.
+
+    Attributes:
+        start, end: In ns.
+        sort: `COMPUTE`, `COMM` or `COPY`.
+        launch: Start of the launching call.
+        step: Step number, `NONE` outside.
+        layer, phase: Owners, categorical.
+    """
+
+    start: Int64Array
+    end: Int64Array
     sort: npt.NDArray[np.int8]
     launch: Int64Array
-    layer: Any
-    phase: Any
     step: Int64Array
-
-    @property
-    def instances(self) -> Int64Array:
-        """The step instances of the device, in the order of its windows."""
-        selected = (self.windows.device == self.device) & self.windows.in_step
-        instances: Int64Array = self.windows.instance[selected]
-        return instances
+    layer: pd.Categorical
+    phase: pd.Categorical
 
 
-class _Names(NamedTuple):
-    """The sorted distinct names of operations (or states) and gaps, and the codes of both."""
+class _Lane(NamedTuple):
+    """A device's time without gaps or overlaps, shape ``(p,)`` each.
 
-    names: npt.NDArray[Any]
-    of_op: npt.NDArray[np.int32]
-    of_gap: npt.NDArray[np.int32]
+    Attributes:
+        start, end: In ns.
+        op: The operation that runs: a computing one, else one that communicates, else a copy; `NONE` if idle.
+    """
 
-    def codes(self, op: npt.NDArray[np.integer[Any]], rows: Int64Array, gap: Int64Array) -> npt.NDArray[np.int32]:
-        """The codes of pieces: of their operations `op`; for those in `rows` of their gaps `gap`."""
-        codes: npt.NDArray[np.int32] = self.of_op[op]
-        codes[rows] = self.of_gap[gap]
-        return codes
+    start: Int64Array
+    end: Int64Array
+    op: Int64Array
 
 
 def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = None) -> RankMap:
@@ -90,204 +90,213 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
 
     if not len(trace.ops):
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
-    host = HostCalls(trace)
-    attribution = attribute(trace)
+    host, attribution = HostCalls(trace), attribute(trace)
     windows = step_windows(trace, attribution)
-    numbers = _numbers(attribution.ranges.steps)
-    windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
-    parts = _parts(trace, attribution, windows, sort=op_sorts(trace, classify(trace.ops)), host=host, pid=pid)
-    start, end = (trace.ops[name].to_numpy()[parts.rows] for name in ("start_ns", "end_ns"))
-    idle = _idle(parts, start, end)
-    device_windows = np.flatnonzero(windows.device == parts.device)
-    window = device_windows[np.searchsorted(windows.start[device_windows], idle.start, side="right") - 1]
-    gaps = idle_causes(trace, attribution, windows, Gaps(window, idle.start, idle.end), host).gaps
-    comm = communications(trace, host, parts.rows, parts.sort == COMM, launch=parts.launch, step=parts.step, rank=rank)
-    ready, gates = _ready(parts, comm.ops, start, end, host), _gates(parts, comm.ops, start, end)
+    # where numbers repeat, as in a loop that counts each epoch from 0, two steps would be compared as one
+    steps = attribution.ranges.steps
+    numbers = np.append(steps if len(np.unique(steps)) == len(steps) else np.arange(len(steps)), NONE)
+    windows = replace(windows, step=np.where(windows.in_step, numbers[windows.instance], 0))
+    sort = op_sorts(trace, classify(trace.ops))
+    device = _device(trace, windows.of_op, sort, [pid is None or device.pid == pid for device in windows.devices])
+    rows, call = np.flatnonzero(windows.of_op == device), host.of_op[windows.of_op == device]
+    start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    launch = np.where(call >= 0, host.start[call], start)
+    layer, phase = (owners[rows] for owners in op_owners(attribution))
+    ops = _Operations(start, end, sort[rows], launch, numbers[attribution.step[rows]], layer, phase)
+    comm = communications(trace, host, rows, ops.sort == COMM, launch=ops.launch, step=ops.step, rank=rank)
+    ready, gates = _ready(ops, comm.ops), _gates(ops, comm.ops)
     cuts = np.unique(np.concatenate((ready, end[comm.ops][gates], windows.start, windows.end)))
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-    is_shown = choose_steps(trace, attribution).shown[parts.instances]
-    process = windows.devices[parts.device].pid
-    pauses = collecting(trace, process)
-    gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
-    segments = _segments(
-        parts, lane_of(start, end, parts.sort, cuts), idle, gaps=gaps, collectives=comm.ops, start=start
+    lane = _lane(ops, cuts)
+
+    of_device = np.flatnonzero(windows.device == device)
+    gap, gap_start, gap_end = _gaps(
+        lane, np.concatenate((windows.start[of_device], windows.end[of_device], start[start == end]))
     )
-    steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
-    steps["warm_up"] = ~is_shown
-    of_collective = segments.loc[segments["collective"] >= 0, ["collective", "ns"]]
+    window = of_device[np.searchsorted(windows.start[of_device], gap_start, side="right") - 1]
+    gaps = idle_causes(trace, attribution, windows, Gaps(window, gap_start, gap_end), host).gaps
+    process = windows.devices[device].pid
+    collections = _collections(trace, process)
+    in_step = of_device[windows.in_step[of_device]]
+    inside = in_step[np.searchsorted(windows.start[in_step], lane.start, side="right") - 1] if len(in_step) else None
+    step = np.full(len(lane.start), NONE, dtype=np.int64)
+    if inside is not None:
+        is_inside = (windows.start[inside] <= lane.start) & (lane.start < windows.end[inside])
+        step = np.where(is_inside, windows.step[inside], NONE)
+    segment = np.searchsorted(cuts, lane.start, side="right")
+    segments = _segments(ops, lane, segment=segment, step=step, gaps=gaps, gap=gap, collectives=comm.ops)
+
+    alone = segments[segments["collective"] >= 0]
     collectives = comm.table.assign(
         rank=rank,
         start_ns=start[comm.ops],
         end_ns=end[comm.ops],
-        alone_ns=exact_sums(of_collective["collective"], of_collective["ns"], len(comm.ops)),
+        alone_ns=exact_sums(alone["collective"], alone["ns"], len(comm.ops)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
         end_segment=np.searchsorted(cuts, end[comm.ops], side="right") - 1,
         gates=gates,
-        layer=np.asarray(parts.layer[comm.ops]),
-        phase=np.asarray(parts.phase[comm.ops]),
+        layer=np.asarray(layer[comm.ops]),
+        phase=np.asarray(phase[comm.ops]),
     )
     # how the collectives are identified: by communicator ids, by sequence numbers; messages are matched by order
     named = ~comm.table["comm"].str.startswith("stream ")
     numbered = (comm.table["sequence"] >= 0)[named & ~comm.table["comm"].str.contains(PASSING, regex=True)]
     identified = {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
+    instances = windows.instance[in_step]
+    step_times = {"step": windows.step[in_step], "start_ns": windows.start[in_step], "end_ns": windows.end[in_step]}
+    step_times |= _host_times(attribution, process, collections, instances)
+    is_shown = choose_steps(trace, attribution).shown[instances]
     return RankMap(
         ranks=_ordered("ranks", pd.DataFrame([{"rank": rank, **facts, **identified}])),
         collectives=_ordered("collectives", collectives),
         segments=_ordered("segments", segments.assign(rank=rank)),
-        layers=_layers(parts, segments, start, end, rank),
-        steps=_ordered("steps", steps),
+        layers=_ordered("layers", _layers(ops, segments).assign(rank=rank)),
+        steps=_ordered("steps", pd.DataFrame(step_times).assign(rank=rank, warm_up=~is_shown)),
     )
 
 
-def _numbers(steps: Int64Array) -> Int64Array:
-    """The number of each step; their places where numbers repeat, as in a loop that counts each epoch from 0: two steps
-    of one number would be compared as one.
-    """
-    return steps if len(np.unique(steps)) == len(steps) else np.arange(len(steps))
-
-
-def _parts(
-    trace: Trace,
-    attribution: Attribution,
-    windows: Windows,
-    *,
-    sort: npt.NDArray[np.int8],
-    host: HostCalls,
-    pid: int | None,
-) -> _Parts:
-    """The operations of the rank's device; if a process uses several, the one with the most communication, or work."""
-    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    weight = (end - start) * np.where(sort == COMM, 1 << 10, 1)
-    allowed = np.array([pid is None or identity.pid == pid for identity in windows.devices])
-    if not allowed.any():
+def _device(trace: Trace, of_op: Int64Array, sort: npt.NDArray[np.int8], allowed: list[bool]) -> int:
+    """The rank's device; if a process uses several, the one with the most communication, or work."""
+    if not any(allowed):
         raise CaptureError(f"{trace.info.path}: the rank's process ran nothing on a GPU")
-    weights = np.bincount(windows.of_op, weights=weight, minlength=len(windows.devices))
-    device = int(np.where(allowed, weights, -1).argmax())
-    rows = np.flatnonzero(windows.of_op == device)
-    layer, phase = op_owners(attribution)
-    step = np.append(_numbers(attribution.ranges.steps), NONE)[attribution.step[rows]]
-    launch = np.where(host.of_op[rows] >= 0, host.start[host.of_op[rows]], start[rows])
-    return _Parts(trace, attribution, windows, device, rows, sort[rows], launch, layer[rows], phase[rows], step)
+    durations = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy() * np.where(sort == COMM, 1 << 10, 1)
+    weights = np.bincount(of_op, weights=durations, minlength=len(allowed))
+    return int(np.where(allowed, weights, -1).argmax())
 
 
-def _ready(parts: _Parts, collectives: Int64Array, start: Int64Array, end: Int64Array, host: HostCalls) -> Int64Array:
+def _ready(ops: _Operations, collectives: Int64Array) -> Int64Array:
     """When each collective could have begun: after its launch and the end of compute and copies launched before it."""
-    order = np.argsort(parts.launch, kind="stable")
-    work = np.where(parts.sort[order] == COMM, np.iinfo(np.int64).min, end[order])
-    earlier_end = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(work)[:-1]))
+    order = np.argsort(ops.launch, kind="stable")
+    work = np.where(ops.sort[order] == COMM, _BEFORE_ALL, ops.end[order])
     until = np.empty(len(order), dtype=np.int64)
-    until[order] = earlier_end
-    call = host.of_op[parts.rows[collectives]]
-    launched = np.where(call >= 0, host.start[call], parts.launch[collectives])
-    ready: Int64Array = np.clip(np.maximum(until[collectives], launched), start.min(initial=0), start[collectives])
-    return ready
+    until[order] = np.concatenate(([_BEFORE_ALL], np.maximum.accumulate(work)[:-1]))
+    possible = np.maximum(until[collectives], ops.launch[collectives])
+    return np.clip(possible, ops.start.min(initial=0), ops.start[collectives])
 
 
-def _gates(parts: _Parts, collectives: Int64Array, start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
+def _gates(ops: _Operations, collectives: Int64Array) -> npt.NDArray[np.bool_]:
     """Whether the device computed nothing when each collective ended."""
-    works = np.flatnonzero(parts.sort == COMPUTE)
-    works = works[np.argsort(start[works], kind="stable")]
-    latest_end = np.append(np.maximum.accumulate(end[works]), np.iinfo(np.int64).min)
-    previous = np.searchsorted(start[works], end[collectives], side="left") - 1
-    quiet: npt.NDArray[np.bool_] = latest_end[previous] <= end[collectives]
+    works = np.flatnonzero(ops.sort == COMPUTE)
+    works = works[np.argsort(ops.start[works], kind="stable")]
+    latest_end = np.append(np.maximum.accumulate(ops.end[works]), _BEFORE_ALL)
+    previous = np.searchsorted(ops.start[works], ops.end[collectives], side="left") - 1
+    quiet: npt.NDArray[np.bool_] = latest_end[previous] <= ops.end[collectives]
     return quiet
 
 
-def _idle(parts: _Parts, start: Int64Array, end: Int64Array) -> IdleGaps:
-    """The idle gaps of the device, each in one of its windows."""
-    of_device = parts.windows.device == parts.device
-    bounds = np.unique(
-        np.concatenate((parts.windows.start[of_device], parts.windows.end[of_device], start[start == end]))
-    )
-    return idle_gaps(start, end, bounds)
+# ---------------------------------------------------------------- device activity
 
 
-def _names(of_op: pd.Categorical, of_gap: Any) -> _Names:
-    names = [*of_op.categories, *of_gap.categories]
-    distinct, code_of_name = np.unique(np.array(names, dtype=object), return_inverse=True)
-    code_of_name = np.append(code_of_name, NONE).astype(np.int32)
-    of_gaps = of_gap.codes.to_numpy().astype(np.int32) + np.int32(len(of_op.categories))
-    return _Names(distinct, np.append(code_of_name[of_op.codes], np.int32(NONE)), code_of_name[of_gaps])
+def _lane(ops: _Operations, cuts: Int64Array) -> _Lane:
+    """Cut a device's time into pieces where an operation begins or ends, and at the cuts, which are ascending."""
+    # a stable sort merges what is nearly sorted already; np.unique is slower
+    bounds = np.sort(np.concatenate((np.sort(ops.start, kind="stable"), ops.end, cuts)), kind="stable")
+    bounds = bounds[np.append(True, bounds[1:] > bounds[:-1])]
+    op = np.full(len(bounds) - 1, NONE, dtype=np.int64)
+    for kind in (COPY, COMM, COMPUTE):  # later ones take precedence
+        rows = np.flatnonzero((ops.sort == kind) & (ops.end > ops.start))
+        running = _running(ops, rows[np.lexsort((ops.end[rows], ops.start[rows]))], bounds[:-1])
+        op = np.where(running == NONE, op, running)
+    return _Lane(bounds[:-1], bounds[1:], op)
+
+
+def _running(ops: _Operations, rows: Int64Array, times: Int64Array) -> Int64Array:
+    """The operation that runs at each moment, the first to begin if there are several; else `NONE`.
+
+    Args:
+        ops: The operations.
+        rows: Those to look at, by start and end.
+        times: The moments, ascending.
+    """
+    if not len(rows):
+        return np.full(len(times), NONE, dtype=np.int64)
+    # an operation that ends inside an earlier one is hidden by it
+    latest_end = np.maximum.accumulate(ops.end[rows])
+    hidden_until = np.concatenate(([_BEFORE_ALL], latest_end[:-1]))
+    is_visible = ops.end[rows] > hidden_until
+    visible = rows[is_visible]
+    index = np.searchsorted(np.maximum(ops.start[rows], hidden_until)[is_visible], times, side="right") - 1
+    candidate = visible[np.maximum(index, 0)]
+    return np.where((index >= 0) & (ops.end[candidate] > times), candidate, NONE)
+
+
+def _gaps(lane: _Lane, bounds: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The idle gaps of the device: the gap of each piece, `NONE` if it is busy, and starts and ends of the gaps.
+
+    Args:
+        lane: The pieces.
+        bounds: Times at which a gap ends and the next begins.
+    """
+    is_idle = lane.op == NONE
+    begins = is_idle & (np.append(True, ~is_idle[:-1]) | np.isin(lane.start, bounds))
+    gap = np.where(is_idle, np.cumsum(begins) - 1, NONE)
+    start = lane.start[begins]
+    return gap, start, start + exact_sums(gap[is_idle], (lane.end - lane.start)[is_idle], len(start))
 
 
 def _segments(
-    parts: _Parts, lane: Lane, idle: IdleGaps, *, gaps: pd.DataFrame, collectives: Int64Array, start: Int64Array
+    ops: _Operations,
+    lane: _Lane,
+    *,
+    segment: Int64Array,
+    step: Int64Array,
+    gaps: pd.DataFrame,
+    gap: Int64Array,
+    collectives: Int64Array,
 ) -> pd.DataFrame:
     """The table ``segments``: sums over the pieces by segment, step, names (those of gaps are their causes) and
     collective.
     """
     import pandas as pd
 
-    states = pd.Categorical.from_codes([-1, 0, 1, 2], categories=pd.Index(list(DOING.values())))
-    names = {
-        name: _names(of_op, gaps[of_gap].cat)
-        for name, of_op, of_gap in (
-            ("doing", states, "cause"),
-            ("layer", parts.layer, "layer"),
-            ("phase", parts.phase, "phase"),
-        )
-    }
-    # columns of operations have an entry for `NONE` appended
-    start, collective = np.append(start, NONE), np.full(len(start) + 1, NONE, dtype=np.int64)
+    states = pd.Categorical.from_codes(ops.sort - 1, categories=pd.Index(list(DOING.values())))
+    owner = np.where(lane.op == NONE, len(ops.start) + gap, lane.op)  # the operations, then the gaps
+    names: dict[str, pd.Index[str]] = {}
+    codes: dict[str, npt.NDArray[Any]] = {}
+    for name, of_op, of_gap in (
+        ("doing", states, gaps["cause"].array),
+        ("layer", ops.layer, gaps["layer"].array),
+        ("phase", ops.phase, gaps["phase"].array),
+    ):
+        names[name] = pd.Index(sorted({*of_op.categories, *of_gap.categories}), dtype=object)
+        both = [column.set_categories(names[name]).codes for column in (of_op, of_gap)]
+        codes[name] = np.concatenate(both).astype(np.int32)[owner]
+    collective = np.full(len(ops.start) + 1, NONE, dtype=np.int64)  # the last is of `NONE`
     collective[collectives] = np.arange(len(collectives))
-    windows = parts.windows
-    device_steps = np.flatnonzero((windows.device == parts.device) & windows.in_step)
-    ends, steps = np.append(windows.end[device_steps], np.iinfo(np.int64).min), windows.step[device_steps]
-    rows = np.flatnonzero(lane.state == IDLE)
-    gap = latest(idle.start, lane.start[rows])
-    inside = latest(windows.start[device_steps], lane.start)
     keys: dict[str, npt.NDArray[Any]] = {
-        "segment": lane.segment,
-        "step": np.where(lane.start < ends[inside], np.append(steps, NONE)[inside], NONE),
-        "doing": names["doing"].codes(lane.state, rows, gap),
-        "layer": names["layer"].codes(lane.op, rows, gap),
-        "phase": names["phase"].codes(lane.op, rows, gap),
-        "collective": np.where(lane.state == COMM, collective[lane.op], NONE),
+        "segment": segment,
+        "step": step,
+        **codes,
+        "collective": collective[lane.op],
     }
-    is_start = (lane.start == start[lane.op]) & (lane.op != NONE)
+    is_start = (lane.op != NONE) & (lane.start == ops.start[lane.op])
     distinct, sums = sums_by(list(keys.values()), [lane.end - lane.start, is_start.astype(np.int64)])
     columns: dict[str, Any] = dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))
-    for name, distinct_names in names.items():
-        columns[name] = pd.Categorical.from_codes(columns[name], pd.Index(distinct_names.names))
+    for name, categories in names.items():
+        columns[name] = pd.Categorical.from_codes(columns[name], categories)
     table: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return table
 
 
-def _layers(parts: _Parts, segments: pd.DataFrame, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
+def _layers(ops: _Operations, segments: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
-    keys = ["step", "layer", "phase"]
-    codes: list[npt.NDArray[Any]] = [parts.step, parts.layer.codes, parts.phase.codes, parts.sort]
-    (step, layer, phase, sort), (ns, ops) = sums_by(codes, [end - start, np.ones(len(start), dtype=np.int64)])
+    keys, kinds = ["step", "layer", "phase"], {"compute": COMPUTE, "comm": COMM, "copy": COPY}
+    codes: list[npt.NDArray[Any]] = [ops.step, ops.layer.codes, ops.phase.codes, ops.sort]
+    (step, layer, phase, sort), (ns, count) = sums_by(codes, [ops.end - ops.start, np.ones_like(ops.start)])
     owners = pd.DataFrame({
         "step": step,
-        "layer": pd.Categorical.from_codes(layer, parts.layer.categories),
-        "phase": pd.Categorical.from_codes(phase, parts.phase.categories),
-        **{f"{name}_ns": np.where(sort == kind, ns, 0) for name, kind in _KINDS.items()},
-        "ops": np.where(sort == COMPUTE, ops, 0),
+        "layer": pd.Categorical.from_codes(layer, ops.layer.categories),
+        "phase": pd.Categorical.from_codes(phase, ops.phase.categories),
+        **{f"{name}_ns": np.where(sort == kind, ns, 0) for name, kind in kinds.items()},
+        "ops": np.where(sort == COMPUTE, count, 0),
     })  # fmt: skip
-    idle = segments[~segments["doing"].isin(list(DOING.values())).to_numpy()]
-    idle = idle[[*keys, "ns"]].assign(loading_ns=idle["ns"].where(idle["doing"] == "dataloader", 0))
-    work, idling = (
-        table.groupby(keys, observed=True).sum() for table in (owners, idle.rename(columns={"ns": "idle_ns"}))
-    )
-    table = work.join(idling, how="outer").fillna(0).astype("int64").reset_index()
-    return _ordered("layers", table.assign(rank=rank))
-
-
-_KINDS = {"compute": COMPUTE, "comm": COMM, "copy": COPY}
-
-
-def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
-    import pandas as pd
-
-    windows = parts.windows
-    device_steps = (windows.device == parts.device) & windows.in_step
-    columns = {"step": windows.step, "start_ns": windows.start, "end_ns": windows.end}
-    table: pd.DataFrame = pd.DataFrame({name: values[device_steps] for name, values in columns.items()})
-    of_rank: pd.DataFrame = table.assign(rank=rank)
-    return of_rank
+    idle = segments[~segments["doing"].isin(list(DOING.values())).to_numpy()].rename(columns={"ns": "idle_ns"})
+    idle = idle[[*keys, "idle_ns"]].assign(loading_ns=idle["idle_ns"].where(idle["doing"] == "dataloader", 0))
+    work, idling = (table.groupby(keys, observed=True).sum() for table in (owners, idle))
+    layers: pd.DataFrame = work.join(idling, how="outer").fillna(0).astype("int64").reset_index()
+    return layers
 
 
 def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -303,74 +312,43 @@ def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     return ordered
 
 
-COLLECTS = re.compile(r"(python[ .:]*)?gc([ .:(].*)?|garbage[ _-]collect(ion|or|ing)?.*", re.IGNORECASE)
-"""Names of ranges around Python's garbage collection: ``gc``, ``gc.collect``, ``garbage collection``."""
-
-_DATA_TEXTS = ("data", "dataloader")
+# ---------------------------------------------------------------- what held the host up
 
 
-def collecting(trace: Trace, pid: int) -> Int64Array:
+def _collections(trace: Trace, pid: int) -> Int64Array:
     """Starts and ends of the process's garbage collections, from ranges, shape ``(2, n)``."""
-    names = trace.ranges["text"].cat.categories
-    codes = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in names])
-    selected = np.isin(trace.ranges["text"].cat.codes.to_numpy(), codes) & (trace.ranges["pid"].to_numpy() == pid)
+    texts = trace.ranges["text"].cat
+    codes = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in texts.categories])
+    selected = np.isin(texts.codes.to_numpy(), codes) & (trace.ranges["pid"].to_numpy() == pid)
     return np.stack([trace.ranges[edge].to_numpy()[selected] for edge in ("start_ns", "end_ns")])
 
 
-def loading_code(trace: Trace) -> Int64Array:
-    """Starts and ends of code loading and compilation, shape ``(2, n)``."""
-    if trace.loads is None or not len(trace.loads):
-        return np.zeros((2, 0), dtype=np.int64)
-    return np.stack([trace.loads[edge].to_numpy() for edge in ("start_ns", "end_ns")])
-
-
-def with_host_causes(gaps: pd.DataFrame, intervals: Mapping[str, Int64Array]) -> pd.DataFrame:
-    """Replace the cause of an idle gap if most of it overlaps an interval of another cause."""
-    start, durations = gaps["start_ns"].to_numpy(), gaps["idle_ns"].to_numpy()
-    for cause, (starts, ends) in intervals.items():
-        if not len(starts):
-            continue
-        lane = np.zeros(len(start), dtype=np.int64)
-        covered = Cover(np.zeros(len(starts), dtype=np.int64), starts, ends).inside(lane, start, start + durations)
-        causes = gaps["cause"].cat
-        named_causes = gaps["cause"] if cause in causes.categories else causes.add_categories([cause])
-        gaps = gaps.assign(cause=named_causes.mask((2 * covered > durations) & (durations > 0), cause))
-    return gaps
-
-
-def host_times(
-    attribution: Attribution, pid: int, pauses: Int64Array, instances: Int64Array
+def _host_times(
+    attribution: Attribution, pid: int, collections: Int64Array, instances: Int64Array
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Host time of each step instance: loading_ns (data loading) and gc_ns.
 
     Data loading counts for the enclosing step, otherwise for the next one.
     """
-    ranges = attribution.ranges
-    loads = (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)) & (ranges.pid == pid)
-    loads[loads] = _outermost(ranges.start[loads], ranges.end[loads])
-    step_starts = np.full(len(ranges.steps), np.iinfo(np.int64).max)
-    steps = np.flatnonzero((ranges.step >= 0) & (ranges.pid == pid))
-    np.minimum.at(step_starts, ranges.step[steps], ranges.start[steps])
+    ranges, count = attribution.ranges, len(attribution.ranges.steps)
+    loads = np.flatnonzero(
+        (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)) & (ranges.pid == pid)
+    )
+    # those that are not inside another
+    loads = loads[np.lexsort((-ranges.end[loads], ranges.start[loads]))]
+    latest_end = np.concatenate(([_BEFORE_ALL], np.maximum.accumulate(ranges.end[loads])))[: len(loads)]
+    loads = loads[ranges.end[loads] > latest_end]
+    step_starts = np.full(count, np.iinfo(np.int64).max)
+    of_steps = np.flatnonzero((ranges.step >= 0) & (ranges.pid == pid))
+    np.minimum.at(step_starts, ranges.step[of_steps], ranges.start[of_steps])
     order = np.argsort(step_starts, kind="stable")
-    within = ranges.step_at(np.flatnonzero(loads))
-    following = np.append(order, -1)[np.searchsorted(step_starts[order], ranges.start[loads])]
-    of = np.where(within >= 0, within, following)
-    loading = _by_step(of, (ranges.end - ranges.start)[loads], len(ranges.steps))
-    last = np.append(order, -1)[np.searchsorted(step_starts[order], pauses[0], side="right") - 1]
-    collected = _by_step(last, pauses[1] - pauses[0], len(ranges.steps))
-    return {"loading_ns": loading[instances], "gc_ns": collected[instances]}
-
-
-def _outermost(start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which intervals are not nested in another."""
-    order = np.lexsort((-end, start))
-    latest_end = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[order])[:-1]))[: len(order)]
-    outer = np.zeros(len(order), dtype=bool)
-    outer[order] = end[order] > latest_end
-    return outer
-
-
-def _by_step(step: Int64Array, durations: Int64Array, count: int) -> Int64Array:
-    has_step = step >= 0
-    sums: Int64Array = np.bincount(step[has_step], weights=durations[has_step], minlength=count).astype(np.int64)
-    return sums
+    within = ranges.step_at(loads)
+    following = np.append(order, NONE)[np.searchsorted(step_starts[order], ranges.start[loads])]
+    previous = np.append(order, NONE)[np.searchsorted(step_starts[order], collections[0], side="right") - 1]
+    times = {}
+    for name, step, durations in (
+        ("loading_ns", np.where(within >= 0, within, following), (ranges.end - ranges.start)[loads]),
+        ("gc_ns", previous, collections[1] - collections[0]),
+    ):
+        times[name] = exact_sums(step[step >= 0], durations[step >= 0], count)[instances]
+    return times

@@ -67,7 +67,7 @@ INSTRUMENT = (
 
 
 RANKS = (
-    {"lane", "communication"},
+    {"communication"},
     {"mapping"},
     {"maps"},
     {"groups", "messages", "stages"},
