@@ -598,13 +598,13 @@ class Capture:
         Raises:
             UsageError: The capture does not contain the step, or both step and steps are given.
         """
-        from nvprof_kit._report.export import suffixes_of, trace_events
+        from nvprof_kit._report.export import SUFFIXES, trace_events
         from nvprof_kit._result.writer import Document
 
         timeline, info = self._timeline(step, _steps(steps))
         _among(data_format, get_args(TraceForm), "form of a trace")
         return Document(
-            lambda: trace_events(timeline, info, data_format), suffixes_of(data_format), self.sources, info.warnings
+            lambda: trace_events(timeline, info, data_format), SUFFIXES[data_format], self.sources, info.warnings
         )
 
     def _timeline(self, step: int | None, steps: StepOptions) -> tuple[Timeline, CaptureInfo]:

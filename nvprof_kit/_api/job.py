@@ -279,7 +279,7 @@ class Job:
 
         from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._api.capture import open as open_capture
-        from nvprof_kit._report.export import RankClock, job_trace, suffixes_of
+        from nvprof_kit._report.export import SUFFIXES, RankClock, job_trace
         from nvprof_kit._result.writer import Document
 
         self._check_there(ranks)
@@ -318,7 +318,7 @@ class Job:
         ]
         return Document(
             lambda: job_trace(readers, origin, data_format),
-            suffixes_of(data_format),
+            SUFFIXES[data_format],
             tuple(sources),
             as_issues("clocks", warnings),
         )

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 
-BY_SUFFIX: Mapping[str, str] = MappingProxyType({".json.gz": "json.gz", ".gz": "json.gz", ".json": "json"})
-"""Formats by suffix, longer suffixes first."""
+SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType({"json.gz": (".json.gz", ".gz"), "json": (".json",)})
+"""The suffixes of each format."""
 
 _BLOCK = 1 << 16
 _STEPS, _LANES, _THREADS = 2, 100, 100_000
@@ -44,11 +44,6 @@ _RANK_PROCESSES = 100_000
 
 _PLACE = ("name", "pid", "tid", "start_ns", "end_ns")
 """Columns of slices; those behind them are arguments."""
-
-
-def suffixes_of(file_format: str) -> tuple[str, ...]:
-    """The file suffixes of a format."""
-    return tuple(suffix for suffix in BY_SUFFIX if BY_SUFFIX[suffix] == file_format)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,20 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 """Colors of other series, in order."""
 
 
-def canvas(size: tuple[float, float], title: str, grid: Literal["x", "y", "both"] | None = None) -> tuple[Figure, Axes]:
+def canvas(
+    size: tuple[float, float],
+    title: str,
+    x: str = "",
+    y: str = "",
+    grid: Literal["x", "y", "both"] | None = None,
+) -> tuple[Figure, Axes]:
     """A figure with one plot, without lines at the top and on the right.
 
     Args:
         size: Width and height in inches.
         title: Title of the figure.
+        x: Title of the x axis.
+        y: Title of the y axis.
         grid: The axis whose ticks have lines behind the data.
     """
     from matplotlib.figure import Figure
@@ -42,6 +50,8 @@ def canvas(size: tuple[float, float], title: str, grid: Literal["x", "y", "both"
         axes.grid(axis=grid, color="#DDDDDD")
         axes.set_axisbelow(True)
     figure.suptitle(title, fontsize=15)
+    axes.set_xlabel(x, fontsize=13)
+    axes.set_ylabel(y, fontsize=13)
     return figure, axes
 
 
@@ -103,14 +113,14 @@ def bars_figure(frame: pd.DataFrame, values: Sequence[str], labels: Sequence[str
     unit, factor = next((unit_factor for ending, unit_factor in UNITS.items() if values[0].endswith(ending)), ("", 1.0))
     left_out = int((drawn > 0).sum()) - len(bars)
     title = f"{title} (and {left_out} smaller)" if left_out else title
-    figure, axes = canvas((10, 1.4 + 0.28 * max(len(bars), 1)), title)
+    about = f"{_words(values[0])}, {unit}" if len(values) == 1 else unit
+    figure, axes = canvas((10, 1.4 + 0.28 * max(len(bars), 1)), title, about)
     left = 0.0
     for column, colour in zip(values, PALETTE, strict=False):
         axes.barh(range(len(bars)), bars[column] * factor, left=left, color=colour, label=_words(column))
         left = left + bars[column].to_numpy() * factor
     axes.set_yticks(range(len(bars)), _labels(frame.loc[bars.index, list(labels)]))
     axes.invert_yaxis()
-    axes.set_xlabel(f"{_words(values[0])}, {unit}" if len(values) == 1 else unit)
     if len(values) > 1:
         legend_above(axes, len(values))
     return figure

@@ -36,7 +36,7 @@ def layers_roofline(result: NcuLayers) -> Figure:
 def roofline_figure(roofline: Roofline) -> Figure:
     """FLOP/s over arithmetic intensity (FLOP/byte), both logarithmic."""
     title = "Roofline: a dot is a kernel of a layer, as large as its GPU time"
-    figure, axes = canvas((10, 6.5), title, "both")
+    figure, axes = canvas((10, 6.5), title, "operations by byte of DRAM", "operations a second", "both")
     # the peaks, of which equal ones share a line, and the slope of the memory's bandwidth
     points, bandwidth = roofline.points["intensity"], roofline.bandwidth
     highest = max(roofline.peaks.values())
@@ -56,8 +56,6 @@ def roofline_figure(roofline: Roofline) -> Figure:
     _dots(axes, roofline)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("operations by byte of DRAM", fontsize=13)
-    axes.set_ylabel("operations a second", fontsize=13)
     return figure
 
 

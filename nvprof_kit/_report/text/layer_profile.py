@@ -80,7 +80,7 @@ def time_figure(profile: LayerProfile) -> Figure:
     blocks = curve_points(profile)
     gpus = f" on {counted(profile.layers.info.gpus)}" if profile.layers.info.gpus else ""
     title = f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases"
-    figure, axes = canvas((12, 5.5), title, "y")
+    figure, axes = canvas((12, 5.5), title, y=f"{heading(time_name(profile.layers))} per step, ms", grid="y")
     for number, (kind, rows) in enumerate(blocks.groupby("kind", sort=False)):
         colour, times = PALETTE[number % (len(PALETTE) - 2)], rows.select_dtypes("number") / 1e6
         axes.fill_between(rows.index, times["min_ns"], times["max_ns"], color=colour, alpha=0.18, linewidth=0)
@@ -91,7 +91,6 @@ def time_figure(profile: LayerProfile) -> Figure:
     labels = blocks["layer"].tolist()
     label_step = max(len(labels) // _LABELS, 1)
     axes.set_xticks(range(0, len(labels), label_step), labels[::label_step], rotation=90, fontsize=9)
-    axes.set_ylabel(f"{heading(time_name(profile.layers))} per step, ms", fontsize=13)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     if len(blocks):

@@ -63,7 +63,8 @@ def timeline_figure(result: Timers) -> Figure:
     calls = result.calls.nsmallest(MOST_BARS, "offset_ns")
     left_out = len(result.calls) - len(calls)
     title = f"Stages by rank{f' (the first {len(calls):,} of {len(result.calls):,})' if left_out else ''}"
-    figure, axes = canvas((12, 2.0 + 0.5 * len(result.ranks)), title, "x")
+    about = "ms since the first start, each rank by its own clock"
+    figure, axes = canvas((12, 2.0 + 0.5 * len(result.ranks)), title, about, grid="x")
     lanes = {rank: lane for lane, rank in enumerate(result.ranks)}
     for number, (stage, stage_calls) in enumerate(calls.groupby("stage", observed=True)):
         for depth, at_depth in stage_calls.groupby("depth"):
@@ -75,7 +76,6 @@ def timeline_figure(result: Timers) -> Figure:
         axes.bar(0, 0, color=PALETTE[number % len(PALETTE)], label=str(stage))
     axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes], fontsize=12)
     axes.invert_yaxis()
-    axes.set_xlabel("ms since the first start, each rank by its own clock", fontsize=13)
     legend_above(axes, 8)
     figure.supxlabel(textwrap.fill(verdict_line(result.verdict).plain, 120), fontsize=11)
     return figure
