@@ -33,17 +33,9 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType({"json.gz": (".json.g
 """The suffixes of each format."""
 
 _BLOCK = 1 << 16
-_STEPS, _LANES, _THREADS = 2, 100, 100_000
-"""First track of the steps of a GPU, of its streams, and of threads."""
-
-_CPU = 1000
-"""First id of CPU processes; ids of GPUs start at 1."""
 
 _RANK_PROCESSES = 100_000
-"""Distance between the process numbers of two ranks; ten times as much for tracks."""
-
-_PLACE = ("name", "pid", "tid", "start_ns", "end_ns")
-"""Columns of slices; those behind them are arguments."""
+"""Distance between the process numbers of two ranks."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +60,17 @@ class RankClock:
         return moved if not self.drift else moved + np.round(self.drift * (times - self.at_ns)).astype(np.int64)
 
 
-class _Track(NamedTuple):
-    """A track, or a process if it has no `tid`; sorted by `order`."""
+class _Slices(NamedTuple):
+    """Slices of one category: their times (start_ns, end_ns), their names, and their arguments by name."""
 
-    pid: int
-    tid: int | None
-    order: int
-    name: str
+    category: str
+    rows: pd.DataFrame
+    names: Any
+    arguments: Mapping[str, Any]
+
+
+Tracks = list[tuple[str, list[_Slices]]]
+"""The tracks of a process: the name of each, and its slices, outer ones first."""
 
 
 def trace_events(drawn: Timeline, info: CaptureInfo, file_format: str) -> Iterator[bytes]:
@@ -88,7 +84,7 @@ def trace_events(drawn: Timeline, info: CaptureInfo, file_format: str) -> Iterat
     about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "warnings": list(info.warnings)}
     starts = [int(frame["start_ns"].min()) for frame in (drawn.ops, drawn.ranges) if len(frame)]
     origin = min([drawn.start_ns, *starts])
-    return _packed(_events([(_tracks(drawn, info), _slices(drawn), origin)], about), file_format)
+    return _packed(_events([(_processes(drawn, info), lambda times: times)], origin, about), file_format)
 
 
 def job_trace(
@@ -103,35 +99,12 @@ def job_trace(
     """
     readers = list(ranks)
     about = {"ranks": ", ".join(str(clock.rank) for clock, _ in readers)}
-    parts = ((*_of_rank(number, clock, read, origin), origin) for number, (clock, read) in enumerate(readers))
-    return _packed(_events(parts, about), file_format)
 
+    def of_rank(clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]]) -> Iterator[tuple[str, Tracks]]:
+        name = f"rank {clock.rank}" if clock.offset_ns is not None else f"rank {clock.rank}, on a clock of its own"
+        return ((f"{name} · {process}", tracks) for process, tracks in _processes(*read()))
 
-def _of_rank(
-    number: int, clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]], origin: int
-) -> tuple[Iterator[_Track], Iterator[tuple[str, pd.DataFrame]]]:
-    """The tracks and slices of a rank, with numbers of its own and on the common clock."""
-    drawn, info = read()
-    shift = number * _RANK_PROCESSES
-    name = f"rank {clock.rank}" if clock.offset_ns is not None else f"rank {clock.rank}, on a clock of its own"
-    tracks = (
-        track._replace(pid=track.pid + shift, order=track.order + shift, name=f"{name} · {track.name}")
-        if track.tid is None
-        else track._replace(pid=track.pid + shift, tid=track.tid + 10 * shift, order=track.order + 10 * shift)
-        for track in _tracks(drawn, info)
-    )
-    slices = (
-        (
-            category,
-            rows.assign(
-                pid=rows["pid"] + shift,
-                tid=rows["tid"] + 10 * shift,
-                **{time: np.maximum(clock(rows[time].to_numpy()), origin) for time in ("start_ns", "end_ns")},
-            ),
-        )
-        for category, rows in _slices(drawn)
-    )
-    return tracks, slices
+    return _packed(_events(((of_rank(clock, read), clock) for clock, read in readers), origin, about), file_format)
 
 
 def _packed(pieces: Iterable[bytes], file_format: str) -> Iterator[bytes]:
@@ -145,88 +118,40 @@ def _packed(pieces: Iterable[bytes], file_format: str) -> Iterator[bytes]:
     yield packer.flush()
 
 
-# ---------------------------------------------------------------- tracks and slices
-
-
-def _tracks(drawn: Timeline, info: CaptureInfo) -> Iterator[_Track]:
-    """The processes and tracks with their names and order."""
-    devices = _devices(drawn)
-    for index, device in enumerate(devices):
-        name = f"GPU {device} {info.gpu_name(device)}".strip() if info.on_gpu else "CPU operators"
-        yield _Track(index + 1, None, index, name)
-        if (drawn.idle["device"] == device).any():
-            yield _Track(index + 1, 1, 1, "idle")
-        for number in drawn.steps["place"][drawn.steps["device"] == device].unique().tolist():
-            track = _STEPS + number
-            yield _Track(index + 1, track, track, f"steps, process {number}" if number else "steps")
-    with_layers = set(drawn.spans["lane"].tolist())
-    for index, lane in enumerate(drawn.lanes):
-        for offset, sort in enumerate(("phases", "layers", "operations")):
-            if offset != 1 or index in with_layers:
-                track = _LANES + 3 * index + offset
-                yield _Track(devices.index(lane.device) + 1, track, track, f"{lane_label(lane, drawn)} · {sort}")
-    threads = _threads(drawn)
-    for index in range(threads["process"].nunique()):
-        yield _Track(_CPU + index, None, _CPU + index, f"Process {index}: ranges on the CPU")
-    for index, process in enumerate(threads["process"].tolist()):
-        yield _Track(_CPU + process, _THREADS + index, _THREADS + index, f"thread {index}")
-
-
-def _devices(drawn: Timeline) -> list[int]:
-    return sorted({lane.device for lane in drawn.lanes})
-
-
-def _threads(drawn: Timeline) -> pd.DataFrame:
-    """Every thread with ranges, in order: pid, tid, and the number of its process."""
-    threads = drawn.ranges[["pid", "tid"]].drop_duplicates().sort_values(["pid", "tid"], ignore_index=True)
-    with_process: pd.DataFrame = threads.assign(process=threads["pid"].rank(method="dense").astype("int64") - 1)
-    return with_process
-
-
-def _slices(drawn: Timeline) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The slices of one category at a time, with the columns `_PLACE` and their arguments, on the capture's clock."""
-    devices = np.array(_devices(drawn), dtype=np.int64)
-    process_of_lane: Any = np.searchsorted(devices, [lane.device for lane in drawn.lanes]) + 1
-
-    def rows(frame: pd.DataFrame, name: Any, pid: Any, tid: Any, **args: Any) -> pd.DataFrame:
-        times = {time: frame[time].to_numpy(dtype=np.int64) for time in ("start_ns", "end_ns")}
-        columns = {"name": name, "pid": pid, "tid": tid, **times, **args}
-        table: pd.DataFrame = pd.DataFrame({column: _plain(values) for column, values in columns.items()})
-        return table
-
-    def on_lanes(frame: pd.DataFrame, offset: int, name: Any, **args: Any) -> pd.DataFrame:
-        lane = frame["lane"].to_numpy(dtype=np.int64)
-        return rows(frame, name, process_of_lane[lane], _LANES + 3 * lane + offset, **args)
-
-    gaps, steps, ops, ranges = drawn.idle, drawn.steps, drawn.ops, drawn.ranges
-    idle = pd.Series(["idle"] * len(gaps), dtype="category")
-    device = np.searchsorted(devices, gaps["device"].to_numpy(dtype=np.int64)) + 1
-    yield "idle", rows(gaps, idle, device, np.ones_like(device), after=gaps["after"], before=gaps["before"])
-    device = np.searchsorted(devices, steps["device"].to_numpy(dtype=np.int64)) + 1
-    text, length = "step " + steps["step"].astype(str), steps["end_ns"] - steps["start_ns"]
-    yield "step", rows(steps, text, device, _STEPS + steps["place"], step=steps["step"], ns=length)
-    for category, keys in (("operations of a step", ["lane", "instance"]), ("phase", ["lane", "instance", "phase"])):
-        runs = _runs(ops, keys)
-        runs = runs[runs["step"] >= 0] if category != "phase" else runs
-        text = runs["phase"] if category == "phase" else "operations of step " + runs["step"].astype(str)
-        yield category, on_lanes(runs, 0, text, step=runs["step"])
-    spans = drawn.spans.sort_values(["lane", "start_ns", "level"])
-    yield "layer", on_lanes(spans, 1, spans["layer"], phase=spans["phase"], level=spans["level"])
-    owner = {name: ops[name] for name in ("layer", "phase", "step")}
-    yield "operation", on_lanes(ops, 2, ops["name"], **owner, ns=ops["end_ns"] - ops["start_ns"])
-    threads = _threads(drawn)
-    thread_of_tid = pd.Series(threads.index, index=threads["tid"])
-    thread = ranges["tid"].map(thread_of_tid).to_numpy(dtype=np.int64)
-    process = ranges["pid"].map(dict(zip(threads["pid"], threads["process"], strict=True))).to_numpy(dtype=np.int64)
-    yield "range", rows(ranges, ranges["text"], _CPU + process, _THREADS + thread, category=ranges["category"])
-
-
-def _plain(values: Any) -> Any:
-    """A column by position: integers as int64, texts as categories."""
-    if not isinstance(values, pd.Series):
-        return values
-    is_number = pd.api.types.is_integer_dtype(values.dtype)
-    return values.to_numpy(dtype=np.int64) if is_number else values.astype("category").array
+def _processes(drawn: Timeline, info: CaptureInfo) -> Iterator[tuple[str, Tracks]]:
+    """The processes with their tracks, in their order: GPUs, then the program's processes."""
+    for device in sorted({lane.device for lane in drawn.lanes}):
+        gaps, steps = (frame[frame["device"] == device] for frame in (drawn.idle, drawn.steps))
+        idle = pd.Categorical.from_codes(np.zeros(len(gaps), dtype=np.int8), pd.Index(["idle"]))
+        tracks = [("idle", [_Slices("idle", gaps, idle, {"after": gaps["after"], "before": gaps["before"]})])]
+        for place, rows in steps.groupby("place", sort=True):
+            arguments = {"step": rows["step"], "ns": rows["end_ns"] - rows["start_ns"]}
+            slices = _Slices("step", rows, "step " + rows["step"].astype(str), arguments)
+            tracks.append((f"steps, process {place}" if place else "steps", [slices]))
+        for number, lane in enumerate(drawn.lanes):
+            if lane.device == device:
+                ops, spans = (frame[frame["lane"] == number] for frame in (drawn.ops, drawn.spans))
+                spans = spans.sort_values(["start_ns", "level"])
+                phases, runs = _runs(ops, ["instance", "phase"]), _runs(ops, ["instance"])
+                runs = runs[runs["step"] >= 0]
+                titles, label = "operations of step " + runs["step"].astype(str), lane_label(lane, drawn)
+                of_runs = _Slices("operations of a step", runs, titles, {"step": runs["step"]})
+                of_phases = _Slices("phase", phases, phases["phase"], {"step": phases["step"]})
+                of_layers = _Slices("layer", spans, spans["layer"], {"phase": spans["phase"], "level": spans["level"]})
+                arguments = {name: ops[name] for name in ("layer", "phase", "step")}
+                arguments["ns"] = ops["end_ns"] - ops["start_ns"]
+                tracks.append((f"{label} · phases", [of_runs, of_phases]))
+                tracks.append((f"{label} · layers", [of_layers]))
+                tracks.append((f"{label} · operations", [_Slices("operation", ops, ops["name"], arguments)]))
+        yield f"GPU {device} {info.gpu_name(device)}".strip() if info.on_gpu else "CPU operators", tracks
+    threads = 0
+    for number, (_, ranges) in enumerate(drawn.ranges.groupby("pid", sort=True)):
+        tracks = []
+        for _, rows in ranges.groupby("tid", sort=True):
+            slices = _Slices("range", rows, rows["text"], {"category": rows["category"]})
+            tracks.append((f"thread {threads}", [slices]))
+            threads += 1
+        yield f"Process {number}: ranges on the CPU", tracks
 
 
 def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -238,9 +163,7 @@ def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     changes[1:] = np.any([np.diff(code) != 0 for code in codes], axis=0)
     first = np.flatnonzero(changes)
     last = np.append(first[1:], len(ops)) - 1
-    runs: pd.DataFrame = ops.iloc[first][["start_ns", "lane", "step", "phase"]].assign(
-        end_ns=ops["end_ns"].to_numpy()[last]
-    )
+    runs: pd.DataFrame = ops.iloc[first].assign(end_ns=ops["end_ns"].to_numpy()[last])
     return runs
 
 
@@ -248,50 +171,67 @@ def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _events(
-    parts: Iterable[tuple[Iterable[_Track], Iterable[tuple[str, pd.DataFrame]], int]], about: Mapping[str, Any]
+    captures: Iterable[tuple[Iterable[tuple[str, Tracks]], Callable[[Int64Array], Int64Array]]],
+    origin: int,
+    about: Mapping[str, Any],
 ) -> Iterator[bytes]:
-    """The file of several captures, one after the other: of each its tracks, slices and time zero."""
+    """The file of several captures, one after the other: of each its processes, and the clock that its times go to."""
     yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
     before = ""
-    for tracks, slices, origin in parts:
-        names = (
-            {"ph": "M", "name": f"{sort}_{fact}", "pid": track.pid, "tid": track.tid or 0, "args": {argument: value}}
-            for track in tracks
-            for sort in ("process" if track.tid is None else "thread",)
-            for fact, argument, value in (("name", "name", track.name), ("sort_index", "sort_index", track.order))
-        )
-        yield (before + ",\n".join(map(_quoted, names))).encode()
-        before = ",\n"
-        for category, rows in slices:
-            texts = {
-                str(name): pa.array(map(_quoted, map(str, column.cat.categories)), pa.string())
-                for name, column in rows.items()
-                if column.dtype == "category"
-            }
-            for start in range(0, len(rows), _BLOCK):
-                yield _lines(category, rows.iloc[start : start + _BLOCK], texts, origin)
+    for number, (processes, clock) in enumerate(captures):
+        tid = 0
+        for pid, (process, tracks) in enumerate(processes, 1 + number * _RANK_PROCESSES):
+            yield (before + _named("process", pid, 0, process, pid)).encode()
+            before = ",\n"
+            for track, slices in tracks:
+                if any(len(of.rows) for of in slices):
+                    tid += 1
+                    yield (before + _named("thread", pid, tid, track, tid)).encode()
+                    for of in slices:
+                        yield from _lines(of, pid, tid, clock, origin)
     yield b"\n]}\n"
 
 
-def _lines(category: str, rows: pd.DataFrame, texts: Mapping[str, pa.Array], origin: int) -> bytes:
+def _named(kind: str, pid: int, tid: int, name: str, order: int) -> str:
+    """The events that name a process or track, and give its place."""
+    facts = {"name": name, "sort_index": order}
+    events = (
+        {"ph": "M", "name": f"{kind}_{fact}", "pid": pid, "tid": tid, "args": {fact: facts[fact]}} for fact in facts
+    )
+    return ",\n".join(map(_quoted, events))
+
+
+def _lines(
+    slices: _Slices, pid: int, tid: int, clock: Callable[[Int64Array], Int64Array], origin: int
+) -> Iterator[bytes]:
     """A complete event for each slice, one per line, each after a comma."""
+    columns = {name: _json(values) for name, values in {"name": slices.names, **slices.arguments}.items()}
+    start, end = (
+        np.maximum(clock(slices.rows[name].to_numpy(dtype=np.int64)), origin) for name in ("start_ns", "end_ns")
+    )
+    for first in range(0, len(start), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        args: list[Any] = []
+        for name in slices.arguments:
+            args += [f'{"," if args else ""}"{name}":', columns[name](block)]
+        lines = pc.binary_join_element_wise(
+            ',\n{"ph":"X","name":', columns["name"](block), f',"cat":"{slices.category}","ts":',
+            *_microseconds(start[block] - origin), ',"dur":', *_microseconds(end[block] - start[block]),
+            f',"pid":{pid},"tid":{tid},"args":{{', *args, "}}", "",
+        )  # fmt: skip
+        # the array stores all texts in one buffer, so no Python string per line is needed
+        yield bytes(lines.buffers()[2])
 
-    def column(name: str) -> pa.Array:
-        codes_or_numbers = rows[name].cat.codes if name in texts else rows[name]
-        array = pa.array(codes_or_numbers.to_numpy())
-        return texts[name].take(array) if name in texts else pc.cast(array, pa.string())
 
-    args: list[Any] = []
-    for name in rows.columns[len(_PLACE) :]:
-        args += [f'{"," if args else ""}"{name}":', column(name)]
-    start, end = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
-    lines = pc.binary_join_element_wise(
-        ',\n{"ph":"X","name":', column("name"), f',"cat":"{category}","ts":', *_microseconds(start - origin),
-        ',"dur":', *_microseconds(end - start), ',"pid":', column("pid"), ',"tid":', column("tid"), ',"args":{', *args,
-        "}}", "",
-    )  # fmt: skip
-    # the array stores all texts in one buffer, so no Python string per line is needed
-    return bytes(lines.buffers()[2])
+def _json(values: Any) -> Callable[[slice], pa.Array]:
+    """The values of a column as JSON, block by block: numbers, or texts that are written once each."""
+    column = pd.Series(values)
+    if pd.api.types.is_integer_dtype(column.dtype):
+        numbers = column.to_numpy(dtype=np.int64)
+        return lambda block: pc.cast(pa.array(numbers[block]), pa.string())
+    distinct = column.astype("category").cat
+    texts, codes = pa.array(map(_quoted, map(str, distinct.categories)), pa.string()), distinct.codes.to_numpy()
+    return lambda block: texts.take(pa.array(codes[block]))
 
 
 def _microseconds(ns: Int64Array) -> tuple[pa.Array, str, pa.Array]:
