@@ -124,10 +124,10 @@ def _processes(drawn: Timeline, info: CaptureInfo) -> Iterator[tuple[str, Tracks
         gaps, steps = (frame[frame["device"] == device] for frame in (drawn.idle, drawn.steps))
         idle = pd.Categorical.from_codes(np.zeros(len(gaps), dtype=np.int8), pd.Index(["idle"]))
         tracks = [("idle", [_Slices("idle", gaps, idle, {"after": gaps["after"], "before": gaps["before"]})])]
-        for place, rows in steps.groupby("place", sort=True):
+        for process, rows in steps.groupby("place", sort=True):
             arguments = {"step": rows["step"], "ns": rows["end_ns"] - rows["start_ns"]}
             slices = _Slices("step", rows, "step " + rows["step"].astype(str), arguments)
-            tracks.append((f"steps, process {place}" if place else "steps", [slices]))
+            tracks.append((f"steps, process {process}" if process else "steps", [slices]))
         for number, lane in enumerate(drawn.lanes):
             if lane.device == device:
                 ops, spans = (frame[frame["lane"] == number] for frame in (drawn.ops, drawn.spans))

@@ -392,10 +392,10 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
 
 def _rank_rows(pieces: pd.DataFrame, origin: int, drawing: Drawing) -> list[dict[str, Any]]:
     """The rows of a rank: its work, its idle time, and its collectives."""
-    doing = pieces["doing"]
-    is_work, is_collective = doing.isin(("compute", "copy")), doing.isin((WAITING, TRANSFER))
-    idle = pieces[~is_work & ~is_collective & (doing != "communication")]
-    collectives = pieces[is_collective].assign(phase=doing)
+    activity = pieces["doing"]
+    is_work, is_collective = activity.isin(("compute", "copy")), activity.isin((WAITING, TRANSFER))
+    idle = pieces[~is_work & ~is_collective & (activity != "communication")]
+    collectives = pieces[is_collective].assign(phase=activity)
     frames = [
         ("work", pieces[is_work].assign(text=pieces["layer"])),
         ("stall", idle.assign(text="idle: " + idle["doing"].astype(str))),

@@ -268,7 +268,7 @@ def _table(sheet: Sheet, page_rows: _PageRows) -> tuple[list[str], list[dict[str
     lines = tree_lines(result)
     lines_of_folds = tree_lines(replace(result, tree=folded[list(tree.columns)])) if page_rows.folds else []
     rows: list[tuple[int, dict[str, Any]]] = []
-    for place, (line, group) in enumerate(page_rows.folds.items(), len(on_page)):
+    for position, (line, group) in enumerate(page_rows.folds.items(), len(on_page)):
         median, shortest, longest = (folded[f"{name}_ns"][line] / 1e6 for name in ("median", "min", "max"))
         each = (
             f"each {median:,.3f} ms in all steps that are shown, {shortest:,.3f} to {longest:,.3f}, without "
@@ -276,14 +276,14 @@ def _table(sheet: Sheet, page_rows: _PageRows) -> tuple[list[str], list[dict[str
         )
         links = {"count": group.count, "each": each, "inside": False, "unlike": ""}
         rows.append(
-            (group.rows[0], page_row(lines_of_folds[line][0], group.label, lines_of_folds[line][1], place, **links))
+            (group.rows[0], page_row(lines_of_folds[line][0], group.label, lines_of_folds[line][1], position, **links))
         )
     group_of_row = {row: group for group in page_rows.groups for row in group.rows}
     paths = row_names(tree).tolist()
-    for place, number in enumerate(on_page):
-        group = group_of_row[place]
+    for position, number in enumerate(on_page):
+        group = group_of_row[position]
         links = {"count": 1, "inside": group.count > 1, "unlike": group.difference}
-        rows.append((place, page_row(lines[number][0], paths[number], lines[number][1], place, **links)))
+        rows.append((position, page_row(lines[number][0], paths[number], lines[number][1], position, **links)))
     rows.sort(key=lambda row: row[0])  # a fold is above its first row
     heads = [*(COLUMNS[name].name for name in ("layer", *names)), *more]
     return heads, [row for _, row in rows], [*(last.get(name, "") for name in names), *("" for _ in more)]

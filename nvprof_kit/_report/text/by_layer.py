@@ -104,7 +104,7 @@ _LIMITS = (
 
 def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
-    whole, recomputes = result.whole, result.whole.model_flops < result.whole.flops
+    totals, recomputes = result.whole, result.whole.model_flops < result.whole.flops
     names = ["calls", "gpu_busy_ns", "flops", "tflops_per_s", "mfu", *(["hfu"] if recomputes else [])]
     names += ["limit_ns", "fused_limit_ns", "of_limit", "bound", "dtype"]
     longest_ns = max([1, *result.printed()["gpu_busy_ns"].astype(int)])
@@ -114,9 +114,9 @@ def flops_report(result: Flops) -> list[RenderableType]:
         sentences = [note for note in str(row["note"]).split(NOTES_APART) if note]
         return {"": " ".join(notes.setdefault(note, f"[{len(notes) + 1}]") for note in sentences)}
 
-    ms = Milliseconds.for_total(longest_ns, max(whole.steps, 1))
+    ms = Milliseconds.for_total(longest_ns, max(totals.steps, 1))
     grid, headings = layer_table(result, names, ms, marks=marks)
-    unit = "a step" if whole.steps else "the capture"
+    unit = "a step" if totals.steps else "the capture"
     about = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is not None:
         about += " MFU: the time its operations take at the peak of their type, over the busy time"
@@ -124,7 +124,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
     limits = [_LIMITS] if result.rows["limit_ns"].notna().any() else []
     footnotes = [f"{mark} {note}" for note, mark in notes.items()]
     return [
-        capture_line(result.info, whole.steps),
+        capture_line(result.info, totals.steps),
         *_header(result, recomputes),
         "",
         grid,
@@ -136,21 +136,21 @@ def flops_report(result: Flops) -> list[RenderableType]:
 
 
 def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
-    whole, peaks = result.whole, result.peaks
-    devices = f"{whole.devices} GPU{'s' * (whole.devices > 1)}" if result.info.on_gpu else "the CPU"
-    lasted, busy = (Milliseconds.for_total(int(ns) or 1).with_unit(int(ns)) for ns in (whole.step_ns, whole.busy_ns))
+    totals, peaks = result.whole, result.peaks
+    devices = f"{totals.devices} GPU{'s' * (totals.devices > 1)}" if result.info.on_gpu else "the CPU"
+    lasted, busy = (Milliseconds.for_total(int(ns) or 1).with_unit(int(ns)) for ns in (totals.step_ns, totals.busy_ns))
     bound = "at least " if result.uncounted else ""
-    model = f", {_amount(whole.model_flops)} without what is computed again" if recomputes else ""
-    rate = _number(whole.flops / max(whole.step_ns, 1) / 1000) or "0"
-    scope = "A step" if whole.steps else "The capture"
-    lines = [Text(f"{scope}: {bound}{_amount(whole.flops)}{model}, in {lasted} on {devices}: {rate} TFLOP/s")]
+    model = f", {_amount(totals.model_flops)} without what is computed again" if recomputes else ""
+    rate = _number(totals.flops / max(totals.step_ns, 1) / 1000) or "0"
+    scope = "A step" if totals.steps else "The capture"
+    lines = [Text(f"{scope}: {bound}{_amount(totals.flops)}{model}, in {lasted} on {devices}: {rate} TFLOP/s")]
     if peaks is not None:
         in_step, in_busy = (
             ", ".join(
                 f"{name} {bound}{percent(share) if share and not math.isnan(share) else '?'}"
                 for name, share in (("MFU", mfu), *([("HFU", hfu)] if recomputes else []))
             )
-            for mfu, hfu in ((whole.mfu, whole.hfu), (whole.busy_mfu, whole.busy_hfu))
+            for mfu, hfu in ((totals.mfu, totals.hfu), (totals.busy_mfu, totals.busy_hfu))
         )
         of_types = ", ".join(f"{dtype} {flops / 1e12:,.4g}" for dtype, flops in peaks.flops.items())
         lines.append(Text(f"{in_step}; of the {busy} in which the GPU works: {in_busy}", "bold"))

@@ -33,7 +33,7 @@ _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _Content:
     """What is printed of a comparison: the rows that changed, the kernels, and sentences about all others."""
 
     rows: list[dict[Any, Any]]
@@ -44,7 +44,7 @@ class _Shown:
     notes: list[str]
 
 
-def _shown(result: Diff) -> _Shown:
+def _content(result: Diff) -> _Content:
     """The step, then the changed phases, classes and layers, the largest change first, equal blocks in one row; and the
     first kernels.
     """
@@ -74,7 +74,7 @@ def _shown(result: Diff) -> _Shown:
     if len(result.kernels) > top:
         kernels.append(f"… and {len(result.kernels) - top:,} more; --top N shows them")
     base, new = result.launches
-    return _Shown(
+    return _Content(
         [row for level_rows in by_level.values() for row in level_rows.head(top).to_dict("records")],
         "; ".join(unshown),
         kernels,
@@ -89,11 +89,11 @@ def _shown(result: Diff) -> _Shown:
 
 def diff_report(result: Diff) -> list[RenderableType]:
     """The report for the terminal: verdict, changes, new and removed kernels, gates."""
-    shown, unit = _shown(result), result.unit
+    content, unit = _content(result), result.unit
     kinds = {0: "path", 5: "words"}
     columns = [(name, kinds.get(column, "right")) for column, name in enumerate(_HEAD)]
     grid = table(columns, {"new": 0, "change": 0, "base": 2, "95 % interval": 3})
-    for row in shown.rows:
+    for row in content.rows:
         grid.add_row(*_cells(row, unit))
     parts: list[RenderableType] = [
         *_captures("base", result.base_runs or (result.base,), result.base_steps, unit),
@@ -102,35 +102,35 @@ def diff_report(result: Diff) -> list[RenderableType]:
         Text(_headline(result), "bold"),
         "",
         grid,
-        *([Text(shown.unshown, "dim")] if shown.unshown else []),
+        *([Text(content.unshown, "dim")] if content.unshown else []),
     ]
-    if shown.kernels:
-        parts += ["", Text(shown.kernels_title, "bold"), *map(Text, shown.kernels)]
-    if shown.gates:
-        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in shown.gates)]
+    if content.kernels:
+        parts += ["", Text(content.kernels_title, "bold"), *map(Text, content.kernels)]
+    if content.gates:
+        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in content.gates)]
     times = "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
     about = f"{_UNIT.format(unit)}; {times}, and wall time for the {unit}."
-    return [*parts, "", *(Text(note, "dim") for note in (about, *shown.notes)), *warning_lines(result.warnings)]
+    return [*parts, "", *(Text(note, "dim") for note in (about, *content.notes)), *warning_lines(result.warnings)]
 
 
 def diff_markdown(result: Diff) -> str:
     """The report for a pull request."""
-    shown, unit = _shown(result), result.unit
+    content, unit = _content(result), result.unit
     lines = [f"**{_headline(result)}**", ""]
-    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in shown.gates]
-    lines += [""] if shown.gates else []
+    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in content.gates]
+    lines += [""] if content.gates else []
     lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
-    lines += [f"| {' | '.join(map(_escaped, _cells(row, unit)))} |" for row in shown.rows]
-    if shown.kernels:
-        kernels = [f"- {_escaped(line)}" for line in shown.kernels]
-        lines += ["", f"<details><summary>{shown.kernels_title}</summary>", "", *kernels, "", "</details>"]
+    lines += [f"| {' | '.join(map(_escaped, _cells(row, unit)))} |" for row in content.rows]
+    if content.kernels:
+        kernels = [f"- {_escaped(line)}" for line in content.kernels]
+        lines += ["", f"<details><summary>{content.kernels_title}</summary>", "", *kernels, "", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
         ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({side.tool}, {', '.join(side.gpus)})"
         for side, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
     )
     about = f"{base}, {result.base_steps} {unit}s; {new}, {result.new_steps} {unit}s. {_UNIT.format(unit)}."
-    return "\n".join([*lines, "", about, *map(_escaped, shown.notes)]) + "\n"
+    return "\n".join([*lines, "", about, *map(_escaped, content.notes)]) + "\n"
 
 
 def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -> list[Text]:

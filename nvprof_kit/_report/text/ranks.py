@@ -71,8 +71,8 @@ def _section(title: str, rows: pd.DataFrame, top: int, *notes: RenderableType) -
 def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
     rows = sums.head(top).reset_index().astype(object)
-    if len(others := sums.iloc[top:]):
-        rows.loc[len(rows)] = ["", f"{len(others)} more", *[""] * (len(rows.columns) - 3), int(others.sum())]
+    if len(remaining := sums.iloc[top:]):
+        rows.loc[len(rows)] = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
     with_shares: pd.DataFrame = rows.assign(share=[ns / all_ns if all_ns else None for ns in rows[sums.name]])
     return with_shares
 

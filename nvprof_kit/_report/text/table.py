@@ -179,8 +179,8 @@ class Grid:
             if column.kind != "bar":
                 texts = [column.name, *(plain(str(row.cells[index])) for row in rows if row.cells)]
                 widths[index] = max(map(cell_len, texts))
-                words = [word for text in texts for word in _joined(text).split(" ")] if column.kind == "words" else []
-                floor = max([_SHORT if index else _SHORT_LABEL, *map(cell_len, words)])
+                pieces = [word for text in texts for word in _joined(text).split(" ")] if column.kind == "words" else []
+                floor = max([_SHORT if index else _SHORT_LABEL, *map(cell_len, pieces)])
                 floors[index] = widths[index] if column.kind == "right" else min(floor, widths[index])
         all_widths = dict(widths)
 
