@@ -67,15 +67,15 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no typ
 INTEGER, DECIMAL = r"\d{1,12}", r"(\d{1,12}\.?|\d{0,12}\.\d{1,12})(e-?\d{1,2})?"
 
 
-class VerbGroup(click.Group):
-    """The verbs of the command line, listed by section. A module of verbs is loaded when one of them is asked for."""
+class LazyGroup(click.Group):
+    """Verbs, also those below another. A module of verbs is loaded when one of them is asked for."""
 
     modules = ("reading", "sources", "job", "out", "capture")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of this name, of the first module that has it; verbs below another may be in any."""
+        """The verb of this name, of the first module that has it."""
         for module in self.modules:
-            if cmd_name not in self._loaded or isinstance(self._loaded[cmd_name], click.Group):
+            if cmd_name not in self._loaded:
                 import_module(f"nvprof_kit._cli.verbs.{module}")
         return self._loaded.get(cmd_name)
 
@@ -93,6 +93,10 @@ class VerbGroup(click.Group):
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a verb."""
         self._loaded[name or cmd.name or ""] = cmd
+
+
+class VerbGroup(LazyGroup):
+    """The verbs of the command line, listed by section."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each section."""

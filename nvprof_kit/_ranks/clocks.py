@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._ranks.groups import ListedGroups, groups_of, listed_groups, listed_parts
-from nvprof_kit._ranks.messages import numbered, pair_messages
 from nvprof_kit._ranks.stages import stages_of
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
@@ -291,6 +290,8 @@ def _separate(tables: JobTables, members: pd.DataFrame, marked_groups: ListedGro
 
 def _match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str, ...]:
     """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
+    from nvprof_kit._ranks.messages import numbered, pair_messages
+
     ranks, world_size = tables.ranks["rank"], int(tables.ranks["world_size"].max())
     messages = tables.messages()
     if not len(messages) or (world_size < 3 and ranks.max() < 2):

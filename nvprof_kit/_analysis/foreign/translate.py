@@ -18,7 +18,6 @@ from nvprof_kit._analysis.attribution.autograd_links import Operators
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest, outer_layers
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
 from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, preset, presets
-from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.issues import Issue
@@ -68,6 +67,8 @@ def _from_evidence(trace: Trace) -> Trace:
         issue = Issue("recognised", "note", 1.0, text)
         info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, issue))
         return _by_rules(replace(trace, info=info), rules)
+    from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
+
     structured = add_structure(trace)
     if structured.info.evidence == EVIDENCE:
         return replace(structured, operators=None)
@@ -85,6 +86,8 @@ def _compiled(trace: Trace, share: float) -> Trace | None:
         trace: The capture with module events.
         share: The share of the GPU time in numbered modules.
     """
+    from nvprof_kit._analysis.structure.structure import add_structure
+
     if share > 1 / 3:
         return None
     old = trace.ranges["category"].cat

@@ -12,6 +12,7 @@ import click
 from nvprof_kit._api.checks import doctor as check
 from nvprof_kit._api.checks import is_capture, scrubbed_name
 from nvprof_kit._api.checks import scrub as write_scrubbed
+from nvprof_kit._capture.ncu import measure_program
 from nvprof_kit._capture.profile import (
     launch_session,
     print_status,
@@ -25,9 +26,10 @@ from nvprof_kit._capture.ranks import choose_rank
 from nvprof_kit._capture.recipes import recipes_folder
 from nvprof_kit._capture.session import expand_name, need_program, print_command, say
 from nvprof_kit._cli.output import WITHOUT_PLOT, Output, progress
-from nvprof_kit._cli.verb import CAPTURE
+from nvprof_kit._cli.verb import CAPTURE, COUNTERS
 from nvprof_kit._cli.verbs.job import ranks
-from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NSYS, expect
+from nvprof_kit._cli.verbs.sources import ncu
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
 from nvprof_kit.errors import UsageError
 
 
@@ -129,6 +131,41 @@ def ranks_profile(program: tuple[str, ...], *, output: str = "", ranks: str, loc
         return
     need_program(program)
     os.execvpe(program[0], program, {**os.environ, **environ})
+
+
+@COUNTERS.verb(
+    "nvprof-kit ncu profile --layer model.layers.3.mlp -o mlp -- python train.py",
+    also=(measure_program,),
+    name="profile",
+    under=ncu,
+)
+def ncu_profile(program: tuple[str, ...], *, output: str | None = None, annotate: bool = False, **options: Any) -> None:
+    """Measure a layer, kernels, or the data of a roofline with ncu.
+
+    One of --layer PATH, --kernel NAME, --capture run.sqlite and --roofline says what: the kernels that a layer
+    launches, those of a name, the costliest of an nsys capture, or operations, bytes and peaks.
+
+    Options:
+        output: Name of the report without suffix: leaves NAME.ncu-rep and NAME.csv. [default: the program and the time]
+        annotate: Annotate the model without changing the program, at the model's first call.
+    """
+    from nvprof_kit.integrations.annotate import environment
+
+    added = environment(annotate=True) if annotate else {}
+    status = measure_program(
+        program, output or report_name(program), environ=added, costliest_kernels=_costliest_kernels, **options
+    )
+    raise click.exceptions.Exit(status)
+
+
+def _costliest_kernels(capture: str, top: int) -> list[str]:
+    from nvprof_kit._trace.open import open_capture
+
+    expect(capture, NSYS, NEEDED_NSYS)
+    ops = open_capture(capture, optional=("mangled",)).ops
+    kernels = ops[ops["mangled"] != ""]
+    duration_ns = (kernels["end_ns"] - kernels["start_ns"]).groupby(kernels["mangled"], observed=True).sum()
+    return [str(name) for name in duration_ns.sort_values(ascending=False, kind="stable").index[:top]]
 
 
 @click.group()

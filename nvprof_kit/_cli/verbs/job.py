@@ -10,7 +10,7 @@ import click
 
 from nvprof_kit._api.job import map_captures, open_job
 from nvprof_kit._cli.output import WITH_PAGE, Output, progress
-from nvprof_kit._cli.verb import JOB
+from nvprof_kit._cli.verb import JOB, LazyGroup
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
 from nvprof_kit.errors import UsageError
 
@@ -24,12 +24,12 @@ JobView = Literal[
 ]
 
 
-class _Ranks(click.Group):
+class _Ranks(LazyGroup):
     """Supports both ``ranks CAPTURE…`` and ``ranks map CAPTURE…``."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Pass any first word that is no verb to ``compare``."""
-        if args and args[0] not in self.commands:
+        if args and not (args[0].isalpha() and args[0] in self.commands):
             args = ["compare", *args]
         return super().parse_args(context, args)
 

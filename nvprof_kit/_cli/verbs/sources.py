@@ -10,9 +10,8 @@ import click
 
 from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.sources import MemorySnapshot, NcuReports, TimerLog, open_ncu
-from nvprof_kit._capture.ncu import measure_program
 from nvprof_kit._cli.output import TABLES, WITH_PAGE, Output, progress
-from nvprof_kit._cli.verb import COUNTERS, READ
+from nvprof_kit._cli.verb import COUNTERS, READ, LazyGroup
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE
 from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, PICKLE, TIMERS, expect
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from nvprof_kit._result.result import Result
 
 
-@click.group()
+@click.group(cls=LazyGroup)
 def ncu() -> None:
     """Hardware counters of each layer, from Nsight Compute (ncu).
 
@@ -90,39 +89,6 @@ def layers(
             return output.write_results([opened.kernels(**options)])
         result = opened.layers(capture, depth=depth, **options)
     output.write_results([result])
-
-
-@COUNTERS.verb(
-    "nvprof-kit ncu profile --layer model.layers.3.mlp -o mlp -- python train.py", also=(measure_program,), under=ncu
-)
-def profile(program: tuple[str, ...], *, output: str | None = None, annotate: bool = False, **options: Any) -> None:
-    """Measure a layer, kernels, or the data of a roofline with ncu.
-
-    One of --layer PATH, --kernel NAME, --capture run.sqlite and --roofline says what: the kernels that a layer
-    launches, those of a name, the costliest of an nsys capture, or operations, bytes and peaks.
-
-    Options:
-        output: Name of the report without suffix: leaves NAME.ncu-rep and NAME.csv. [default: the program and the time]
-        annotate: Annotate the model without changing the program, at the model's first call.
-    """
-    from nvprof_kit._capture.profile import report_name
-    from nvprof_kit.integrations.annotate import environment
-
-    added = environment(annotate=True) if annotate else {}
-    status = measure_program(
-        program, output or report_name(program), environ=added, costliest_kernels=_costliest_kernels, **options
-    )
-    raise click.exceptions.Exit(status)
-
-
-def _costliest_kernels(capture: str, top: int) -> list[str]:
-    from nvprof_kit._trace.open import open_capture
-
-    expect(capture, NSYS, NEEDED_NSYS)
-    ops = open_capture(capture, optional=("mangled",)).ops
-    kernels = ops[ops["mangled"] != ""]
-    duration_ns = (kernels["end_ns"] - kernels["start_ns"]).groupby(kernels["mangled"], observed=True).sum()
-    return [str(name) for name in duration_ns.sort_values(ascending=False, kind="stable").index[:top]]
 
 
 @READ.verb("nvprof-kit memory snapshot.pickle --by layer", also=(MemorySnapshot.memory,), writes=WITH_PAGE)
