@@ -459,7 +459,6 @@ class Capture:
         run_noise: float | None = None,
         with_communication: bool = False,
         steps: Steps = None,
-        min_steps: int = 2,
         anyway: bool = False,
         view: Literal["rows", "kernels"] = "rows",
         **rows: Unpack[RowOptions],
@@ -479,7 +478,6 @@ class Capture:
                 side measure it [default: 0.75], what is assumed where a side has one run [default: 2].
             with_communication: Whether the times of layers and phases include communication.
             steps: As in `layers`.
-            min_steps: Minimum number of steps per capture.
             anyway: Compare captures that would be refused; the reason becomes a warning.
             view: The table that `Diff.to_frame` returns.
             rows: Which rows to print and write, as in `Result.selected`.
@@ -505,7 +503,6 @@ class Capture:
             gates,
             [*operations[0], *operations[1]],
             steps=_steps(steps),
-            min_steps=min_steps,
             run_noise=None if run_noise is None else _in_range("run_noise", run_noise) / 100,
             with_communication=with_communication,
             allow_undecided=allow_undecided,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -62,38 +62,23 @@ class Selection:
         Raises:
             UsageError: The sort column does not exist, or no layer matches.
         """
-        return self.sorted(self.among(table))
+        return self.each({"": table})[""]
 
     def among(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows of the selected layers.
+        """The rows of the selected layers, in their order.
 
         Raises:
             UsageError: No layer matches.
         """
-        if not self.where or "layer" not in table:
-            return table
-        layers = table["layer"].astype(object)
-        selected = {layer: self.matches(str(layer)) for layer in layers.unique()}
-        if len(table) and not any(selected.values()):
-            raise self._unmatched([str(layer) for layer in selected])
-        rows: pd.DataFrame = table[layers.map(selected).astype(bool).to_numpy()]
-        return rows
+        return replace(self, sort="").of(table)
 
     def sorted(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows, sorted.
+        """All rows, sorted.
 
         Raises:
             UsageError: The sort column does not exist.
         """
-        if not self.sort:
-            return table
-        names = matching(self.sort, table)
-        if len(names) != 1:
-            raise _no_column(self.sort, map(str, table.columns))
-        name = names[0]
-        ascending = table[name].dtype.kind not in "iufb"
-        rows: pd.DataFrame = table.sort_values(name, ascending=ascending, kind="stable", na_position="last")
-        return rows
+        return replace(self, where=()).of(table)
 
     def each(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         """Select rows from several tables: filters those with layers and sorts those with the sort column.
@@ -101,26 +86,26 @@ class Selection:
         Raises:
             UsageError: No table has the sort column, or no layer matches in any table.
         """
-        with_layers = {name: table for name, table in tables.items() if "layer" in table and len(table)}
-        if self.where and with_layers:
-            layers = {
-                layer for table in with_layers.values() for layer in map(str, table["layer"].astype(object).unique())
-            }
-            if not any(map(self.matches, layers)):
-                raise self._unmatched(sorted(layers))
-        if self.sort and not any(matching(self.sort, table) for table in tables.values()):
-            raise _no_column(self.sort, dict.fromkeys(str(name) for table in tables.values() for name in table))
-        selected = {}
-        for name, table in tables.items():
-            rows = table
-            if self.where and "layer" in table:
-                rows = table[[self.matches(str(layer)) for layer in table["layer"].astype(object)]]
-            selected[name] = self.sorted(rows) if self.sort and matching(self.sort, rows) else rows
+        selected = dict(tables)
+        if self.where:
+            of_tables = {name: table["layer"].astype(str) for name, table in tables.items() if "layer" in table}
+            layers = [*dict.fromkeys(layer for of_table in of_tables.values() for layer in of_table.unique())]
+            if layers and not any(map(self.matches, layers)):
+                examples = ", ".join(layers[:4]) + (", …" if len(layers) > 4 else "")
+                raise UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {examples}")
+            for name, of_table in of_tables.items():
+                selected[name] = tables[name][of_table.map(self.matches).astype(bool).to_numpy()]
+        if self.sort:
+            sort_columns = {name: matching(self.sort, table) for name, table in tables.items()}
+            if not any(sort_columns.values()):
+                available = dict.fromkeys(str(column) for table in tables.values() for column in table)
+                raise UsageError(f"--sort {self.sort}: no such column; available: {', '.join(available)}")
+            for name, columns in sort_columns.items():
+                if columns:
+                    by, rows = columns[0], selected[name]
+                    ascending = rows[by].dtype.kind not in "iufb"
+                    selected[name] = rows.sort_values(by, ascending=ascending, kind="stable", na_position="last")
         return selected
-
-    def _unmatched(self, layers: Sequence[str]) -> UsageError:
-        examples = ", ".join(layers[:4]) + (", …" if len(layers) > 4 else "")
-        return UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {examples}")
 
     def changed(self, **changes: Any) -> Selection:
         """A copy with some attributes replaced."""
@@ -140,7 +125,3 @@ def matching(name: str, table: pd.DataFrame) -> list[str]:
     columns = [str(column) for column in table.columns]
     exact = [column for column in columns if column.lower() == text]
     return exact or [column for column in columns if column.lower().rpartition("_")[0] == text]
-
-
-def _no_column(name: str, columns: Iterable[str]) -> UsageError:
-    return UsageError(f"--sort {name}: no such column; available: {', '.join(columns)}")

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 READ.question(Capture.layers, "nvprof-kit layers run.sqlite --depth 3 -o layers.csv")(Capture.layers)
-READ.question(Capture.breakdown, "nvprof-kit breakdown run.sqlite --view idle")(Capture.breakdown)
+READ.question(Capture.breakdown, "nvprof-kit breakdown run.sqlite --view idle", without=("model",))(Capture.breakdown)
 
 
-@READ.question(Capture.summary, "nvprof-kit summary run.sqlite --view kernel --top 20")
+@READ.question(Capture.summary, "nvprof-kit summary run.sqlite --view kernel --top 20", without=("model",))
 def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
     data_format = click.get_current_context().obj.data_format
     if data_format in formats.TABLES and len(view) != 1:
@@ -31,7 +31,7 @@ def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
     return capture.summary(view, **options)
 
 
-@READ.question(Capture.advise, "nvprof-kit advise run.sqlite", without=("fold", "job"))
+@READ.question(Capture.advise, "nvprof-kit advise run.sqlite", without=("fold", "job", "model"))
 def advise(capture: Capture, **options: Any) -> Result:
     context = click.get_current_context()
     if "nvprof_kit.job" not in context.meta:  # the captures of the command as one job, opened for the first of them
@@ -95,11 +95,6 @@ def diff(output: Output, captures: tuple[str, ...], *, vs: Sequence[str] = (), *
         raise click.exceptions.Exit(1)
 
 
-READ.question(Capture.flops, "nvprof-kit flops run.sqlite --counts run.flops.json", without=("kernel_rules",))(
-    Capture.flops
-)
-
-
-READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=True, without=("kernel_rules",))(
-    Capture.metrics
-)
+_UNUSED = ("kernel_rules", "model")
+READ.question(Capture.flops, "nvprof-kit flops run.sqlite --counts run.flops.json", without=_UNUSED)(Capture.flops)
+READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=True, without=_UNUSED)(Capture.metrics)

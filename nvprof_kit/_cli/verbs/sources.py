@@ -36,7 +36,7 @@ COUNTERS.add(ncu)
     Capture.ncu_plan,
     "nvprof-kit ncu plan run.sqlite --share 0.8 --script plan.sh",
     nsys=True,
-    without=("kernel_rules", "where", "fold"),
+    without=("kernel_rules", "model", "where", "fold"),
     name="plan",
     under=ncu,
 )
