@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.fold import Blocks, ByLayer
-from nvprof_kit._analysis.layers.tree import with_ancestors
+from nvprof_kit._analysis.layers.tree import ModelTree, with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, STALL_PREFIX, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
 from nvprof_kit._result.column import Column, Columns
@@ -301,65 +300,68 @@ def _spread_work(
     return work, trace.info.warnings, len(amounts) - len(set(results))
 
 
+_BOUNDS = ("memory", "compute", "latency", "not measured")
+
+
 def _rows(work: Work) -> pd.DataFrame:
     """The table: each launch counts in its layer's row and, in the same phase, in those of the layers around it."""
     import pandas as pd
 
-    members = [
-        (number, (ancestor, phase))
-        for number, (layer, phase) in sorted(enumerate(work.owners), key=lambda owner: owner[1][0] == NO_LAYER)
-        for ancestor in with_ancestors(layer, work.parents)
-    ]
-    keys = list(dict.fromkeys(key for _, key in members))
+    owners = sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER)
+    keys = [(outer, phase) for layer, phase in owners for outer in with_ancestors(layer, work.parents)]
     first = {layer: number for number, (layer, _) in reversed([*enumerate(keys)])}
-    keys.sort(key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
-    row_of_key = {key: number for number, key in enumerate(keys)}
-    row_of_owner = pd.DataFrame([(number, row_of_key[key]) for number, key in members], columns=["owner", "row"])
-    rows = work.launches.merge(row_of_owner).groupby("row")[["launches", "ns"]].sum().reindex(range(len(keys)))
-    pairs = work.measured().merge(row_of_owner)
-    counters_of_pair = work.counters.iloc[pairs["item"]].reset_index(drop=True)
+    keys = sorted(dict.fromkeys(keys), key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
+    parents = [(work.parents.get(layer, ""), phase) for layer, phase in keys]
+    tree = ModelTree(["\n".join(key) for key in keys], ["\n".join(parent) if parent[0] else "" for parent in parents])
+    row_of_owner = np.array([tree.index["\n".join(owner)] for owner in work.owners], dtype=np.int64)
 
-    def means(columns: Sequence[str], chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
-        """Means over the time of the launches, of some of them; NaN if none was measured."""
-        values, ns = counters_of_pair[[*columns]], pairs["ns"].where(chosen, 0.0)
-        weights = values.notna().mul(ns, axis=0).groupby(pairs["row"]).sum()
-        table: pd.DataFrame = (values.mul(ns, axis=0).groupby(pairs["row"]).sum() / weights).reindex(rows.index)
-        return table
+    def nested(values: pd.DataFrame, owner: pd.Series[int]) -> pd.DataFrame:
+        """Sums by row, with those of the layers inside it."""
+        sums = values.groupby(row_of_owner[owner]).sum().reindex(range(len(keys)), fill_value=0)
+        with_inner: pd.DataFrame = pd.DataFrame(
+            tree.with_nested(sums.to_numpy(dtype=np.float64)), columns=values.columns
+        )
+        return with_inner
 
-    compute, memory = counters_of_pair["compute_pct"], counters_of_pair["memory_pct"]
+    launched = nested(work.launches[["launches", "ns"]], work.launches["owner"])
+    measured = work.measured().reset_index(drop=True)
+    owner, counters_of_launch = measured["owner"], work.counters.iloc[measured["item"]].reset_index(drop=True)
+
+    def means(columns: Sequence[str], weight: pd.Series[float]) -> pd.DataFrame:
+        """Means over the time of the launches; NaN if none was measured."""
+        values = counters_of_launch[[*columns]]
+        sums, weights = (nested(of.mul(weight, axis=0), owner) for of in (values, values.notna()))
+        averages: pd.DataFrame = sums / weights
+        return averages
+
+    ns, compute, memory = measured["ns"], counters_of_launch["compute_pct"], counters_of_launch["memory_pct"]
     is_busy = np.maximum(compute, memory) >= BUSY
-    bound = np.select(
-        [(compute.isna() | memory.isna()).to_numpy(), is_busy & (memory >= compute), is_busy],
-        ["not measured", "memory", "compute"],
-        "latency",
-    )
-    time = pairs["ns"].groupby([pairs["row"], bound]).sum().unstack(fill_value=0.0).reindex(rows.index, fill_value=0.0)
-    time = time.reindex(columns=["memory", "compute", "latency", "not measured"], fill_value=0.0)
+    is_unknown = (compute.isna() | memory.isna()).to_numpy()
+    bound = np.select([is_unknown, is_busy & (memory >= compute), is_busy], ["not measured", *_BOUNDS[:2]], "latency")
+    time = nested(pd.DataFrame({name: ns.where(bound == name, 0.0) for name in _BOUNDS}), owner)
     costliest = time.idxmax(axis="columns").where(time.sum(axis="columns") > 0, "")
-    of_bound = means([*PERCENTAGES], bound == costliest[pairs["row"]].to_numpy())
+    of_bound = {name: means([*PERCENTAGES], ns.where(bound == name, 0.0)).to_dict("records") for name in {*costliest}}
     shares = (time.max(axis="columns") / time.sum(axis="columns")).fillna(0.0)
-    all_pairs = np.ones(len(pairs), dtype=bool)
-    stalls = means([str(name) for name in counters_of_pair if str(name).startswith(STALL_PREFIX)], all_pairs)
-    amounts = counters_of_pair[[*AMOUNT_NAMES]].mul(pairs["launches"], axis=0).groupby(pairs["row"]).sum(min_count=1)
-    table: pd.DataFrame = (
-        pd.DataFrame(keys, columns=["layer", "phase"]).join(means([*PERCENTAGES], all_pairs)).join(amounts)
-    )
+    stalls = means([str(name) for name in counters_of_launch if str(name).startswith(STALL_PREFIX)], ns)
+    amounts = counters_of_launch[[*AMOUNT_NAMES]]
+    totals = nested(amounts.mul(measured["launches"], axis=0), owner).where(nested(amounts.notna(), owner) > 0)
+    operations = totals[["flop", "tensor_flop"]].sum(axis="columns", min_count=1)
     worst = [None if row.isna().all() else str(row.idxmax()).removeprefix(STALL_PREFIX) for _, row in stalls.iterrows()]
-    operations = table[["flop", "tensor_flop"]].sum(axis="columns", min_count=1)
+    table: pd.DataFrame = pd.DataFrame(keys, columns=["layer", "phase"]).join(means([*PERCENTAGES], ns)).join(totals)
     table = table.assign(
-        launches=rows["launches"],
-        gpu_ns=rows["ns"].astype(np.int64),
-        covered=(pairs.groupby("row")["ns"].sum().reindex(rows.index, fill_value=0.0) / rows["ns"]).fillna(0.0),
-        intensity=operations / table["dram_bytes"].where(table["dram_bytes"] > 0),
+        launches=launched["launches"].astype(np.int64),
+        gpu_ns=launched["ns"].astype(np.int64),
+        covered=(time.sum(axis="columns") / launched["ns"]).fillna(0.0),
+        intensity=operations / totals["dram_bytes"].where(totals["dram_bytes"] > 0),
         stall=pd.Series(worst, dtype=object),
         bound=costliest.replace("", "not measured"),
         reason=[
-            _reason(name, share, values)
-            for name, share, values in zip(costliest, shares, of_bound.to_dict("records"), strict=True)
+            _reason(name, share, of_bound[name][row])
+            for row, (name, share) in enumerate(zip(costliest, shares, strict=True))
         ],
     )
-    table = table[[*COLUMNS]]
-    return table
+    in_order: pd.DataFrame = table[[*COLUMNS]]
+    return in_order
 
 
 def _reason(bound: str, share: float, means: Mapping[Any, float]) -> str:
