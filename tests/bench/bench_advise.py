@@ -164,6 +164,18 @@ PLANTED = {
     "bincount": ("sync", "mlp|gate|expert|router"),
     "double": ("recompute", "mlp"),
     "activation-stats": ("unfused-chains small-kernels", r"\.\d+\b"),
+    # the third set, likewise
+    "mask-all": ("sync", r"\.\d+\b"),
+    "param-ema": ("launch small-kernels unfused-chains", r"\(none\)"),
+    "host-normalize": ("copies host-busy sync launch dataloader", r"\(none\)"),
+    "checkpoint-half": ("recompute", r"\.[4-7]\b"),
+    "timers": ("sync", r"\.\d+\b|\(none\)"),
+    "fsync-log": ("host-busy sync", r"\(none\)"),
+    "manual-attention": ("unfused-attention", "att"),
+    "norm-fp32": ("unfused-chains", r"\.\d+\b"),
+    "pinned-weights": ("copies", r"\.3\b"),
+    "stop-check": ("copies sync launch host-busy", r"\(none\)"),
+    "fp32-block": ("fp32-gemms outlier-layer", r"\.5\b"),
 }
 """The rules, one of which knows a planted fault, and a pattern of its layer and phase."""
 
