@@ -495,19 +495,16 @@ class Capture:
             [capture if isinstance(capture, Capture) else self._like(capture) for capture in side]
             for side in ((self, *base), news)
         ]
-        operations = [[capture._operations(OPTIONAL) for capture in side] for side in sides]
-        before, after = ([capture.trace for capture in side] for side in operations)
+        before, after = ([capture._operations(OPTIONAL) for capture in side] for side in sides)
         result = diff(
             before,
             after,
             gates,
-            [*operations[0], *operations[1]],
             steps=_steps(steps),
             run_noise=None if run_noise is None else _in_range("run_noise", run_noise) / 100,
             with_communication=with_communication,
             allow_undecided=allow_undecided,
             anyway=anyway,
-            own_rules=self._kernel_rules,
         )
         sources = tuple(source for side in sides for capture in side for source in capture.sources)
         return _with_work(replace(result, sources=sources, view=view)).selected(**rows)

@@ -13,19 +13,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.diff.effects import HOST_NOISE, Effects, Noise, effects, within
 from nvprof_kit._analysis.diff.gates import LEVEL, NOISE, Gate, GateOutcome, corrected, judge
-from nvprof_kit._analysis.diff.samples import KERNEL_COLUMNS, StepSums, block_sums, compared_kernels, step_sums
+from nvprof_kit._analysis.diff.samples import (
+    KERNEL_COLUMNS,
+    KEY,
+    Samples,
+    block_samples,
+    compared_kernels,
+    step_samples,
+)
 from nvprof_kit._analysis.flops.work import Key as LayerPhase
-from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers, table_named
-from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 
@@ -104,11 +109,16 @@ COLUMNS: Columns = {
 }
 """The columns of `Diff.rows`."""
 
-LEVELS = ("step", "phase", "class", "layer", "layer class")
-"""The levels of the comparison, from the whole step to its parts."""
+LEVELS = {
+    "step": [],
+    "phase": ["phase"],
+    "class": ["kernel_class"],
+    "layer": ["layer", "phase"],
+    "layer class": KEY,
+}
+"""The levels of the comparison, from the whole step to its parts, and what their rows are of."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
 
 TOLERANCE = 0.1
 """The relative change within which a row is the same. If its interval reaches further, it is undecided."""
@@ -200,10 +210,9 @@ class Diff(Result):
 
 
 def diff(
-    base: Trace | Sequence[Trace],
-    new: Trace | Sequence[Trace],
+    base: Sequence[Operations],
+    new: Sequence[Operations],
     gates: Sequence[Gate] = (),
-    operations: Sequence[Operations | None] = (),
     *,
     steps: StepOptions = ALL_STEPS,
     min_steps: int = 2,
@@ -211,15 +220,13 @@ def diff(
     with_communication: bool = False,
     allow_undecided: bool = False,
     anyway: bool = False,
-    own_rules: tuple[Rule, ...] = (),
 ) -> Diff:
     """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
 
     Args:
-        base: The capture before, or several runs.
-        new: The capture after, or several runs.
+        base: The operations of the capture before, or of several runs.
+        new: Those of the capture after, or of several runs.
         gates: What must not become slower.
-        operations: The operations of each run, BASE's first, if their owners and classes are already known.
         steps: Which steps of each capture to compare, by default all but warm-up.
         min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
         run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
@@ -227,59 +234,56 @@ def diff(
         with_communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
         allow_undecided: Whether a gate that the captures cannot decide counts as held.
         anyway: Compare captures that should not be compared, with the reason as a warning.
-        own_rules: Rules for kernel classes, tried before the package's.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
         UsageError: A gate limits nothing that is there.
     """
-    sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
-    infos = [tuple(run.info for run in side) for side in sides]
-    known_operations = iter((*operations, *[None] * (len(infos[0]) + len(infos[1]) - len(operations))))
-    before, after = (
-        tuple(step_sums(run, own_rules, steps, min_steps, next(known_operations)) for run in side) for side in sides
-    )
-    if not any(len(sums.steps) for sums in (*before, *after)):
-        before, after = (tuple(block_sums(run, own_rules) for run in side) for side in sides)
-    (first, sums_of_first), *other_captures = captures = [*zip((*infos[0], *infos[1]), (*before, *after), strict=True)]
-    reasons = [reason for info, sums in other_captures for reason in _unlike(first, info, sums_of_first, sums)]
+    infos = [run.trace.info for run in (*base, *new)]
+    runs = [step_samples(run, steps, min_steps) for run in (*base, *new)]
+    if not any(len(run.steps) for run in runs):
+        runs = [block_samples(run) for run in (*base, *new)]
+    before, after = runs[: len(base)], runs[len(base) :]
+    reasons = [
+        reason
+        for info, run in zip(infos[1:], runs[1:], strict=True)
+        for reason in _unlike(infos[0], info, runs[0], run)
+    ]
     reasons += [
-        f"{info.path} has {len(sums.steps)} steps to compare, needed {min_steps}: capture more, or mark "
+        f"{info.path} has {len(run.steps)} steps to compare, needed {min_steps}: capture more, or mark "
         "them with nvprof_kit.step(...)"
-        for info, sums in captures
-        if len(sums.steps) < min_steps
+        for info, run in zip(infos, runs, strict=True)
+        if len(run.steps) < min_steps
     ]
     reasons = list(dict.fromkeys(reasons))
-    none = not all(len(sums.steps) for sums in (*before, *after))
-    if reasons and (none or not anyway):
-        raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
-    on_gpu = all(info.on_gpu for side in infos for info in side)
-    wall_ns = sum(float(sums.wall.sum()) for sums in (*before, *after))
-    busy_ns = sum(float(row.sum()) for sums in (*before, *after) for row in sums.by_key.values())
-    idle = max(1 - busy_ns / wall_ns, 0.0) if wall_ns else 0.0
+    if reasons and not (anyway and all(len(run.steps) for run in runs)):
+        raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
+    on_gpu = all(info.on_gpu for info in infos)
+    wall_ns = sum(float(run.wall.sum()) for run in runs)
+    idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
     noise = Noise.between(min(len(before), len(after)), idle, on_gpu, run_noise)
-    rows, widening, stalled = _rows(before, after, noise, with_communication)
+    rows, changes = _rows(before, after, noise, with_communication)
     kernels, launches = compared_kernels(before, after)
     assumed = noise if noise.assumed else None
     return Diff(
         rows=rows,
         kernels=kernels,
         gates=tuple(judge(gate, rows, assumed, allow_undecided) for gate in gates),
-        base_steps=sum(len(sums.steps) for sums in before),
-        new_steps=sum(len(sums.steps) for sums in after),
+        base_steps=sum(len(run.steps) for run in before),
+        new_steps=sum(len(run.steps) for run in after),
         warnings=as_issues("compared-anyway", (f"compared in spite of this: {reason}" for reason in reasons)),
-        base=infos[0][0],
-        new=infos[1][0],
-        base_runs=infos[0],
-        new_runs=infos[1],
+        base=infos[0],
+        new=infos[len(base)],
+        base_runs=tuple(infos[: len(base)]),
+        new_runs=tuple(infos[len(base) :]),
         launches=launches,
         noise=noise,
-        unit="block" if before[0].blocks else "step",
+        unit="block" if runs[0].blocks else "step",
         notes=(
             *_block_notes(before, after),
-            *(f"{info.path}: {excluded}" for info, sums in captures for excluded in sums.left_out),
-            *_stalls((*infos[0], *infos[1]), (*before, *after), stalled),
-            *_notes(rows, noise, on_gpu, widening, with_communication),
+            *(f"{info.path}: {excluded}" for info, run in zip(infos, runs, strict=True) for excluded in run.left_out),
+            *_stall_notes(infos, runs, changes),
+            *_notes(rows, noise, on_gpu, changes, with_communication),
         ),
     )
 
@@ -340,40 +344,40 @@ def _work_note(table: pd.DataFrame) -> str:
     )
 
 
-def _block_notes(before: Sequence[StepSums], after: Sequence[StepSums]) -> list[str]:
+def _block_notes(before: Sequence[Samples], after: Sequence[Samples]) -> list[str]:
     """That blocks are compared instead of steps, the median block, and how long the GPU was idle."""
-    stack = before[0].blocks
-    if not stack:
+    if not before[0].blocks:
         return []
-    sides = (before, after)
-    walls = [np.concatenate([sums.wall for sums in side]) for side in sides]
-    medians = [float(np.median(wall)) if len(wall) else 0.0 for wall in walls]
-    change = f" ({medians[1] / medians[0] - 1:+.0%})" if medians[0] else ""
-    idle = [sum(sums.idle_ns for sums in side) / 1e6 for side in sides]
-    window = [sum(sums.window_ns for sums in side) / 1e6 for side in sides]
+    base_ns, new_ns = (float(np.median(np.concatenate([run.wall for run in side]))) for side in (before, after))
+    change = f" ({new_ns / base_ns - 1:+.0%})" if base_ns else ""
+    idle = [
+        f"{sum(run.idle_ns for run in side) / 1e6:.1f} of {sum(run.window_ns for run in side) / 1e6:.1f}"
+        for side in (before, after)
+    ]
     return [
-        f"The captures have no steps: runs of a block of {stack} are compared, without those at the window's edge.",
-        f"The median block takes {medians[0] / 1e6:.2f} → {medians[1] / 1e6:.2f} ms{change}; the GPU is idle for "
-        f"{idle[0]:.1f} of {window[0]:.1f} → {idle[1]:.1f} of {window[1]:.1f} ms of the window.",
+        f"The captures have no steps: runs of a block of {before[0].blocks} are compared, without those at the "
+        "window's edge.",
+        f"The median block takes {base_ns / 1e6:.2f} → {new_ns / 1e6:.2f} ms{change}; the GPU is idle for "
+        f"{' → '.join(idle)} ms of the window.",
     ]
 
 
-def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums) -> list[str]:
+def _unlike(base: CaptureInfo, new: CaptureInfo, before: Samples, after: Samples) -> list[str]:
     """Reasons why two captures measure different things."""
     reasons = []
     if base.gpus != new.gpus:
         reasons.append(f"other GPUs ({', '.join(base.gpus) or 'none'}; {', '.join(new.gpus) or 'none'})")
     if base.tool.split()[0] != new.tool.split()[0]:
         reasons.append(f"other tools ({base.tool}; {new.tool})")
-    phases = [{phase for layer, phase, _ in sums.by_key} & {"forward", "backward"} for sums in (before, after)]
+    phases = [{*run.times.index.get_level_values("phase")} & {"forward", "backward"} for run in (before, after)]
     if phases[0] != phases[1]:
         reasons.append(f"other windows (phases {', '.join(sorted(phases[0]))}; {', '.join(sorted(phases[1]))})")
     return reasons
 
 
 def _notes(
-    rows: pd.DataFrame, noise: Noise, on_gpu: bool, widening: float, with_communication: bool
-) -> tuple[str, ...]:
+    rows: pd.DataFrame, noise: Noise, on_gpu: bool, changes: Mapping[str, Effects], with_communication: bool
+) -> list[str]:
     """What a reader could otherwise misunderstand about how the captures were compared."""
     notes = []
     comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
@@ -391,94 +395,71 @@ def _notes(
             else f"One run a side: the noise between runs is unknown. Assumed: CPU time {within(HOST_NOISE)}. "
             "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
         )
+    widening = changes["layer"].widening if "layer" in changes else 1.0
     if widening > 1:
         notes.append(
             f"Equal layers differ {widening:.1f} times more between the captures than their steps predict; the "
             "intervals of layers are that much wider."
         )
-    return tuple(notes)
+    return notes
 
 
-Key = tuple[str, str, str, str]
-"""Level, layer, phase and class."""
-Samples = dict[Key, npt.NDArray[np.float64]]
-
-
-def _samples(sums: StepSums, with_communication: bool) -> Samples:
-    """The values of every compared row, one per step."""
-    samples: Samples = {("step", "", "", ""): sums.wall.astype(float)}
-    for (layer, phase, kernel_class), row in sums.by_key.items():
-        keys: list[Key] = [("class", "", "", kernel_class)]
-        if with_communication or kernel_class != "comm":
-            keys += [
-                ("phase", "", phase, ""),
-                ("layer", layer, phase, ""),
-                ("layer class", layer, phase, kernel_class),
-            ]
-        for key in keys:
-            samples[key] = samples[key] + row if key in samples else row.astype(float)
-    return samples
-
-
-_Stalled = dict[str, tuple[npt.NDArray[np.int64], ...]]
-"""`Effects.stalled` by level."""
-
-
-def _stalls(infos: Sequence[CaptureInfo], runs: Sequence[StepSums], stalled: _Stalled) -> list[str]:
+def _stall_notes(infos: Sequence[CaptureInfo], runs: Sequence[Samples], changes: Mapping[str, Effects]) -> list[str]:
     """A sentence for each run of which rows leave a step out because they stalled in it."""
     notes = []
-    for index, (info, sums) in enumerate(zip(infos, runs, strict=True)):
-        wall, layers = (stalled[level][index] if level in stalled else np.empty(0) for level in ("step", "layer"))
-        steps = []
-        for step in sorted({*wall[wall >= 0].tolist(), *layers[layers >= 0].tolist()}):
-            count = int((layers == step).sum())
-            where = [
-                *(["the step time"] if (wall == step).any() else []),
-                *([f"{count} of {len(layers)} rows of layers"] if count else []),
-            ]
-            steps.append(f"step {sums.steps[step]} for {' and '.join(where)}")
-        if steps:
-            notes.append(f"{info.path}: left out because it took much longer than the other steps: {', '.join(steps)}.")
+    for index, (info, run) in enumerate(zip(infos, runs, strict=True)):
+        wall = changes["step"].stalled[index]
+        layers = changes["layer"].stalled[index] if "layer" in changes else wall[:0]
+        stalls = []
+        for step in np.unique(np.concatenate((wall, layers))):
+            in_layers = int((layers == step).sum())
+            where = ["the step time"] * bool((wall == step).any())
+            where += [f"{in_layers} of {len(layers)} rows of layers"] * bool(in_layers)
+            stalls += [f"step {run.steps[step]} for {' and '.join(where)}"] * bool(step >= 0)
+        if stalls:
+            notes.append(
+                f"{info.path}: left out because it took much longer than the other steps: {', '.join(stalls)}."
+            )
     return notes
 
 
 def _rows(
-    before: Sequence[StepSums], after: Sequence[StepSums], noise: Noise, with_communication: bool
-) -> tuple[pd.DataFrame, float, _Stalled]:
-    """The rows of all levels, the factor by which the layers' error was widened, and where rows stalled."""
+    before: Sequence[Samples], after: Sequence[Samples], noise: Noise, with_communication: bool
+) -> tuple[pd.DataFrame, dict[str, Effects]]:
+    """The rows of all levels, and the changes of each level that has rows."""
     import pandas as pd
 
-    sides = [[_samples(sums, with_communication) for sums in side] for side in (before, after)]
-    present = list(dict.fromkeys(key for side in sides for run in side for key in run))
-    parts, widening = [], 1.0
-    stalled: _Stalled = {}
+    parts, changes = [], {}
     for level in LEVELS:
-        keys = [key for key in present if key[0] == level]
-        if keys:
+        runs = [_at_level(run, level, with_communication) for run in (*before, *after)]
+        keys = pd.concat(runs).index.unique()
+        if len(keys):
+            times = [run.reindex(keys, fill_value=0).to_numpy(dtype=np.float64) for run in runs]
             # layers whose paths differ only in their numbers are equal
-            equals, _ = pd.factorize(
-                pd.Series([(_NUMBER.sub("*", layer), *other_keys) for _, layer, *other_keys in keys])
-            )
-            changes = effects(
-                [_matrix(keys, run) for run in sides[0]],
-                [_matrix(keys, run) for run in sides[1]],
-                equals,
-                noise.step if level == "step" else noise.operations,
-                widen=level in ("layer", "layer class"),
-            )
-            parts.append(_level(keys, changes, noise))
-            widening = changes.widening if level == "layer" else widening
-            stalled[level] = changes.stalled
-    rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return rows, widening, stalled
+            equals, _ = pd.factorize(pd.Series([(_NUMBER.sub("*", layer), *others) for layer, *others in keys]))
+            run_noise = noise.step if level == "step" else noise.operations
+            widen = level in ("layer", "layer class")
+            changes[level] = effects(times[: len(before)], times[len(before) :], equals, run_noise, widen)
+            parts.append(_level(level, keys, changes[level], noise))
+    return pd.concat(parts, ignore_index=True), changes
 
 
-def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
-    width = len(samples["step", "", "", ""])
-    return np.array([samples.get(key, np.zeros(width)) for key in keys])
+def _at_level(samples: Samples, level: str, with_communication: bool) -> pd.DataFrame:
+    """The time of each row of a level by step: the step's own, or sums over what has the same layer, phase or class."""
+    import pandas as pd
+
+    times = samples.times
+    if level == "step":
+        times = pd.DataFrame([samples.wall])
+    elif level != "class" and not with_communication:
+        times = times[times.index.get_level_values("kernel_class") != "comm"]
+    names = [
+        times.index.get_level_values(name).astype(str) if name in LEVELS[level] else [""] * len(times) for name in KEY
+    ]
+    return times.groupby(names).sum() if len(times) else times
 
 
-def _level(keys: list[Key], changes: Effects, noise: Noise) -> pd.DataFrame:
+def _level(level: str, keys: pd.MultiIndex, changes: Effects, noise: Noise) -> pd.DataFrame:
     """The rows of one level. A p from noise that is only assumed decides, but is not told."""
     import pandas as pd
 
@@ -497,9 +478,7 @@ def _level(keys: list[Key], changes: Effects, noise: Noise) -> pd.DataFrame:
         "undecided",
     )
     base_ns, new_ns = (np.rint(side).astype(np.int64) for side in (changes.base, changes.new))
-    columns: dict[str, Any] = dict(
-        zip(("level", "layer", "phase", "kernel_class"), zip(*keys, strict=True), strict=True)
-    )
+    columns: dict[str, Any] = {"level": level, **{name: keys.get_level_values(row) for row, name in enumerate(KEY)}}
     columns |= {"base_ns": base_ns, "new_ns": new_ns, "change_ns": new_ns - base_ns, "change": changes.change}
     columns |= {"low": changes.low, "high": changes.high, "p": p, "p_alone": changes.p, "verdict": verdict}
     columns |= {"within": bound, "at_most": changes.at_most, "error": changes.error, "df": changes.df}

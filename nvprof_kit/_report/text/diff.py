@@ -55,7 +55,7 @@ def _content(result: Diff) -> _Content:
     folded = fold_ranked(layers, COLUMNS, "change_ns", result.select.fold, ALIKE)
     if folded is not layers:
         folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
-    by_level = {level: folded if level == "layer" else changed[changed["level"] == level] for level in LEVELS[:-1]}
+    by_level = {level: folded if level == "layer" else changed[changed["level"] == level] for level in [*LEVELS][:-1]}
     more = sum(len(level_rows.iloc[top:]) for level_rows in by_level.values())
     unshown = [f"{more} more changed"] if more else []
     rows = rows[rows["level"].isin(("phase", "class", "layer"))]

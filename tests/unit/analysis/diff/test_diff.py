@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.bench_diff import FLOOR, LAWS, Program, rates
+from bench.bench_diff import LAWS, Program, rates
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit import Capture, Diff, StepOptions
-from nvprof_kit._analysis.diff.effects import effects
 from nvprof_kit.errors import CaptureError, UsageError
 
 DATA = Path(__file__).parents[3] / "data"
@@ -87,16 +86,8 @@ def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_pat
     base = busy(tmp_path / "base.sqlite", 100_000)
     for took, verdict, headline in (
         (105_000, "undecided", "no verdict within ±5.7 %"),  # e^(1.96 · √2 · 0.02) - 1
-        (
-            108_000,
-            "slower",
-            "The step is slower by 8.0 %: 0.100 → 0.108 ms, beyond the noise assumed for one run a side",
-        ),
-        (
-            92_000,
-            "faster",
-            "The step is faster by 8.0 %: 0.100 → 0.092 ms, beyond the noise assumed for one run a side",
-        ),
+        (108_000, "slower", "slower by 8.0 %: 0.100 → 0.108 ms, beyond the noise assumed for one run a side"),
+        (92_000, "faster", "faster by 8.0 %: 0.100 → 0.092 ms, beyond the noise assumed for one run a side"),
     ):
         result = diff(base, busy(tmp_path / f"{took}.sqlite", took), ["layers.0:+3%"])
         assert row(result, level="step")["verdict"] == row(result, level="layer")["verdict"] == verdict
@@ -405,15 +396,6 @@ def test_gates_on_identical_programs_hold(layers: int, limit: float, runs: tuple
     assert told.fails_slower + told.fails_undecided <= 0.05
 
 
-def test_a_step_that_stalled_is_no_change_where_there_are_ten() -> None:
-    base, new = 1e6 * np.ones((1, 10)), 1e6 * np.ones((1, 10))
-    new[0, 4] = 5e6
-    found = effects([base], [new], np.zeros(1, dtype=np.int64), FLOOR)
-    # the tenth at either end is left out: of the rest each is 1e6
-    assert found.new.tolist() == pytest.approx([1e6])
-    assert found.change.tolist() == pytest.approx([0.0])
-
-
 NEEDS_RUNS = (
     "one step of each run + 10 %",
     "one step of each fifth run + 30 %",
@@ -433,15 +415,16 @@ def test_other_laws_of_noise(law: str) -> None:
     assert identical.fails_slower == 0 and identical.fails_undecided <= 0.05
 
 
-def test_one_step_bounds_nothing() -> None:
-    found = effects([np.ones((1, 1))], [2 * np.ones((1, 1))], np.zeros(1, dtype=np.int64), FLOOR)
-    assert found.p.tolist() == [1.0] and np.isnan(found.at_most).all()
-
-
-def test_what_base_lacks_has_no_relative_error() -> None:
-    found = effects([np.zeros((1, 4))], [np.full((1, 4), 9.0)], np.zeros(1, dtype=np.int64), FLOOR)
-    assert np.isnan([*found.change, *found.error, *found.at_most]).all()
-    assert found.new.tolist() == [9.0] and found.p[0] < 1e-9
+def test_a_stall_in_ten_steps_is_trimmed_one_step_bounds_nothing_and_a_new_layer_has_no_relative_error(
+    tmp_path: Path,
+) -> None:
+    layer = row(compared(tmp_path, (100,) * 10, (*(100,) * 9, 400)), level="layer", layer="layers.0")
+    assert (layer["new_ns"], layer["change_ns"]) == (100, 0)
+    one, other = (opened(capture(tmp_path / f"{took}.sqlite", (took,))) for took in (100, 200))
+    layer = row(diff(one, other, min_steps=1, anyway=True), level="layer", layer="layers.0")
+    assert layer["verdict"] == "undecided" and np.isnan(layer["at_most"])
+    added = row(compared(tmp_path, STEADY, STEADY, gemm="flash_fwd_kernel"), level="class", kernel_class="attention")
+    assert added["verdict"] == "new" and np.isnan([added["change"], added["error"], added["at_most"]]).all()
 
 
 DATA_EFFECTS = Path(__file__).parents[3] / "data" / "same"
