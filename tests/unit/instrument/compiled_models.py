@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch._dynamo as dynamo
 from torch import nn
+from torch._dynamo.utils import counters
 
 LIMIT = 3
 """So often the compiler compiles one function anew in these tests, in place of eight times, before it gives up."""
@@ -20,9 +21,21 @@ def fresh_compiler(limit: int = LIMIT) -> Iterator[None]:
     """A compiler that has compiled nothing, and soon gives up to compile anew."""
     name = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.6
     dynamo.reset()
+    counters.clear()
     with dynamo.config.patch({name: limit}):
         yield
     dynamo.reset()
+
+
+def compiles() -> tuple[int, int, dict[str, int]]:
+    """Graphs made, operators in them, and graph breaks since the last look."""
+    found = counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"], dict(counters["graph_break"])
+    counters.clear()
+    return found
+
+
+def train(model: nn.Module) -> None:
+    model(torch.ones(2, 4)).sum().backward()
 
 
 class Stack(nn.Module):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import threading
 import warnings
 from pathlib import Path
@@ -98,30 +95,6 @@ def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
     sink.lines.clear()
     model(TOKENS).sum().backward()
     assert sink.lines[:2] == ["Tied", "  embed"]
-
-
-@pytest.mark.parametrize("live", [True, False])
-def test_copies(live: bool, sink) -> None:
-    model = Tied()
-    annotate_model(model)
-    model(TOKENS)
-    if not live:
-        session.deactivate()
-    stored = io.BytesIO()
-    torch.save(model, stored)
-    stored.seek(0)
-    weights = io.BytesIO()
-    torch.save(model.state_dict(), weights)
-    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stored, weights_only=False)]
-    session.activate(sink)
-    sink.lines.clear()
-    for twin in twins:
-        twin(TOKENS)
-        assert sink.lines == []
-        with annotate_model(twin):
-            twin(TOKENS)
-        assert sink.lines[0] == "Tied"
-        sink.lines.clear()
 
 
 def test_replicas_on_many_threads(sink) -> None:

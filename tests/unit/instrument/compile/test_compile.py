@@ -11,9 +11,8 @@ from functools import cache
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import BLOCKS, Stack, blocks_in_place, blocks_wrapped, fresh_compiler, whole
+from compiled_models import BLOCKS, Stack, blocks_in_place, blocks_wrapped, compiles, fresh_compiler, train, whole
 from torch import nn
-from torch._dynamo.utils import counters
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model
@@ -54,21 +53,9 @@ def rarely(*case: object) -> object:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    counters.clear()
     with fresh_compiler(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.compile compiles")
         yield
-
-
-def compiles() -> tuple[int, int, dict[str, int]]:
-    """Graphs made, operators in them, and graph breaks since the last look."""
-    found = counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"], dict(counters["graph_break"])
-    counters.clear()
-    return found
-
-
-def train(model: nn.Module, rows: int = 2) -> None:
-    model(torch.ones(rows, 4)).sum().backward()
 
 
 @cache
@@ -135,7 +122,7 @@ def test_inductor(way, sink) -> None:
     compiled = way(net, backend="inductor")
     train(compiled)
     sink.lines.clear()
-    counters.clear()
+    compiles()
     train(compiled)
     assert sink.lines[0] == "Net"
     assert "Net backward" in sink.lines
@@ -149,7 +136,7 @@ def test_reduce_overhead(way, sink) -> None:
     annotate_model(net)
     compiled = way(net, mode="reduce-overhead")
     train(compiled)
-    counters.clear()
+    compiles()
     sink.lines.clear()
     train(compiled)
     assert sink.lines.count("  layers.1") == sink.lines.count("  layers.1 backward") == 1

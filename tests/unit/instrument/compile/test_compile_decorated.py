@@ -8,9 +8,8 @@ from functools import cache
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import BLOCKS, LIMIT, blocks_in_place, blocks_wrapped, fresh_compiler, whole
+from compiled_models import BLOCKS, LIMIT, blocks_in_place, blocks_wrapped, compiles, fresh_compiler, train, whole
 from torch import nn
-from torch._dynamo.utils import counters
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range
@@ -98,20 +97,8 @@ With the limit below the number of blocks, it would give up on what is not decor
 @pytest.fixture(autouse=True)
 def fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     way = request.node.callspec.params.get("way") if hasattr(request.node, "callspec") else None
-    counters.clear()
     with fresh_compiler(BLOCKS if way is by_forward and EACH_FORWARD_ANEW else LIMIT):
         yield
-
-
-def compiles() -> tuple[int, int, dict[str, int]]:
-    """Graphs made, operators in them, and graph breaks since the last look."""
-    found = counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"], dict(counters["graph_break"])
-    counters.clear()
-    return found
-
-
-def train(model: nn.Module) -> None:
-    model(torch.ones(2, 4)).sum().backward()
 
 
 @cache

@@ -6,13 +6,12 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch._dynamo as dynamo
 import torch._inductor.codegen.wrapper
-from compiled_models import Stack
+from compiled_models import Stack, fresh_compiler
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -65,12 +64,9 @@ if not hasattr(torch._inductor.codegen.wrapper, "SubgraphPythonWrapperCodegen"):
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    dynamo.reset()
-    counters.clear()
-    with warnings.catch_warnings():
+    with fresh_compiler(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.compile compiles")
         yield
-    dynamo.reset()
 
 
 def train(model: nn.Module, scale: float = 1.0) -> torch.Tensor:
@@ -160,25 +156,12 @@ def test_results_and_compilations_are_those_of_the_bare_model(sink) -> None:
     session.activate(sink)
 
 
-def node(path: str | None, *, root="self", op="call_function", inputs=True, backward=False, target="mul"):
-    key = "fwd_nn_module_stack" if backward else "nn_module_stack"
-    meta = {} if path is None else {key: {"0": (f"L['{root}']{path}", nn.Module)}}
-    if backward:
-        meta["partitioner_tag"] = "is_backward"
-    return SimpleNamespace(op=op, all_input_nodes=["x"] if inputs else [], meta=meta, target=target)
-
-
-A, B, A_BACK = node(".layers.0.mlp"), node(".layers.0.norm"), node(".layers.0.mlp", backward=True)
-OWN, OWN_BACK = node(None), node(None, backward=True)
-
-
 def kernels(code: str) -> Counter[str]:
     """The launches in generated code, without what tells the ranges."""
     lines = [line.strip() for line in code.splitlines() if "nvprof_kit" not in line]
     return Counter(line for line in lines if line and not line.startswith("#"))
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_the_code_is_what_it_is_without_ranges(sink) -> None:
     def codes(parts: bool) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import copy
-import io
-import pickle
 
 import pytest
 import torch
@@ -155,21 +152,6 @@ def test_wrappers_do_not_show(sink) -> None:
     assert handle.paths[:3] == ("Net", "embed", "layers.0")
     wrapper(TOKENS)
     assert sink.lines[:2] == ["Net", "  embed"]
-
-
-def test_copies_carry_nothing_that_runs(sink) -> None:
-    net = Net()
-    annotate_model(net)
-    stored = io.BytesIO()
-    torch.save(net, stored)
-    stored.seek(0)
-    copies = [copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(stored, weights_only=False)]
-    for twin in copies:
-        twin(TOKENS)
-    assert sink.lines == []
-    annotate_model(copies[0])
-    copies[0](TOKENS)
-    assert sink.lines[0] == "Net"
 
 
 def test_forward_that_raises_closes_its_ranges(sink) -> None:
