@@ -5,19 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.captures.nsys_memory import carry
 from support.cli import run
 
-import nvprof_kit
 from nvprof_kit._cli.output import Output
 from nvprof_kit.errors import UsageError
 
@@ -117,100 +113,31 @@ def test_a_stderr_that_takes_nothing_changes_no_status(stderr: str, capture: str
     assert (tmp_path / "a.csv").stat().st_size
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    assert run("layers", *argv) == 2
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("CAPTURE CAPTURE -o a.png", "a plot shows one capture, not 2"),
+        (
+            "CAPTURE -o a.xlsx",
+            "no format has this suffix; needed one of .txt .csv .json .md .parquet .png .svg .pdf, or",
+        ),
+        ("CAPTURE -o no/a.csv", "cannot write it: No such file or directory"),
+        ("CAPTURE -o . --format table", "cannot write it: Is a directory"),
+        ("CAPTURE --rules nowhere.toml", "no such file, and no preset; available: deepspeed, emit-nvtx"),
+        ("CAPTURE --memory", "no memory in this capture; record it with"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    words: str, complaint: str, capture: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(capture).parent)
+    assert run("layers", *words.replace("CAPTURE", capture).split()) == 2
     captured = capsys.readouterr()
-    assert captured.out == ""
     (line,) = captured.err.splitlines()
-    return line
-
-
-def test_a_plot_of_two_captures(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a plot shows one capture, not 2" in refusal(capsys, capture, capture, "-o", tmp_path / "a.png")
-
-
-def test_an_unknown_suffix(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal(capsys, capture, "-o", tmp_path / "a.xlsx")
-    assert "no format has this suffix; needed one of .txt .csv .json .md .parquet .png .svg .pdf, or --format" in line
-
-
-def test_a_file_that_cannot_be_written(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot write it: No such file or directory" in refusal(capsys, capture, "-o", tmp_path / "no" / "a.csv")
-    assert "cannot write it: Is a directory" in refusal(capsys, capture, "-o", tmp_path, "--format", "table")
+    assert captured.out == "" and complaint in line
 
 
 def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match=r"with -o \(.*\.parquet"):
         Output.of("parquet", None)
-
-
-@pytest.fixture
-def foreign(tmp_path: Path) -> str:
-    file = NsysFile(tmp_path / "foreign.sqlite")
-    for text, start in (("Batch 7", 50), ("block 3", 100), ("layers.5", 200)):
-        file.range_(text, start, start + 50, category=None, domain="", registered=False)
-        file.kernel(start + 300, start + 301, launched=(start + 10, start + 11))
-    file.range_("fwd mine", 300, 350, category=None, domain="trainer")
-    file.kernel(700, 701, launched=(310, 311))
-    return str(file.write())
-
-
-def test_rules_of_a_file(foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = tmp_path / "own.toml"
-    own.write_text("domain = 'trainer'\n[[rule]]\nmatch = 'fwd (?P<layer>.+)'\n")
-    table = list(csv.DictReader(io.StringIO(answer(capsys, foreign, "--rules", own, "--format", "csv"))))
-    assert [row["layer"] for row in table] == ["mine", "(none)"]
-    # a domain on the command line is read instead of the one that the rules name; no rule fits its ranges
-    table = list(
-        csv.DictReader(io.StringIO(answer(capsys, foreign, "--rules", own, "--domain", "default", "--format", "csv")))
-    )
-    assert [row["layer"] for row in table] == ["(none)"]
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [(None, "no such file, and no preset; available: deepspeed, emit-nvtx"), ("match = 'x'", "unknown key 'match'")],
-)
-def test_rules_that_cannot_be_used(
-    foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str
-) -> None:
-    own = tmp_path / "own.toml"
-    if text is not None:
-        own.write_text(text)
-    assert run("layers", foreign, "--rules", own) == 2
-    error = capsys.readouterr().err
-    assert complaint in error and error.count("\n") == 1
-
-
-def test_memory_is_appended_and_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 100, 200, category="forward")
-    carry(file, (101, 3 << 20), (199, 5 << 20), peak=8 << 20)
-    file.kernel(300, 330, launched=(110, 115))
-    capture = str(file.write())
-    told = [str(count << 20) for count in (3, 5, 2, 8)]
-    rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--memory"))))
-    assert rows == [
-        [*CONTRACT, *(name for name in nvprof_kit.Layers.columns["layers"] if name.startswith(("memory_", "cuda_")))],
-        ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "1.0", "1.0", "0", *told, "", ""],
-    ]
-    assert answer(capsys, capture, "--format", "csv").splitlines()[0] == ",".join(CONTRACT)
-    (first,) = json.loads(answer(capsys, capture, "--format", "json", "--memory"))["rows"]
-    assert (first["memory_peak_bytes"], first["cuda_alloc_bytes"]) == (8 << 20, None)
-    for form in ("md", "parquet"):
-        assert run("layers", capture, "--memory", "-o", tmp_path / f"a.{form}") == 0
-    assert pd.read_parquet(tmp_path / "a.parquet")["memory_retained_bytes"].tolist() == [2 << 20]
-    capsys.readouterr()
-    text = answer(capsys, capture, "--memory")
-    assert re.search("kept MiB +peak MiB", text)
-    assert "CUDA MiB" not in text, "nsys traced none"
-    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("layers.0")] == [["2.0", "8.0"]]
-
-
-def test_a_capture_without_memory_is_one_line(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("layers", capture, "--memory") == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "no memory in this capture; record it with" in captured.err
-    assert captured.err.count("\n") == 1

@@ -68,30 +68,6 @@ def test_the_phase_stands_in_the_category_or_else_in_the_text(file: NsysFile) ->
     }
 
 
-def test_a_forward_inside_a_backward_is_a_recompute(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 10)
-    file.range_("layers.0 backward", 100, 200, category="backward")
-    file.range_("layers.0", 110, 150)
-    file.range_("layers.0.mlp", 120, 140)
-    file.kernel(300, 301, launched=(1, 2))
-    file.kernel(301, 303, launched=(125, 126))
-    file.kernel(303, 307, launched=(160, 161))
-    result = table(file)
-    assert numbers(result, "gpu_self_ns", "gpu_total_ns") == {
-        ("layers.0", "forward"): (1, 1),
-        ("layers.0", "backward"): (4, 4),  # the recompute in its range is a phase of its own
-        ("layers.0", "recompute"): (0, 2),
-        ("layers.0.mlp", "recompute"): (2, 2),
-    }
-    tree = result.tree.set_index("layer").loc["layers.0"]
-    assert (tree.forward_ns, tree.recompute_ns, tree.backward_ns, tree.total_ns) == (
-        1,
-        2,
-        4,
-        7,
-    )  # each once: they add up
-
-
 def test_a_layer_has_a_row_for_each_phase_that_only_layers_inside_it_ran_in(file: NsysFile) -> None:
     """A checkpointed model: its blocks run again, the model does not. ``model.layers`` is a prefix, not a module."""
     for step, start in enumerate((0, 1000)):
@@ -132,31 +108,6 @@ def test_a_graph_replay_is_no_call_of_a_layer_that_only_layers_inside_it_ran_in(
         ("layers.0", "recompute"): (0, 0, 10),
         ("layers.0.mlp", "recompute"): (2, 10, 10),  # its capture and a replay
     }
-
-
-def test_autograd_threads_take_phase_and_step_from_the_one_other_thread_that_has_them(file: NsysFile) -> None:
-    main, autograd = 1, 2
-    file.range_("step 5", 0, 1000, category="step", payload=5, tid=main)
-    file.range_("backward", 100, 500, category="phase", tid=main)
-    file.range_("layers.0 backward", 200, 300, category="backward", tid=autograd)
-    file.kernel(2000, 2001, launched=(210, 211), tid=autograd)  # in a layer, step from the main thread
-    file.kernel(2001, 2003, launched=(400, 401), tid=autograd)  # in no layer: phase and step from the main thread
-    file.kernel(2003, 2007, launched=(600, 601), tid=autograd)  # no phase is open any more
-    result = table(file, by_step=True)
-    assert numbers(result, "gpu_self_ns") == {
-        (5, "layers.0", "backward"): 1,
-        (5, "(none)", "backward"): 2,
-        (5, "(none)", "other"): 4,
-    }
-    assert result.summary.by_how == {"launch": 1, "other thread": 2, "none": 4}
-
-
-def test_correlation_ids_that_repeat_in_a_second_window(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 100)
-    file.range_("layers.1", 1000, 1100)
-    file.kernel(200, 210, launched=(50, 51), correlation=77)
-    file.kernel(1200, 1230, launched=(1050, 1051), correlation=77)
-    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
 
 
 def test_a_graph_replay_belongs_to_the_layers_it_was_captured_in_and_the_step_that_launched_it(file: NsysFile) -> None:

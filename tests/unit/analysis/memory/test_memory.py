@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from support.brute_force.caching_allocator import Replay
-from support.captures.snapshot_file import BASE, SnapshotFile, training
+from support.captures.snapshot_file import SnapshotFile, training
 from support.golden import Golden
 from support.lane import examples
 
@@ -127,23 +127,6 @@ def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
     assert np.all(result.reserved_bytes == result.reserved_bytes[0])
 
 
-def test_the_level_is_what_was_asked_for(tmp_path: Path) -> None:
-    """PyTorch's events carry the bytes asked for, its segments the rounded ones too: 100 asked for take 512."""
-    file = SnapshotFile()
-    file.alloc(100, FORWARD)
-    plain = file.snapshot()
-    plain["segments"][0] |= {"total_size": 1024, "allocated_size": 512}
-    plain["segments"][0]["blocks"] = [
-        {"address": BASE, "size": 512, "requested_size": 100, "state": "active_allocated"},
-        {"address": BASE + 512, "size": 512, "requested_size": 0, "state": "inactive"},
-    ]
-    (tmp_path / "run.pickle").write_bytes(pickle.dumps(plain))
-    result = open_snapshot(tmp_path / "run.pickle").memory()
-    assert result.level_bytes.tolist() == [100]
-    assert result.by_layer["bytes"].tolist() == [100]
-    assert (result.summary.allocated_bytes, result.segments["rounding_bytes"].tolist()) == (512, [412])
-
-
 def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_path: Path) -> None:
     file = SnapshotFile()
     for label in ("", "", f"{FORWARD};step=7", ";step=7", ""):
@@ -166,16 +149,6 @@ def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_
     assert held["phase"].tolist() == ["other", "optimizer", "forward", "optimizer", "other"]
     assert held["layer"].tolist() == ["(none)", "(none)", "layers.0", "(none)", "(none)"]
     assert held["step"].fillna(-1).tolist() == [-1, 3, 7, 7, -1]
-
-
-def test_layers_that_hold_as_much_stand_as_they_came(tmp_path: Path) -> None:
-    file = SnapshotFile()
-    for layer in range(40):
-        file.alloc(1 << 20 if layer % 2 else 1 << 10, f"nvprof_kit:forward:layers.{layer}")
-    result = analysed(file, tmp_path)
-    by_size = [f"layers.{layer}" for layer in (*range(1, 40, 2), *range(0, 40, 2))]
-    assert result.by_layer["layer"].tolist() == by_size
-    assert result.traffic["layer"].tolist() == by_size
 
 
 def test_devices(tmp_path: Path) -> None:
