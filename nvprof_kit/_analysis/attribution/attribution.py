@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Integers
+from nvprof_kit._analysis.attribution.intervals import NONE, Integers, nest
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
@@ -296,7 +296,15 @@ def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Iss
     """What does not fit together in a capture: operations without a launch or a node, and ranges that do not nest."""
     total_ns = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     open_count = int(trace.ranges["left_open"].sum())
-    crossing, share = _crossing(trace, ranges)
+    crossing, share = 0, 0.0
+    is_recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
+    if is_recorded and ranges.crossing:  # those of operators can cross, and those of PyTorch traces do by rounding
+        start, end, tid = (
+            trace.ranges[name].to_numpy()[trace.ranges["nested"]] for name in ("start_ns", "end_ns", "tid")
+        )
+        parent = nest(start, end, tid).parent
+        crossing = int(np.count_nonzero((parent >= 0) & (end > end[parent])))
+        share = crossing / max(len(start), 1)
     texts = (
         f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the capture "
         f"(before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no layer; begin "
@@ -316,22 +324,3 @@ def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Iss
     )
     counts = (unjoined.unlaunched, unjoined.uncreated, open_count, crossing)
     return tuple(issue for issue, count in zip(issues, counts, strict=True) if count)
-
-
-def _crossing(trace: Trace, ranges: Ranges) -> tuple[int, float]:
-    """How many push/pop ranges end after one that was open when they began, and their share. Those of one domain cannot
-    on their thread; those derived from operators can, and those of PyTorch traces do by rounding.
-    """
-    recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
-    if not (recorded and ranges.crossing):
-        return 0, 0.0
-    frame = trace.ranges[trace.ranges["nested"].to_numpy()]
-    count = 0
-    for _, on_thread in frame.sort_values(["start_ns", "end_ns"], ascending=[True, False]).groupby("tid"):
-        open_ends: list[int] = []
-        for start, end in zip(on_thread["start_ns"].tolist(), on_thread["end_ns"].tolist(), strict=True):
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            count += bool(open_ends) and end > open_ends[-1]
-            open_ends.append(end)
-    return count, count / max(len(frame), 1)

@@ -147,10 +147,7 @@ class Cells:
     @property
     def labels(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Layer and phase of each row."""
-        layers = [
-            *np.repeat(np.array(self.tree.layers, dtype=object), len(self.phases)),
-            *[NO_LAYER] * len(self.outside),
-        ]
+        layers = [layer for layer in self.tree.layers for _ in self.phases] + [NO_LAYER] * len(self.outside)
         phases = [*self.phases * len(self.tree.layers), *self.outside]
         return np.array(layers, dtype=object), np.array(phases, dtype=object)
 
