@@ -115,16 +115,16 @@ class LayerProfiler:
             require(kinds, (Mapping, type(None)), "LayerProfiler: kinds", "a dict of kinds by pattern")
             self._clock = StepClock()
             self._recorder = WindowRecorder(
-                weakref.ref(model),
-                self._clock,
+                model=weakref.ref(model),
+                clock=self._clock,
                 several=plan.repeat != 1,
                 folder=Path(folder),
                 name=name,
                 mesh=mesh,
-                kinds=kinds,
+                kinds=kinds or {},
                 detail=RecordOptions(stacks, shapes, allocations),
                 memory=memory,
-                own_steps=steps,
+                range_steps=steps,
                 plots=plots,
                 utilisation=utilisation,
                 throughput=throughput,

@@ -193,7 +193,7 @@ class Allocator:
 def test_memory_beside_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of the allocator's counts into the files; that they are true is shown on a GPU."""
     monkeypatch.setattr(window, "CudaAllocator", Allocator)
-    monkeypatch.setattr(window, "_cuda_device", lambda _model: torch.device("cpu"))
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
     training = Training()
     profiling = LayerProfiler(training.model, "1:3", options["folder"], echo=False)
     training.loop(profiling, 3)
@@ -377,11 +377,6 @@ def test_sampling_during_the_window(options: dict[str, Any]) -> None:
     training.loop(profiling, 2)
     assert "Net_utilisation.csv" in names(options)
     assert "\nCPU: process " in (options["folder"] / RANK / "Net_rank_0.log").read_text()
-
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_claimed", {})
 
 
 def loop(path: Path, handler: object, schedule: Schedule) -> None:
