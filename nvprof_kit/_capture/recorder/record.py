@@ -306,8 +306,11 @@ class Traces(Sink):
     def stop(self, window: Window) -> None:
         """Write the trace and call the handler."""
         recorder, self._recorder = self._recorder, None
-        if recorder is not None:
+        if recorder is None:
+            return
+        try:
             recorder.__exit__(None, None, None)
+        finally:  # also if a delayed signal ends the program
             if recorder.written and self._on_trace_ready is not None:
                 try:
                     self._on_trace_ready(recorder.path, window)

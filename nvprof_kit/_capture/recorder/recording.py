@@ -7,8 +7,8 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,29 +70,24 @@ class Recording:
         self._limits = limits
         self._recorder: record | None = None
         self._windows: Windows | None = None
-        self._traces: _Traces | None = None
         self._undo: list[Callable[[], None]] = []
         self._counts: object = None
         self._steps = 0
         self._base = 0
-        self._began = False
-        self._empty = False
+        self._began = self._wrote = self._empty = False
         self._thread = 0
         self._pid = os.getpid()
 
     def begin(self) -> None:
         """Called when torch has been imported."""
         self._thread = threading.get_ident()
-        loop.on_step = self._step_began
-
-        def forget() -> None:
-            loop.on_step = None
-
-        self._undo += [forget, after_optimizer_steps(self._optimizer_stepped)]
+        loop.on_step = lambda: self._count(loop.step, ends=False)
+        self._undo.append(lambda: setattr(loop, "on_step", None))
+        self._undo.append(after_optimizer_steps(lambda optimizer: self._count(id(optimizer), ends=True)))
         if self._limits.schedule:
             schedule = Schedule.parse(self._limits.schedule)
-            self._traces = _Traces(self._path, schedule.repeat != 1, self._options)
-            self._windows = Windows(schedule, self._traces)
+            traces = Traces(self._path, schedule.repeat != 1, self._options, self._announce)
+            self._windows = Windows(schedule, traces)
             self._windows.__enter__()
         elif self._options.stacks:
             # every Python function call is an event: skip the imports and the model construction
@@ -120,15 +115,25 @@ class Recording:
             windows.__exit__()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            with _announced(recorder, self.shown):
+            try:
                 recorder.__exit__(None, None, None)
-            if recorder.empty:
-                self._empty = True
-                recorder.path.unlink(missing_ok=True)
+            finally:  # also if a delayed signal ends the program
+                if recorder.empty:
+                    self._empty = True
+                    recorder.path.unlink(missing_ok=True)
+                elif recorder.written:
+                    self._announce(recorder.path)
+
+    def _announce(self, path: Path, window: Window | None = None) -> None:
+        """Print that a trace is written."""
+        self._wrote = True
+        shown = min(str(path), os.path.relpath(path), key=len)
+        steps = f", steps {window.first_step} to {window.last_step}" if window is not None else ""
+        say(f"wrote {shown}{steps}; next: nvprof-kit layers {shown}")
 
     def nothing(self) -> str:
         """Why there is no trace at the program's end; '' if there is one, or if the reason was already printed."""
-        if self._traces is not None and not self._traces.begun:
+        if self._limits.schedule and not self._wrote:
             steps = f"it took {self._steps} steps" if self._steps else "no step of nvprof_kit.step or an optimizer ran"
             return f"nothing was recorded by the schedule {self._limits.schedule}: {steps}"
         if self._options.stacks and not self._limits.schedule and not self._began:
@@ -155,16 +160,10 @@ class Recording:
 
     # steps
 
-    def _optimizer_stepped(self, optimizer: object) -> None:
-        if self._counts is None:
-            self._counts = id(optimizer)
-        if self._counts == id(optimizer):
-            self._step_is_over()
-
-    def _step_began(self) -> None:
-        if self._counts is None:
-            self._counts = loop.step
-        elif self._counts is loop.step:
+    def _count(self, source: object, *, ends: bool) -> None:
+        """A source signals the end of a step, or the begin of one, which ends the one before."""
+        is_first, self._counts = self._counts is None, self._counts or source
+        if self._counts == source and (ends or not is_first):
             self._step_is_over()
 
     def _step_is_over(self) -> None:
@@ -254,32 +253,3 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
 
     Optimizer._patch_step_function = patched
     return end
-
-
-class _Traces(Traces):
-    """The traces of a schedule's windows."""
-
-    def __init__(self, path: str, several: bool, options: RecordOptions) -> None:
-        super().__init__(path, several, options, None)
-        self.begun = False
-
-    def start(self, window: Window) -> None:
-        self.begun = True
-        super().start(window)
-
-    def stop(self, window: Window) -> None:
-        recorder = self._recorder
-        path_text = min(str(recorder.path), os.path.relpath(recorder.path), key=len) if recorder is not None else ""
-        steps = f", steps {window.first_step} to {window.last_step}"
-        with _announced(recorder, path_text, steps):
-            super().stop(window)
-
-
-@contextmanager
-def _announced(recorder: record | None, path_text: str, details: str = "") -> Iterator[None]:
-    """Print that a trace is written, also if a delayed signal ends the program."""
-    try:
-        yield
-    finally:
-        if recorder is not None and recorder.written and not recorder.empty:
-            say(f"wrote {path_text}{details}; next: nvprof-kit layers {path_text}")
