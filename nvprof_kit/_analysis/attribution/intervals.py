@@ -73,8 +73,12 @@ class Nesting:
         change = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
         return np.where(inside & (change >= 0), self.owner[np.maximum(change, 0)], NONE)
 
+    def changes(self) -> tuple[Int64Array, Int64Array]:
+        """Threads and times at which the innermost range changes."""
+        return self.threads[self.change // self.line.span], self.line.moment(self.change)
 
-def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
+
+def nest(start: Int64Array, end: Int64Array, tid: Int64Array, *, shorten: bool = False) -> Nesting:
     """Find the nesting of ranges.
 
     Push/pop ranges of one domain nest on their thread. Start/end ranges can cross others, and so can ranges of
@@ -85,11 +89,12 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
         start: Starts in ns, shape ``(n,)``.
         end: Ends in ns, shape ``(n,)``.
         tid: Thread keys, shape ``(n,)``.
+        shorten: Whether to end a range with its parent if it outlasts it, as by rounded times, instead.
     """
     threads, thread = np.unique(tid, return_inverse=True)
     line = Line.over((start,), (end,), beyond=2)
     starts, finishes = line.at(thread, start), line.at(thread, end)
-    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)))
+    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)), shorten=shorten)
     if peeled is not None:
         change, owner = _changes(starts, finishes, *peeled)
         return Nesting(*peeled, threads, change, owner, line)
@@ -426,6 +431,10 @@ class Cover:
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
         """How much of each queried interval is covered in its lane, in ns, shape ``(m,)`` each."""
         return self._until(lane, end) - self._until(lane, start)
+
+    def contains(self, lane: Int64Array, time: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether each moment is covered in its lane, shape ``(m,)`` each."""
+        return self.inside(lane, time, time + 1) > 0
 
     def _until(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Covered time before a moment, relative to an arbitrary zero of the lane."""

@@ -23,10 +23,10 @@ from nvprof_kit._analysis.attribution.steps import (
     step_windows,
 )
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
-from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
 from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.host_activity import CAUSES
 from nvprof_kit._analysis.breakdown.idle import PLACE, Idle, idle
 from nvprof_kit._analysis.breakdown.launches import (
     LAUNCH_COLUMNS,
@@ -295,7 +295,9 @@ def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host:
 
     count = len(windows.start)
     device = [windows.devices[lane] for lane in windows.device.tolist()]
-    causes = {f"idle_{cause}_ns": idling.by_window(cause, count) for cause in CAUSES}
+    window, cause = idling.gaps["window"].to_numpy()[idling.parts["gap"]], idling.parts["cause"].cat.codes.to_numpy()
+    idle_ns = exact_sums(window * len(CAUSES) + cause, idling.parts["idle_ns"].to_numpy(), count * len(CAUSES))
+    causes = dict(zip((f"idle_{name}_ns" for name in CAUSES), idle_ns.reshape(count, len(CAUSES)).T, strict=True))
     columns = {
         "step": pd.arrays.IntegerArray(windows.step, ~windows.in_step),
         "process": np.array([lane.process for lane in device], dtype=np.int64),

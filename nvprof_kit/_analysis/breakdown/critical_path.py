@@ -17,9 +17,8 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
-from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.pieces import Callers, Waits, pieces_of
+from nvprof_kit._analysis.breakdown.host_activity import HostActivity
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 
@@ -85,21 +84,18 @@ def critical_path(
     pid = windows.devices[int(windows.device[window])].pid
     # what the host does in its segments, cut as idle gaps are
     host_tid, host_start, host_end = (values[sort == _HOST] for values in (tid, start, end))
-    activity = doing(host, attribution.ranges, trace.scheduled, (host_start, host_end))
-    never, pids = (np.full(len(host_tid), value) for value in (np.iinfo(np.int64).min, pid))
-    first = activity.of_threads.changes.before(host_tid, host_start)
-    waits = Waits(np.arange(len(host_tid)), pids, host_tid, host_start, host_end, first, never)
-    pieces = pieces_of(waits, activity, Callers(host, activity))
+    activity = HostActivity(trace, host, attribution.ranges, host_start, host_end, with_functions=False)
+    pieces = activity.pieces(pd.DataFrame({"pid": pid, "tid": host_tid, "start": host_start, "end": host_end}))
     layers, phases = range_owners(attribution.ranges)
-    operator = activity.operator[pieces.call]
+    operator = activity.operator[pieces["call"]]
     names = np.array(host.names, dtype=object)[host.name[operator]]
     on_host = pd.DataFrame(
         {
-            "layer": np.asarray(layers[pieces.range]),
-            "phase": np.asarray(phases[pieces.range]),
+            "layer": np.asarray(layers)[pieces["range"]],
+            "phase": np.asarray(phases)[pieces["range"]],
             "operator": np.where(operator == NONE, "", names),
             "sort": _HOST,
-            "ns": pieces.end - pieces.start,
+            "ns": pieces["end"] - pieces["start"],
         }
     )
     rows = np.flatnonzero(sort != _HOST)

@@ -14,10 +14,12 @@ from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 
-SYNCHRONIZING_COPIES = re.compile(r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)", re.IGNORECASE)
+SYNCHRONIZING_COPIES = r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)"
 """Copies that return only after the device has completed them, in any API's spelling, such as `hipMemcpyWithStream`."""
 
-_WAITS = re.compile(rf"Synchronize|{SYNCHRONIZING_COPIES.pattern}", re.IGNORECASE)
+WAITS = rf"Synchronize|{SYNCHRONIZING_COPIES}"
+"""Calls that return only after the device has completed work."""
+
 LONG_NS = 100_000
 """A function lookup or an asynchronous copy returns immediately; one that takes this long loads code or waits."""
 
@@ -56,6 +58,12 @@ class HostCalls:
         if frame is not None:
             self.threads = dict(frame[["tid", "pid"]].drop_duplicates("tid").itertuples(index=False, name=None))
 
+    def named(self, pattern: str, calls: Int64Array | slice = slice(None)) -> npt.NDArray[np.bool_]:
+        """Which calls have a name that matches a regular expression, in any case; all calls by default."""
+        matches = np.array([bool(re.search(pattern, name, re.I)) for name in self.names])
+        of_calls: npt.NDArray[np.bool_] = matches[self.name[calls]]
+        return of_calls
+
     def pid(self, calls: Int64Array) -> Int64Array:
         """The process of each given call, `NONE` for `NONE`."""
         if not len(self._pids):
@@ -82,8 +90,7 @@ class HostCalls:
         """Calls that return only after the device has completed work: synchronizations, synchronizing copies, and
         asynchronous copies of pageable memory that took `LONG_NS` or more, shape ``(c + 1,)``.
         """
-        waits: npt.NDArray[np.bool_] = np.array([bool(_WAITS.search(name)) for name in self.names])[self.name]
-        waits &= ~(self.overhead | self.operator)
+        waits: npt.NDArray[np.bool_] = self.named(WAITS) & ~(self.overhead | self.operator)
         if "host_memory" in self._trace.ops:
             pageable = self.of_op[(self._trace.ops["host_memory"] == "pageable").to_numpy()]
             waits[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True

@@ -16,9 +16,8 @@ from nvprof_kit._analysis.attribution.attribution import Attribution, range_owne
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, exact_sums, joined
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.activity import Gaps
-from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, PYTHON, UNKNOWN, doing
 from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls
-from nvprof_kit._analysis.breakdown.pieces import Callers, Pieces, Waits, pieces_of
+from nvprof_kit._analysis.breakdown.host_activity import CODE, NAMES, HostActivity
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
@@ -32,6 +31,8 @@ PLACE = ("layer", "phase", "operator", "call")
 """The columns that describe the place of idle time."""
 
 Codes = npt.NDArray[np.integer[Any]]
+
+_LONG_AGO = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,6 @@ class Idle:
     parts: pd.DataFrame
     waits: pd.DataFrame
 
-    def by_window(self, cause: str, windows: int) -> Int64Array:
-        """Time of one cause by window, in ns."""
-        has_cause = (self.parts["cause"] == cause).to_numpy()
-        window = self.gaps["window"].to_numpy()[self.parts["gap"].to_numpy()[has_cause]]
-        return exact_sums(window, self.parts["idle_ns"].to_numpy()[has_cause], windows)
-
 
 def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, host: HostCalls) -> Idle:
     """Find what the host did in every idle gap; without the table `calls` every cause is `other`.
@@ -66,149 +61,145 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     """
     import pandas as pd
 
-    splitter = _Splitter(trace, attribution, windows, gaps, host)
-    blocks = [splitter.split(slice(low, low + _BLOCK)) for low in range(0, max(len(gaps.start), 1), _BLOCK)]
-    names, categories = splitter.names, {"layer": splitter.layers.dtype, "phase": splitter.phases.dtype}
-    del splitter
-    parts, waits = (
-        pd.DataFrame({name: np.concatenate([block[name] for block in of_kind]) for name in of_kind[0]}, copy=False)
-        for of_kind in zip(*blocks, strict=True)
-    )
-    del blocks
-    for table in (parts, waits):
-        for name, dtype in categories.items():
-            table[name] = pd.Categorical.from_codes(table[name], dtype=dtype)
-        table["call"] = labels(table["call"].to_numpy(), names)
-    parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index(NAMES, dtype=object))
+    table = pd.DataFrame({"start": gaps.start, "end": gaps.end})
+    table["call"], table["is_graph"] = _following(trace, windows, gaps, host)
+    has_call = table["call"] != NONE
+    table["until"] = np.where(has_call, np.clip(host.end[table["call"]], gaps.start, gaps.end), gaps.start)
+    table["pid"] = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device[gaps.window]]
+    table["tid"] = host.tid[table["call"]]
+    launching = table[table["until"] > table["start"]]
+    waiting = table[has_call & (table["end"] - table["until"] >= LONG_NS)]
+    starts, ends = pd.concat((launching["start"], waiting["start"])), pd.concat((launching["until"], waiting["end"]))
+    activity = HostActivity(trace, host, attribution.ranges, starts.to_numpy(), ends.to_numpy())
+    # of what the launching thread did as the gap began: a wait for the device makes it late for as long
+    event = activity.rows[activity.calls.innermost(table["tid"].to_numpy(), gaps.start)]
+    late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
+    table["event"], table["late_until"] = event, np.where(table["until"] > gaps.start, late_until, _LONG_AGO)
+    layers, phases = range_owners(attribution.ranges)
+    functions = activity.functions
+    names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # the last is of `NONE`
+    blocks = [table.iloc[low : low + _BLOCK] for low in range(0, max(len(table), 1), _BLOCK)]
+    splits = [_split(block, activity, layers.codes, phases.codes) for block in blocks]
+    parts, waits = (pd.concat(tables, ignore_index=True) for tables in zip(*splits, strict=True))
+    for rows in (parts, waits):
+        rows["layer"] = pd.Categorical.from_codes(rows["layer"], dtype=layers.dtype)
+        rows["phase"] = pd.Categorical.from_codes(rows["phase"], dtype=phases.dtype)
+        rows["call"] = labels(rows["call"].to_numpy(), names)
     parts["operator"] = labels(parts["operator"].to_numpy(), names)
+    parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index(NAMES, dtype=object))
     gap_table = pd.DataFrame({"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start})
-    largest = _largest(parts["gap"].to_numpy(), parts["idle_ns"].to_numpy())
+    largest = parts.loc[parts.groupby("gap")["idle_ns"].idxmax()]
     for name in ("cause", *PLACE):
-        gap_table[name] = parts[name].array[largest]
+        gap_table[name] = largest[name].array
     return Idle(gap_table, parts, waits)
 
 
-class _Splitter:
-    """Splits the gaps, a block at a time."""
+def _split(
+    gaps: pd.DataFrame, activity: HostActivity, layers: Codes, phases: Codes
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of `Idle.parts` and of `Idle.waits` of some gaps, names as codes.
 
-    def __init__(self, trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, host: HostCalls) -> None:
-        self._gaps, self._host = gaps, host
-        self._call, self._graph = _following(trace, windows, gaps, host)
-        launched = np.where(self._call == NONE, gaps.start, host.end[self._call])
-        unlaunched = np.flatnonzero(launched > gaps.start)
-        queued = np.flatnonzero((self._call != NONE) & (gaps.end - np.maximum(launched, gaps.start) >= LONG_NS))
-        starts = np.concatenate((gaps.start[unlaunched], gaps.start[queued]))
-        end = np.concatenate((np.minimum(launched, gaps.end)[unlaunched], gaps.end[queued]))
-        self._doing = doing(host, attribution.ranges, trace.scheduled, (starts, end), trace.frames)
-        self._event = np.append(self._doing.rows, NONE)
-        self._callers = Callers(host, self._doing)
-        self.layers, self.phases = range_owners(attribution.ranges)
-        functions = self._doing.functions
-        self.names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # NONE is the last
-        self._pid = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device]
-        self._is_copy = np.array([bool(SYNCHRONIZING_COPIES.search(name)) for name in host.names])[host.name]
+    Args:
+        gaps: The gaps.
+        activity: What the host did.
+        layers: The layer of each range.
+        phases: Its phase.
+    """
+    import pandas as pd
 
-    def split(self, block: slice) -> tuple[dict[str, Codes], dict[str, Codes]]:
-        """The columns of `Idle.parts` and of `Idle.waits` of some gaps, names as codes."""
-        host, activity = self._host, self._doing
-        start, end, call = self._gaps.start[block], self._gaps.end[block], self._call[block]
-        until = np.where(call != NONE, np.clip(host.end[call], start, end), start)
-        waits, awaited = self._waits(np.flatnonzero(until > start), block, until)
-        pieces = pieces_of(waits, activity, self._callers)
-        early, queued = waits.gap[pieces.wait], np.flatnonzero(until < end)
-        gap, piece_start = np.concatenate((early, queued)), np.concatenate((pieces.start, until[queued]))
-        ns = np.concatenate((pieces.end, end[queued])) - piece_start
-        if not np.array_equal(exact_sums(gap, ns, len(start)), end - start):
-            raise AssertionError("the causes of idle time do not add up to it: please report this")
-        nesting = activity.ranges.nesting
-        range_ = np.concatenate((pieces.range, nesting.innermost(host.tid[call[queued]], host.start[call[queued]])))
-        # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
-        copy = self._event[activity.stack.innermost(host.tid[call[queued]], (until[queued] + end[queued]) // 2)]
-        is_copy = (
-            self._is_copy[copy] & host.waits[copy] & (call[queued] != NONE) & (end[queued] - until[queued] >= LONG_NS)
-        )
-        function = np.full(len(pieces.wait), NONE)
-        if activity.functions is not None:  # outside calls, operators and layers
-            function = activity.functions.at(pieces.tid, pieces.start, (end - start)[early])
-            function = np.where((pieces.call != NONE) | activity.in_layer[pieces.range], NONE, function)
-        cases = [is_copy, call[queued] == NONE, self._graph[block][queued]]
-        of_queued = np.select(cases, [NAMES.index(name) for name in ("sync", "other", "graph")], NAMES.index("queued"))
-        cause = np.concatenate((self._causes(pieces, waits, self._graph[block], function), of_queued))
-        operator = activity.operator[pieces.call]
-        named = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
-        named = np.where(function == NONE, named, len(host.names) - 1 + function)
-        event = np.concatenate((self._event[pieces.call], np.where(is_copy, copy, NONE)))
-        # a wait inside a gap: the device had already run dry, and runs dry whenever the host waits for it
-        inside = np.flatnonzero(host.waits[self._event[pieces.call]])
-        inside = inside[np.unique(early[inside], return_index=True)[1]]
-        inside = inside[~np.isin(early[inside] + block.start, awaited["gap"])]
-        dry = {
-            "gap": early[inside] + block.start,
-            "layer": self.layers.codes[pieces.range[inside]],
-            "phase": self.phases.codes[pieces.range[inside]],
-            "call": host.name[self._event[pieces.call[inside]]],
-            "lost_ns": end[early[inside]] - pieces.start[inside],
-        }
-        awaited = {name: np.concatenate((values, dry[name])) for name, values in awaited.items()}
-        keys = {
-            "gap": gap + block.start,
-            "cause": cause.astype(np.int8),
-            "layer": self.layers.codes[range_],
-            "phase": self.phases.codes[range_],
-            "operator": np.append(named, np.full(len(queued), NONE)),
-            "call": np.where((event != NONE) & ~host.operator[event], host.name[event], NONE),
-        }
-        # merge the parts of a gap with the same cause and place
-        code = joined(list(keys.values()))
-        assert code is not None, "a block has few gaps"
-        order = np.lexsort((piece_start, code))
-        first = np.flatnonzero(np.append(True, np.diff(code[order]) != 0)[: len(order)])
-        parts = {name: values[order[first]] for name, values in keys.items()}
-        parts["idle_ns"] = np.add.reduceat(ns[order], first) if len(first) else ns
-        parts["start_ns"] = piece_start[order[first]]
-        return parts, awaited
+    host, functions, innermost_range = activity.host, activity.functions, activity.ranges.nesting.innermost
+    launching = gaps[gaps["until"] > gaps["start"]]
+    waits = launching[["pid", "tid", "start", "late_until"]].assign(end=launching["until"], gap=launching.index)
+    pieces = activity.pieces(waits)
+    is_cut = pieces["late_until"].between(pieces["start"], pieces["end"], inclusive="neither")
+    if is_cut.any():
+        late = pieces[is_cut]
+        pieces.loc[is_cut, "end"] = late["late_until"]
+        pieces = pd.concat([pieces, late.assign(start=late["late_until"])], ignore_index=True)
+    tid, start, of_gap = (pieces[name].to_numpy() for name in ("tid", "start", "gap"))
+    function = np.full(len(pieces), NONE)
+    if functions is not None:  # outside calls, operators and layers
+        function = functions.at(tid, start, (gaps["end"] - gaps["start"]).loc[of_gap].to_numpy())
+        function[(pieces["call"] != NONE) | activity.in_layer[pieces["range"]]] = NONE
+    operator = activity.operator[pieces["call"]]
+    operator_name = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
+    pieces = pieces.assign(
+        event=activity.rows[pieces["call"]],
+        cause=_causes(pieces, activity, function, gaps["is_graph"].loc[of_gap].to_numpy()),
+        operator=np.where(function == NONE, operator_name, len(host.names) - 1 + function),
+    )
+    queued = gaps[gaps["until"] < gaps["end"]]
+    call, launcher = queued["call"].to_numpy(), queued["tid"].to_numpy()
+    # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
+    copy = activity.rows[activity.calls.innermost(launcher, ((queued["until"] + queued["end"]) // 2).to_numpy())]
+    is_copy = (call != NONE) & host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
+    is_copy &= (queued["end"] - queued["until"] >= LONG_NS).to_numpy()
+    cases = [is_copy, call == NONE, queued["is_graph"]]
+    queued = queued[["end"]].assign(
+        gap=queued.index,
+        start=queued["until"],
+        range=innermost_range(launcher, host.start[call]),
+        event=np.where(is_copy, copy, NONE),
+        cause=np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"]),
+        operator=NONE,
+    )
+    columns = ["gap", "cause", "range", "operator", "event", "start", "end"]
+    parts = pd.concat([pieces[columns], queued[columns]], ignore_index=True)
+    event = parts["event"].to_numpy()
+    keys = {
+        "gap": parts["gap"].to_numpy(),
+        "cause": parts["cause"].to_numpy(),
+        "layer": layers[parts["range"]],
+        "phase": phases[parts["range"]],
+        "operator": parts["operator"].to_numpy(),
+        "call": np.where((event != NONE) & ~host.operator[event], host.name[event], NONE),
+    }
+    start, idle_ns = parts["start"].to_numpy(), (parts["end"] - parts["start"]).to_numpy()
+    sums = exact_sums(np.searchsorted(gaps.index, keys["gap"]), idle_ns, len(gaps))
+    if not np.array_equal(sums, gaps["end"] - gaps["start"]):
+        raise AssertionError("the causes of idle time do not add up to it: please report this")
+    code = joined(list(keys.values()))  # parts of a gap with the same cause and place are one
+    assert code is not None, "a block has few gaps"
+    order = np.lexsort((start, code))
+    first = np.flatnonzero(np.append(True, np.diff(code[order]) != 0)[: len(order)])
+    parts = pd.DataFrame({name: values[order[first]] for name, values in keys.items()})
+    parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
+    parts["start_ns"] = start[order[first]]
+    # a wait as a gap begins, or inside it: the device had already run dry, and runs dry whenever the host waits for it
+    awaited = launching[launching["late_until"] > launching["start"]]
+    event = awaited["event"].to_numpy()
+    awaited = awaited.assign(gap=awaited.index, range=innermost_range(host.tid[event], host.start[event]))
+    awaited["lost_ns"] = np.minimum(awaited["late_until"], awaited["end"]) - awaited["start"]
+    dry = pieces[host.waits[pieces["event"]] & ~pieces["gap"].isin(awaited.index)].drop_duplicates("gap")
+    dry = dry.assign(lost_ns=gaps["end"].loc[dry["gap"]].to_numpy() - dry["start"])
+    columns = ["gap", "range", "event", "lost_ns"]
+    waits = pd.concat([awaited[columns], dry[columns]], ignore_index=True)
+    places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
+    return parts, waits.assign(**places)[["gap", *places, "lost_ns"]]
 
-    def _waits(self, rows: Int64Array, block: slice, until: Int64Array) -> tuple[Waits, dict[str, Codes]]:
-        """The parts of gaps before the launch that ends them returns, and the columns of `Idle.waits`."""
-        host, timeline = self._host, self._doing.of_threads
-        call, start, end = self._call[block][rows], self._gaps.start[block][rows], self._gaps.end[block][rows]
-        first = timeline.changes.before(host.tid[call], start)
-        event = self._event[timeline.states[0][first]]
-        late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], np.iinfo(np.int64).min)
-        pid = self._pid[self._gaps.window[block][rows]]
-        waits = Waits(rows, pid, host.tid[call], start, until[rows], first, late_until)
-        waited = np.flatnonzero(late_until > start)
-        event = event[waited]
-        range_ = self._doing.ranges.nesting.innermost(host.tid[event], host.start[event])
-        return waits, {
-            "gap": rows[waited] + block.start,
-            "layer": self.layers.codes[range_],
-            "phase": self.phases.codes[range_],
-            "call": host.name[event],
-            "lost_ns": np.minimum(late_until, end)[waited] - start[waited],
-        }
 
-    def _causes(
-        self, pieces: Pieces, waits: Waits, is_graph: npt.NDArray[np.bool_], function: Int64Array
-    ) -> npt.NDArray[np.integer[Any]]:
-        """The cause of each piece before a launch."""
-        activity, start = self._doing, pieces.start
-        is_system = self._host.system[self._event[pieces.call]]
-        call_cause, of_range = activity.cause[pieces.call], activity.range_cause[pieces.range]
-        cases: list[tuple[npt.NDArray[np.bool_], Any]] = [
-            (activity.profiler.covers(waits.pid[pieces.wait], start), NAMES.index("profiler")),
-            (call_cause != NONE, call_cause),
-            (activity.prepares[pieces.call] | activity.loading.covers(pieces.tid, start), LOADING),
-            (of_range != NONE, of_range),
-            (activity.off_cpu(pieces.tid, start) | is_system, NAMES.index("off_cpu")),
-            (start < waits.late_until[pieces.wait], NAMES.index("after_sync")),
-            (is_graph[waits.gap[pieces.wait]], NAMES.index("graph")),
-            ((pieces.call != NONE) | activity.in_phase[pieces.range], LAUNCH),
-        ]
-        if activity.functions is not None:
-            loads_data = activity.functions.loads_data[function]
-            cases.append((function != NONE, np.where(loads_data, NAMES.index("dataloader"), PYTHON)))
-        return np.select([case for case, _ in cases], [cause for _, cause in cases], UNKNOWN)
+def _causes(
+    pieces: pd.DataFrame, activity: HostActivity, function: Int64Array, is_graph: npt.NDArray[np.bool_]
+) -> Codes:
+    """The cause of each piece before a launch."""
+    call, range_ = pieces["call"].to_numpy(), pieces["range"].to_numpy()
+    pid, tid, start = (pieces[name].to_numpy() for name in ("pid", "tid", "start"))
+    of_call, of_range = activity.cause[call], activity.range_cause[range_]
+    cases: list[tuple[Any, Any]] = [
+        (activity.profiler.contains(pid, start), CODE["profiler"]),
+        (of_call != NONE, of_call),
+        (activity.prepares[call] | activity.loading.contains(tid, start), CODE["loading"]),
+        (of_range != NONE, of_range),
+        (activity.is_off_cpu(tid, start) | activity.host.system[activity.rows[call]], CODE["off_cpu"]),
+        (start < pieces["late_until"].to_numpy(), CODE["after_sync"]),
+        (is_graph, CODE["graph"]),
+        ((call != NONE) | activity.in_phase[range_], CODE["launch"]),
+    ]
+    if activity.functions is not None:
+        loads_data = activity.functions.loads_data[function]
+        cases.append((function != NONE, np.where(loads_data, CODE["dataloader"], CODE["python"])))
+    causes: Codes = np.select([case for case, _ in cases], [cause for _, cause in cases], CODE["unknown"])
+    return causes
 
 
 def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
@@ -230,9 +221,3 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> t
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     is_graph = np.append(is_graph, False)
     return call[op], is_graph[op] & is_graph[before] & (call[op] != call[before])
-
-
-def _largest(gap: Codes, idle_ns: Int64Array) -> Int64Array:
-    """The row of the largest part of each gap, the first of equals; the parts of a gap are adjacent."""
-    order = np.lexsort((np.arange(len(gap)), -idle_ns, gap))
-    return order[np.flatnonzero(np.append(True, np.diff(gap[order]) != 0)[: len(order)])]
