@@ -81,7 +81,7 @@ def communications(
     comm_ops = comm_ops[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[comm_ops]], launch[comm_ops]))]
     ops = rows[comm_ops]
     owner = kernels_of_calls(trace, ops)
-    found_messages = messages(trace, ops, owner)
+    size, group_size = messages(trace, ops, owner)
     calls = _calls(trace, ops, owner)
     kind = _kinds(trace, host, ops)
     kind = np.where(np.isin(kind, ("SendRecv", "")) & (calls.kind != ""), calls.kind, kind)
@@ -104,8 +104,8 @@ def communications(
             "sequence": np.where(is_numbered, calls.sequence, NONE),
             "step": step[comm_ops],
             "kind": kind,
-            "bytes": found_messages.bytes,
-            "size": found_messages.ranks,
+            "bytes": size,
+            "size": group_size,
         }
     )
     table["number"] = 3 * table.groupby(["comm", "step", direction]).cumcount() + direction

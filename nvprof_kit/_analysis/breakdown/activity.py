@@ -6,12 +6,14 @@ in exactly one state at any time, and the states of a time window add up to its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.intervals import Int64Array, Line, exact_sums
+from nvprof_kit._analysis.attribution.intervals import Cover, exact_sums, touches
+from nvprof_kit._analysis.attribution.intervals import Int64Array, Line
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.schema import OP_KINDS, Trace
@@ -21,6 +23,9 @@ IDLE, COMPUTE, COMM, COPY = range(4)
 
 _BITS = 20
 """Bits per counter of concurrent operations of one sort."""
+
+_BLOCK = 1 << 18
+"""Moments processed at a time, to limit memory."""
 
 
 class Gaps(NamedTuple):
@@ -58,51 +63,70 @@ class Activity:
 def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity:
     """The activity of the devices in every window, and the idle gaps."""
     sort = op_sorts(trace, classes)
-    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    line = Line.over((windows.start, start), (windows.end, end))
-    change_time, change = _changes(windows, sort, (start, end), line)
-    opens, closes = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
+    intervals = windows.of_op, trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    counter = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
     count = len(windows.start)
-    state_ns, comm, copy = (np.zeros(length_of_sums, dtype=np.int64) for length_of_sums in (4 * count, count, count))
-    gaps, running, mask = [], np.int64(0), (1 << _BITS) - 1
-    for low in range(0, len(change_time) - 1, _BLOCK):
-        block_start, length = change_time[low : low + _BLOCK], np.diff(change_time[low : low + _BLOCK + 1])
-        depth = running + np.cumsum(change[low : low + _BLOCK])
-        running = depth[-1]
-        block_start, depth = block_start[: len(length)], depth[: len(length)]
-        window = np.searchsorted(opens, block_start, side="right") - 1
-        real = (length > 0) & (window >= 0)
-        real[real] = block_start[real] < closes[window[real]]
-        block_start, length, depth, window = block_start[real], length[real], depth[real], window[real]
-        busy = [(depth >> (_BITS * bit)) & mask > 0 for bit in range(3)]
-        state = np.select(busy, [COMPUTE, COMM, COPY], IDLE)
+    state_ns, comm, copy = np.zeros(4 * count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    gaps = [(np.zeros(0, dtype=np.int64),) * 3]
+    for window, start, length, level in levels((windows.device, windows.start, windows.end), intervals, counter):
+        runs = [(level >> (_BITS * number)) & ((1 << _BITS) - 1) > 0 for number in range(3)]
+        state = np.select(runs, [COMPUTE, COMM, COPY], IDLE)
         state_ns += exact_sums(window * 4 + state, length, 4 * count)
-        comm += exact_sums(window[busy[1]], length[busy[1]], count)
-        copy += exact_sums(window[busy[2]], length[busy[2]], count)
-        idle = state == IDLE
-        gap_begin = line.moment(block_start[idle])
-        gaps.append((window[idle], gap_begin, gap_begin + length[idle]))
-    none = [np.zeros(0, dtype=np.int64)] * 3
-    columns = (np.concatenate(column) for column in zip(none, *gaps, strict=True))
+        comm += exact_sums(window[runs[1]], length[runs[1]], count)
+        copy += exact_sums(window[runs[2]], length[runs[2]], count)
+        is_idle = state == IDLE
+        gaps.append((window[is_idle], start[is_idle], (start + length)[is_idle]))
+    columns = (np.concatenate(column) for column in zip(*gaps, strict=True))
     return Activity(state_ns.reshape(count, 4), comm, copy, sort, Gaps(*columns))
 
 
-_BLOCK = 1 << 18
-"""Changes processed at a time, to limit memory."""
+Intervals = tuple[Int64Array, Int64Array, Int64Array]
+"""Lane, start and end of each."""
 
 
-def _changes(
-    windows: Windows, sort: np.ndarray, times: tuple[Int64Array, Int64Array], line: Line
-) -> tuple[Int64Array, Int64Array]:
-    """Start and end times of operations and windows, by device, and the change in the number of running operations of
-    each sort, packed in `_BITS` bits each.
+def levels(
+    windows: Intervals, intervals: Intervals, weight: Int64Array
+) -> Iterator[tuple[Int64Array, Int64Array, Int64Array, Int64Array]]:
+    """The sum of the weights of the open intervals over time, in blocks.
+
+    Args:
+        windows: Stretches of lanes, by lane and start, that do not overlap.
+        intervals: Intervals in these lanes.
+        weight: What each interval adds while it is open.
+
+    Yields:
+        Window, start, length and sum of each stretch in which the sum does not change.
     """
-    unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
-    edges = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
-    change_time = np.concatenate((*(line.at(windows.of_op, edge_ns) for edge_ns in times), *edges))
-    change = np.concatenate((unit, -unit, np.zeros(2 * len(windows.start), dtype=np.int64)))
-    order = np.argsort(change_time, kind="stable")
-    return change_time[order], change[order]
+    line = Line.over((windows[1], intervals[1]), (windows[2], intervals[2]))
+    opens, closes = (line.at(windows[0], edge) for edge in windows[1:])
+    moments = np.concatenate((*(line.at(intervals[0], edge) for edge in intervals[1:]), opens, closes))
+    change = np.concatenate((weight, -weight, np.zeros(2 * len(opens), dtype=np.int64)))
+    order = np.argsort(moments, kind="stable")
+    moments, change, total = moments[order], change[order], np.int64(0)
+    for low in range(0, len(moments) - 1, _BLOCK):
+        length = np.diff(moments[low : low + _BLOCK + 1])
+        start, level = moments[low : low + len(length)], total + np.cumsum(change[low : low + len(length)])
+        total = level[-1]
+        window = np.searchsorted(opens, start, side="right") - 1
+        inside = (length > 0) & (window >= 0)
+        inside[inside] = start[inside] < closes[window[inside]]
+        yield window[inside], line.moment(start[inside]), length[inside], level[inside]
+
+
+def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
+    """The part of each operation's duration that no compute on its device overlaps, shape ``(n,)``; 0 for compute."""
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    exposed_ns = np.zeros(len(start), dtype=np.int64)
+    other = np.flatnonzero(active.sort != COMPUTE)
+    if not len(other):
+        return exposed_ns
+    computes = np.flatnonzero(active.sort == COMPUTE)
+    # on any device: what hides none of them need not be joined
+    computes = computes[touches((start[other], end[other]), start[computes], end[computes])]
+    cover = Cover(windows.of_op[computes], start[computes], end[computes])
+    hidden = cover.inside(windows.of_op[other], start[other], end[other])
+    exposed_ns[other] = end[other] - start[other] - hidden
+    return exposed_ns
 
 
 def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:

@@ -13,16 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums
-from nvprof_kit._analysis.attribution.steps import (
-    ALL_STEPS,
-    StepChoice,
-    StepOptions,
-    Windows,
-    choose_steps,
-    step_windows,
-)
-from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.steps import StepChoice, choose_steps
+from nvprof_kit._analysis.attribution.steps import Windows, step_windows
+from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity, exposed
 from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -36,7 +32,7 @@ from nvprof_kit._analysis.breakdown.launches import (
     queue_by_window,
     queue_over_time,
 )
-from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS, comm_table, copy_table, exposed
+from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS, comm_table, copy_table
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
@@ -322,35 +318,17 @@ def _check(steps: pd.DataFrame) -> None:
 
 
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
-    """Idle time of the `counted` parts by cause, layer, phase, operator and call."""
-    import pandas as pd
-
-    names, idle_of_part = ("cause", *PLACE), parts["idle_ns"].to_numpy()[is_counted]
-    columns = [parts[name].cat for name in names]
-    spans = tuple(len(categorical.categories) + 1 for categorical in columns)  # + 1 for missing values
-    key = np.zeros(len(idle_of_part), dtype=np.int64)
-    for categorical, span in zip(columns, spans, strict=True):
-        key *= span
-        key += categorical.codes.to_numpy()[is_counted]
-        key += 1
-    group, groups = pd.factorize(key, sort=True)
-    del key
-    longest_ns = np.zeros(len(groups), dtype=np.int64)
-    np.maximum.at(longest_ns, group, idle_of_part)
-    rows = np.flatnonzero(idle_of_part == longest_ns[group])
-    longest = rows[np.unique(group[rows], return_index=True)[1]]
-    idle_ns = exact_sums(group, idle_of_part, len(groups))
-    order = np.lexsort((longest, -idle_of_part[longest], -idle_ns))
-    places = zip(names, columns, np.unravel_index(groups[order], spans), strict=True)
-    labels = {name: np.array(["", *categorical.categories], dtype=object)[code] for name, categorical, code in places}
-    figures = {
-        "gaps": np.bincount(group, minlength=len(groups))[order],
-        "idle_ns": idle_ns[order],
-        "longest_ns": idle_of_part[longest][order],
-        "longest_at_ns": parts["start_ns"].to_numpy()[is_counted][longest][order],
-    }
-    table: pd.DataFrame = pd.DataFrame({**labels, **figures})[list(IDLE_COLUMNS)]
-    return table
+    """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
+    counted = parts[is_counted].reset_index(drop=True)
+    groups = counted.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)["idle_ns"]
+    table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
+    order = ["idle_ns", "longest_ns", "longest"]
+    table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)
+    table["longest_at_ns"] = counted["start_ns"].to_numpy()[table["longest"].to_numpy(dtype=np.int64)]
+    for name in ("cause", *PLACE):
+        table[name] = table[name].astype(object).fillna("").astype(str)
+    selected: pd.DataFrame = table[list(IDLE_COLUMNS)]
+    return selected
 
 
 def _warnings(trace: Trace, steps: pd.DataFrame) -> list[Issue]:

@@ -7,7 +7,6 @@ compared with the link bandwidth independent of the collective and the number of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -59,21 +58,8 @@ def first_collective(trace: Trace, classes: KernelClasses, is_counted: npt.NDArr
     return [Issue("first-collective", "warning", 1.0, text)]
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Message size and group size of operations, shape ``(n,)`` each.
-
-    Attributes:
-        bytes: Bytes of the larger buffer, -1 if unknown.
-        ranks: Ranks of the group, -1 if unknown.
-    """
-
-    bytes: Int64Array
-    ranks: Int64Array
-
-
-def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) -> Messages:
-    """The messages of communication kernels.
+def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) -> tuple[Int64Array, Int64Array]:
+    """Bytes of the larger buffer of communication kernels, and ranks of their group, -1 if unknown, shape ``(n,)``.
 
     A call belongs to the kernel with its correlation id. If the capture links them only by time, a kernel launched
     inside a call belongs to that call, and a kernel launched by the end of a group belongs to the calls of its thread
@@ -85,18 +71,15 @@ def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) ->
         owner: The result of `kernels_of_calls`, if already computed.
     """
     size, ranks = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
-    if trace.collectives is not None and len(trace.collectives) and len(rows):
-        owner = kernels_of_calls(trace, rows) if owner is None else owner
-        calls = {name: trace.collectives[name].to_numpy() for name in ("bytes", "ranks")}
-        with_kernel = np.flatnonzero(owner >= 0)
-        has_size = np.bincount(owner[with_kernel], minlength=len(rows)) > 0
-        unknown = np.bincount(owner[with_kernel], weights=calls["bytes"][with_kernel] < 0, minlength=len(rows)) > 0
-        summed = np.bincount(owner[with_kernel], weights=calls["bytes"][with_kernel], minlength=len(rows)).astype(
-            np.int64
-        )
-        size = np.where(has_size & ~unknown, summed, -1)
-        np.maximum.at(ranks, owner[with_kernel], calls["ranks"][with_kernel])
-    return Messages(size, ranks)
+    if trace.collectives is None or not len(trace.collectives) or not len(rows):
+        return size, ranks
+    owner = kernels_of_calls(trace, rows) if owner is None else owner
+    calls = trace.collectives[["bytes", "ranks"]].assign(is_unknown=trace.collectives["bytes"] < 0)[owner >= 0]
+    groups = calls.groupby(owner[owner >= 0])
+    kernel, sums = np.array([*groups.groups], dtype=np.int64), groups.sum()
+    size[kernel] = np.where(sums["is_unknown"] > 0, -1, sums["bytes"])
+    ranks[kernel] = groups["ranks"].max()
+    return size, ranks
 
 
 def kernels_of_calls(trace: Trace, rows: Int64Array) -> Int64Array:

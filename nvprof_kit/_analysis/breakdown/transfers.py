@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
-from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, touches
-from nvprof_kit._analysis.attribution.steps import Windows
-from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activity
+from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.breakdown.activity import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._trace.frames import distinct_rows
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -103,22 +101,6 @@ _COLLECTIVE = re.compile(
 )
 
 
-def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
-    """The part of each operation's duration that no compute on its device overlaps, shape ``(n,)``; 0 for compute."""
-    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    exposed_ns = np.zeros(len(start), dtype=np.int64)
-    other = np.flatnonzero(active.sort != COMPUTE)
-    if not len(other):
-        return exposed_ns
-    computes = np.flatnonzero(active.sort == COMPUTE)
-    # on any device: what hides none of them need not be joined
-    computes = computes[touches((start[other], end[other]), start[computes], end[computes])]
-    cover = Cover(windows.of_op[computes], start[computes], end[computes])
-    hidden = cover.inside(windows.of_op[other], start[other], end[other])
-    exposed_ns[other] = end[other] - start[other] - hidden
-    return exposed_ns
-
-
 def comm_table(
     trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, is_counted: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
@@ -131,72 +113,53 @@ def comm_table(
         bare: The result of `exposed`.
         is_counted: The operations to include, shape ``(n,)``.
     """
-    rows = np.flatnonzero((active.sort == COMM) & is_counted)
+    rows = np.flatnonzero(active.sort == COMM)
     names = trace.ops["name"].cat
     matches = (_COLLECTIVE.search(str(name)) for name in names.categories)
     collective = [match.group(1).replace("_", "") if match else "other" for match in matches]
-    frame = _chosen(trace, attribution, bare, rows)
+    frame = _transfers(trace, attribution, bare, rows)
     frame["collective"] = np.array([*collective, ""], dtype=object)[names.codes.to_numpy()[rows]]
-    moved = messages(trace, rows)
-    size = np.where(moved.bytes >= 0, moved.bytes, np.nan)
-    bare_share = frame["exposed_ns"].to_numpy() / np.maximum(frame["gpu_ns"].to_numpy(), 1)
-    frame["bytes"], frame["exposed_bytes"] = size, size * bare_share
-    frame["wire_bytes"] = size * bus_factors(frame["collective"].to_numpy(), moved.ranks)
-    gpus, gpu = np.unique(trace.ops["device"].to_numpy()[rows], return_inverse=True)
-    links = [fastest_link(trace.info.gpu_name(number)) for number in gpus.tolist()]
-    frame["link"] = np.array([link.name for link in links], dtype=object)[gpu]
-    frame["limit_ns"] = frame["wire_bytes"] / np.array([link.gb_per_s for link in links], dtype=np.float64)[gpu]
-    frame["least"], frame["ranks"] = moved.ranks, moved.ranks
-    frame["waiting_ns"] = _waiting(trace, attribution, active)[rows] * bare_share
-    groups = frame.groupby(["layer", "phase", "collective"], observed=True, sort=False)
+    size, frame["ranks"] = messages(trace, rows)
+    bare_share = frame["exposed_ns"] / frame["gpu_ns"].clip(lower=1)
+    frame["bytes"] = np.where(size >= 0, size, np.nan)
+    frame["exposed_bytes"] = frame["bytes"] * bare_share
+    frame["wire_bytes"] = frame["bytes"] * bus_factors(frame["collective"].to_numpy(), frame["ranks"].to_numpy())
+    links = {gpu: fastest_link(trace.info.gpu_name(gpu)) for gpu in frame["device"].unique().tolist()}
+    frame["link"] = np.array([links[gpu].name for gpu in frame["device"]], dtype=object)
+    frame["limit_ns"] = frame["wire_bytes"] / np.array([links[gpu].gb_per_s for gpu in frame["device"]], dtype=float)
+    frame["waiting_ns"] = _excess(frame.assign(name=names.codes.to_numpy()[rows])) * bare_share
+    groups = frame[is_counted[rows]].groupby(["layer", "phase", "collective"], observed=True, sort=False)
     table = groups[["ops", "gpu_ns", "exposed_ns"]].sum()
-    table["hidden"] = 1 - table["exposed_ns"] / table["gpu_ns"].clip(lower=1)
+    gpu_ns = table["gpu_ns"].clip(lower=1)
+    table["hidden"] = 1 - table["exposed_ns"] / gpu_ns
     table["waiting_ns"] = groups["waiting_ns"].sum().round().astype("int64")
     sums = {name: groups[name].sum(min_count=1).where(groups[name].count() == table["ops"]) for name in _MOVED}
-    for name in ("bytes", "exposed_bytes"):
+    for name in ("bytes", "exposed_bytes", "wire_bytes", "limit_ns"):
         table[name] = sums[name].round().astype("Int64")
     most_ranks = groups["ranks"].max()
-    table["ranks"] = most_ranks.where((most_ranks > 0) & (most_ranks == groups["least"].min())).astype("Int64")
-    table["algorithm_gb_per_s"] = sums["bytes"] / table["gpu_ns"].clip(lower=1)
-    table["bus_gb_per_s"] = sums["wire_bytes"] / table["gpu_ns"].clip(lower=1)
-    table["wire_bytes"] = sums["wire_bytes"].round().astype("Int64")
+    table["ranks"] = most_ranks.where((most_ranks > 0) & (most_ranks == groups["ranks"].min())).astype("Int64")
+    table["algorithm_gb_per_s"] = sums["bytes"] / gpu_ns
+    table["bus_gb_per_s"] = sums["wire_bytes"] / gpu_ns
     table["link"] = groups["link"].first().where(groups["link"].nunique() == 1, "")
-    table["limit_ns"] = sums["limit_ns"].round().astype("Int64")
-    table["of_limit"] = sums["limit_ns"] / table["gpu_ns"].clip(lower=1)
-    return _finished(table)
+    table["of_limit"] = sums["limit_ns"] / gpu_ns
+    return _ranked(table, COMM_COLUMNS)
 
 
-def _waiting(trace: Trace, attribution: Attribution, active: Activity) -> npt.NDArray[np.int64]:
+def _excess(calls: pd.DataFrame) -> Int64Array:
     """How much longer each communication took than the fastest similar one in the capture, in ns, shape ``(n,)``.
 
     Communications of the same name and size are similar. If the size is unknown, those in the same layer and phase are
     similar; since all of them may wait, the assumed minimum is capped at a multiple of the first decile of the name.
     """
-    import pandas as pd
-
-    rows = np.flatnonzero(active.sort == COMM)
-    size = messages(trace, rows).bytes
-    layer, phase = (np.asarray(categorical.codes[rows], dtype=np.int64) for categorical in op_owners(attribution))
-    has_size = size >= 0
-    duration_ns = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows]
-    calls = pd.DataFrame(
-        {
-            "name": trace.ops["name"].cat.codes.to_numpy()[rows],
-            "bytes": size,
-            "layer": np.where(has_size, -1, layer),
-            "phase": np.where(has_size, -1, phase),
-            "ns": duration_ns,
-        }
-    )
-    groups = calls.groupby(["name", "bytes", "layer", "phase"])["ns"]
-    fastest_ns, slowest_ns, group_size = (groups.transform(how).to_numpy() for how in ("min", "max", "size"))
+    has_size = calls["bytes"].notna()
+    calls = calls.assign(**{place: calls[place].cat.codes.where(~has_size, -1) for place in ("layer", "phase")})
+    groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
+    fastest_ns, slowest_ns, group_size = (groups.transform(how) for how in ("min", "max", "size"))
     steady = (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
-    times = np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)
-    fast = calls.groupby("name")["ns"].transform(lambda ns: ns.quantile(0.1)).to_numpy()
-    fastest_ns = np.where(has_size, fastest_ns, np.minimum(fastest_ns, times * fast)).astype(np.int64)
-    waiting_ns = np.zeros(len(trace.ops), dtype=np.int64)
-    waiting_ns[rows] = duration_ns - fastest_ns
-    return waiting_ns
+    fast = calls.groupby("name")["gpu_ns"].transform(lambda ns: ns.quantile(0.1))
+    capped_ns = np.minimum(fastest_ns, fast * np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)).astype(np.int64)
+    excess: Int64Array = (calls["gpu_ns"] - fastest_ns.where(has_size, capped_ns)).to_numpy()
+    return excess
 
 
 def copy_table(
@@ -210,50 +173,35 @@ def copy_table(
 ) -> pd.DataFrame:
     """The `counted` copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
-    frame = _chosen(trace, attribution, bare, rows)
+    frame = _transfers(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
-    device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
-    (gpus, kinds), pair = distinct_rows(device, names.codes.to_numpy()[rows].astype(np.int64))
-    pairs = zip(gpus.tolist(), kinds.tolist(), strict=True)
-    links = [link_of(trace.info.gpu_name(gpu), str(names.categories[kind])) for gpu, kind in pairs]
-    frame["link"] = np.array([link.name for link in links], dtype=object)[pair]
-    peak = np.array([link.gb_per_s for link in links], dtype=np.float64)[pair]
-    frame["at_peak_ns"] = frame["bytes"].to_numpy() / peak
-    call = host.of_op[rows]
-    frame["blocking"] = host.waits[call] | (frame["memory"] == "pageable").to_numpy()
+    pairs = [*zip(frame["device"].tolist(), frame["copy"].astype(str), strict=True)]
+    links = {(gpu, copy): link_of(trace.info.gpu_name(gpu), copy) for gpu, copy in set(pairs)}
+    frame["link"] = np.array([links[pair].name for pair in pairs], dtype=object)
+    peak = np.array([links[pair].gb_per_s for pair in pairs], dtype=np.float64)
+    frame["at_peak_ns"] = frame["bytes"] / peak
+    frame["blocking"] = host.waits[host.of_op[rows]] | (frame["memory"] == "pageable")
     groups = frame.groupby(["copy", "memory", "layer", "phase"], observed=True, sort=False)
-    table = groups[["ops", "bytes", "gpu_ns", "exposed_ns"]].sum()
-    table["gb_per_s"] = table["bytes"] / table["gpu_ns"].clip(lower=1)
-    table["link"] = groups["link"].first()
-    table["of_link"] = groups["at_peak_ns"].sum(min_count=1) / table["gpu_ns"].clip(lower=1)
-    table["blocking"] = groups["blocking"].sum()
-    return _finished(table)
+    table = groups[["ops", "bytes", "gpu_ns", "exposed_ns", "blocking"]].sum()
+    gpu_ns = table["gpu_ns"].clip(lower=1)
+    table["gb_per_s"], table["link"] = table["bytes"] / gpu_ns, groups["link"].first()
+    table["of_link"] = groups["at_peak_ns"].sum(min_count=1) / gpu_ns
+    return _ranked(table, COPY_COLUMNS)
 
 
-def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
-    import pandas as pd
-
+def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
     layer, phase = op_owners(attribution)
-    ops = trace.ops
-    chosen: pd.DataFrame = pd.DataFrame(
-        {
-            "layer": layer[rows],
-            "phase": phase[rows],
-            "ops": 1,
-            "gpu_ns": (ops["end_ns"].to_numpy() - ops["start_ns"].to_numpy())[rows],
-            "exposed_ns": bare[rows],
-            "bytes": np.maximum(ops["bytes"].to_numpy()[rows], 0),
-        }
-    )
-    return chosen
+    ops = trace.ops.iloc[rows]
+    columns = {"layer": layer[rows], "phase": phase[rows], "ops": 1, "gpu_ns": ops["end_ns"] - ops["start_ns"]}
+    transfers: pd.DataFrame = ops[["device"]].assign(
+        **columns, exposed_ns=bare[rows], bytes=ops["bytes"].clip(lower=0)
+    ).reset_index(drop=True)  # fmt: skip
+    return transfers
 
 
-def _finished(table: pd.DataFrame) -> pd.DataFrame:
-    plain = table.reset_index()
-    plain = plain.astype(
-        {name: str for name in ("layer", "phase", "copy", "memory", "link", "collective") if name in plain}
-    )
-    ranked: pd.DataFrame = plain.sort_values(
+def _ranked(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    texts = {name: str for name, column in columns.items() if column.kind == "str"}
+    ranked: pd.DataFrame = table.reset_index().astype(texts)[list(columns)].sort_values(
         ["exposed_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
-    )
+    )  # fmt: skip
     return ranked
