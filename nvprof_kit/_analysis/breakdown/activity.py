@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.intervals import Cover, exact_sums, touches
-from nvprof_kit._analysis.attribution.intervals import Int64Array, Line
+from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, Line, exact_sums, touches
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.schema import OP_KINDS, Trace

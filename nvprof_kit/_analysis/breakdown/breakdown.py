@@ -13,11 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import exact_sums
-from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.attribution.steps import StepChoice, choose_steps
-from nvprof_kit._analysis.attribution.steps import Windows, step_windows
+from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums
+from nvprof_kit._analysis.attribution.steps import (
+    ALL_STEPS,
+    StepChoice,
+    StepOptions,
+    Windows,
+    choose_steps,
+    step_windows,
+)
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity, exposed
 from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window

@@ -7,7 +7,6 @@ compared with the link bandwidth independent of the collective and the number of
 
 from __future__ import annotations
 
-
 import numpy as np
 import numpy.typing as npt
 

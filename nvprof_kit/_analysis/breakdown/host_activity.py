@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import Cover, touches
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, inherit, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, inherit, nest, touches
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.breakdown.host import LONG_NS, WAITS, HostCalls
 from nvprof_kit._trace.frames import few
