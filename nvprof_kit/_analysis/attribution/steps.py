@@ -253,27 +253,66 @@ class Windows:
 
 def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     """Divide the time of every device into steps; a single window outside steps if the capture has none."""
+    import pandas as pd
+
+    ranges, step = attribution.ranges, attribution.step
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    devices, of_op = devices_of(trace)
-    # when each process ran each instance: from the first start to the last end of its ranges there
-    ranges = attribution.ranges
+    is_kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
     rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
-    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
-    step, pid = ranges.step[rows], ranges.pid[rows]
-    first = np.flatnonzero(np.concatenate(([True], (np.diff(step) != 0) | (np.diff(pid) != 0)))[: len(rows)])
-    last_end = np.maximum.reduceat(ranges.whole_end[rows], first) if len(first) else np.zeros(0, dtype=np.int64)
-    runs = _Runs(step[first], ranges.start[rows[first]], last_end, pid[first])
-    instance = attribution.step
-    kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
+    columns = {"pid": ranges.pid, "instance": ranges.step, "start": ranges.start, "end": ranges.whole_end}
+    of_ranges = pd.DataFrame({name: values[rows] for name, values in columns.items()})
+    # when each process ran each instance: from the first start to the last end of its ranges there
+    runs = of_ranges.groupby(["pid", "instance"], as_index=False).agg({"start": "min", "end": "max"})
+    devices, of_op = devices_of(trace)
     parts = []
-    for number, lane in enumerate(devices):
-        device_ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        ops = _Ops(start[device_ops], end[device_ops], instance[device_ops], kernel[device_ops])
-        parts.append(_tile(runs, lane.pid, ranges, ops, number))
-    if not parts:  # nothing ran
-        return Windows(devices, of_op, *(np.zeros(0, dtype=np.int64) for _ in range(5)))
-    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Windows(devices, of_op, *columns)
+    for number, device in enumerate(devices):
+        ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
+        of_process = runs[runs["pid"] == device.pid]
+        of_device = {"start": start[ops], "end": end[ops], "step": step[ops], "is_kernel": is_kernel[ops]}
+        parts.append(_device_windows(of_process, ranges, **of_device))
+    nothing = np.zeros(0, dtype=np.int64)
+    instance, begin, finish = (np.concatenate([nothing, *(part[index] for part in parts)]) for index in range(3))
+    device_of_window = np.repeat(np.arange(len(devices)), [len(part[0]) for part in parts])
+    return Windows(devices, of_op, device_of_window, np.append(ranges.steps, 0)[instance], instance, begin, finish)
+
+
+def _device_windows(
+    runs: pd.DataFrame,
+    ranges: Ranges,
+    *,
+    start: Int64Array,
+    end: Int64Array,
+    step: Integers,
+    is_kernel: npt.NDArray[np.bool_],
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Instance, start and end of the windows of a device, from when its process ran each instance and from its
+    operations.
+    """
+    instance, run_start, run_end = (runs[name].to_numpy() for name in ("instance", "start", "end"))
+    first, last, inside = int(start.min()), int(end.max()), step >= 0
+    first_start, last_end = _bounds(step[inside], start[inside], end[inside], len(ranges.steps))
+    finish = np.maximum.accumulate(np.maximum(run_end, last_end[instance]))
+    begin = np.maximum(run_start, np.concatenate((run_start[:1], finish[:-1])))
+    # kernels of no step that began before its first operation
+    other = np.flatnonzero(~inside & is_kernel)
+    other = other[np.argsort(start[other], kind="stable")]
+    latest_end = np.concatenate(([_EARLIEST], np.maximum.accumulate(end[other])))
+    before = latest_end[np.searchsorted(start[other], first_start, side="left")]
+    others_end = np.where(first_start < _LATEST, np.minimum(before, first_start), _EARLIEST)
+    begin = np.maximum(begin, np.minimum(others_end[instance], finish))
+    if len(runs):  # an engine's step that is before all else on the device, and had ended on the CPU by then
+        row = int(np.flatnonzero(ranges.step == instance[0])[0])
+        is_engine = engine_phase(ranges.names[ranges.name[row]].text) is not None
+        if is_engine and step[np.argmin(start)] == instance[0] and run_end[0] < first:
+            begin[0] = first
+    # outside steps: before the first, between, after the last
+    gap_start = np.append(min(first, int(begin[:1].min(initial=first))), finish)
+    gap_end = np.append(begin, max(last, int(finish[-1:].max(initial=last))))
+    window_start, window_end = np.concatenate((begin, gap_start)), np.concatenate((finish, gap_end))
+    order = np.argsort(window_start, kind="stable")
+    order = order[window_end[order] > window_start[order]]
+    instances = np.concatenate((instance, np.full(len(gap_start), NONE)))
+    return instances[order], window_start[order], window_end[order]
 
 
 def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
@@ -296,79 +335,6 @@ def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
     return devices, number[key]
 
 
-class _Ops(NamedTuple):
-    start: Int64Array
-    end: Int64Array
-    instance: Integers
-    kernel: npt.NDArray[np.bool_]
-
-
-class _Runs(NamedTuple):
-    """The step instances of each process, by process and start, shape ``(n,)`` each."""
-
-    instance: Int64Array
-    start: Int64Array
-    end: Int64Array
-    pid: Int64Array
-
-
-def _others_end(ops: _Ops, steps: int) -> Int64Array:
-    """For each step, the end of kernels outside steps that began before its first operation, capped at that start."""
-    earliest_time = np.iinfo(np.int64).min
-    other_kernels = np.flatnonzero((ops.instance < 0) & ops.kernel)
-    if not len(other_kernels) or not steps:
-        return np.full(steps, earliest_time)
-    earliest = np.full(steps, np.iinfo(np.int64).max)
-    inside = ops.instance >= 0
-    np.minimum.at(earliest, ops.instance[inside], ops.start[inside])
-    other_kernels = other_kernels[np.argsort(ops.start[other_kernels], kind="stable")]
-    latest_end = np.concatenate(([earliest_time], np.maximum.accumulate(ops.end[other_kernels])))
-    before = np.searchsorted(ops.start[other_kernels], earliest, side="left")
-    ends: Int64Array = np.where(
-        earliest < np.iinfo(np.int64).max, np.minimum(latest_end[before], earliest), earliest_time
-    )
-    return ends
-
-
-def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
-    """Device, step, instance, start and end of one device's windows."""
-    first, last = int(ops.start.min()), int(ops.end.max())
-    process_runs = np.flatnonzero(runs.pid == pid)
-    instance = runs.instance[process_runs]
-    latest = np.full(len(ranges.steps), np.iinfo(np.int64).min)
-    inside = ops.instance >= 0
-    np.maximum.at(latest, ops.instance[inside], ops.end[inside])
-    finish = (
-        np.maximum.accumulate(np.maximum(runs.end[process_runs], latest[instance]))
-        if len(process_runs)
-        else process_runs
-    )
-    run_starts = runs.start[process_runs]
-    start = np.maximum(run_starts, np.concatenate((run_starts[:1], finish[:-1])))
-    start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
-    if len(process_runs):  # an engine's step that is before all else on the device, and had ended on the CPU by then
-        row = int(np.flatnonzero(ranges.step == instance[0])[0])
-        is_engine = engine_phase(ranges.names[ranges.name[row]].text) is not None
-        first_op = int(np.argmin(ops.start))
-        if is_engine and ops.instance[first_op] == instance[0] and runs.end[process_runs[0]] < first:
-            start[0] = first
-    # windows outside steps: before the first, between, after the last
-    gap_start = np.concatenate(([min(first, int(start[0]))] if len(process_runs) else [first], finish))
-    gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(process_runs) else [last]))
-    window_instance = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))
-    window_start, end = np.concatenate((start, gap_start)), np.concatenate((finish, gap_end))
-    order = np.argsort(window_start, kind="stable")
-    order = order[end[order] > window_start[order]]
-    number = np.append(ranges.steps, 0)[window_instance]
-    return (
-        np.full(len(order), device, dtype=np.int64),
-        number[order],
-        window_instance[order],
-        window_start[order],
-        end[order],
-    )
-
-
 def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     """One row per step instance, in order, indexed by instance; all times int64 ns.
 
@@ -387,8 +353,8 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
     ranges = attribution.ranges
     rows = np.flatnonzero(ranges.step >= 0)  # those of an instance overlap if several processes run it
-    starts, ends = _ends(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
-    first, last = _ends(instance, start, end, count)
+    starts, ends = _bounds(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
+    first, last = _bounds(instance, start, end, count)
     ran = np.bincount(instance, minlength=count) > 0
     walls = ends - starts
     if count and len(trace.ops):
@@ -411,9 +377,12 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     return times
 
 
-def _ends(instance: Int64Array, start: Int64Array, end: Int64Array, count: int) -> tuple[Int64Array, Int64Array]:
-    first = np.full(count, int(end.max(initial=0)), dtype=np.int64)
-    last = np.full(count, int(start.min(initial=0)), dtype=np.int64)
+_EARLIEST, _LATEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+
+
+def _bounds(instance: Integers, start: Int64Array, end: Int64Array, count: int) -> tuple[Int64Array, Int64Array]:
+    """The first start and the last end in each instance, `_LATEST` and `_EARLIEST` where nothing is."""
+    first, last = np.full(count, _LATEST), np.full(count, _EARLIEST)
     np.minimum.at(first, instance, start)
     np.maximum.at(last, instance, end)
     return first, last
