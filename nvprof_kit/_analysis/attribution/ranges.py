@@ -21,6 +21,8 @@ from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nvprof_kit._analysis.foreign.rules import Rules
 
 _NO_PAYLOAD = int(np.iinfo(np.int64).min)
@@ -122,6 +124,8 @@ def understand(trace: Trace) -> Ranges:
     """Classify the ranges of a capture as layer, phase and step ranges. Includes the backward ranges that
     `nvprof_kit._analysis.foreign.translate` derives from operators, if the capture has them.
     """
+    import pandas as pd
+
     frame = translated(trace).ranges
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
     first = np.ones(len(frame), dtype=bool)
@@ -148,10 +152,10 @@ def understand(trace: Trace) -> Ranges:
     rows = np.flatnonzero(is_step)
     numbers = _step_numbers(frame, names, name, rows)
     whole_end = _whole_end(end, first)
-    of_steps = StepRanges(rows, first[rows], numbers, start[rows], whole_end[rows], tid[rows], pid[rows])
-    instances = step_instances(of_steps, step_range, nesting)
+    columns = {"is_first": first, "start": start, "end": whole_end, "tid": tid}
+    of_steps = pd.DataFrame({"row": rows, "number": numbers} | {name: of[rows] for name, of in columns.items()})
     step = np.full(len(frame), NONE, dtype=np.int64)
-    step[rows] = instances.of_rows
+    steps, step[rows] = _step_instances(of_steps, step_range, nesting)
     return Ranges(
         start=start,
         end=end,
@@ -167,7 +171,7 @@ def understand(trace: Trace) -> Ranges:
         phases=tuple(phases.tolist()),
         phase=phase,
         step=step,
-        steps=instances.number,
+        steps=steps,
         crossing=crossing,
     )
 
@@ -207,81 +211,44 @@ def _step_numbers(frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np
     return numbers
 
 
-class StepRanges(NamedTuple):
-    """The step ranges, shape ``(s,)`` each.
-
-    Attributes:
-        rows: Indices of the ranges, ascending; every piece of a range that was cut.
-        first: Whether each is a whole range or the first piece of one.
-        number: Step number of each.
-        start, end: Times of the whole range, in ns.
-        tid, pid: Its thread and process.
-    """
-
-    rows: Int64Array
-    first: npt.NDArray[np.bool_]
-    number: Int64Array
-    start: Int64Array
-    end: Int64Array
-    tid: Int64Array
-    pid: Int64Array
-
-
-class Instances(NamedTuple):
-    """The instances of steps.
-
-    Attributes:
-        number: The step number of each instance, by start time, shape ``(i,)``.
-        of_rows: The instance of each step range, shape ``(s,)``.
-    """
-
-    number: Int64Array
-    of_rows: Int64Array
-
-
-def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Instances:
-    """Find the step instances. See the module docstring for the definition.
+def _step_instances(steps: pd.DataFrame, step_range: Int64Array, nesting: Nesting) -> tuple[Int64Array, Int64Array]:
+    """The step number of each step instance, by start time, and the instance of each step range. See the module
+    docstring for the definition.
 
     Args:
-        ranges: The step ranges.
+        steps: The step ranges, every piece of a range that was cut: columns row (the range), is_first (whether it is
+            the first piece), number (of the step), start, end (of the whole range) and tid.
         step_range: For every range, the nearest step range (itself or an enclosing one), or `NONE`, shape ``(r,)``.
         nesting: The nesting of all ranges.
     """
-    outermost = _outermost(ranges, step_range, nesting)
-    tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
-    # those that begin together by thread, so that the order of rows in the file does not matter
-    tops = tops[np.lexsort((ranges.tid[tops], ranges.start[tops]))]
-    # a range that begins while its number is open on other threads, and not yet on its own, joins that instance
-    current: dict[int, tuple[int, int, set[int]]] = {}
-    of_top: list[int] = []
-    first_tops: list[int] = []
-    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
-    for top, (number, start, end, tid) in enumerate(zip(*columns, strict=True)):
-        instance, latest_end, threads = current.get(number, (NONE, start, set()))
-        if start >= latest_end or tid in threads:
-            instance, latest_end, threads = len(first_tops), end, set()
-            first_tops.append(top)
-        threads.add(tid)
-        current[number] = instance, max(latest_end, end), threads
-        of_top.append(instance)
-    instance_of_row = np.full(len(ranges.rows), NONE, dtype=np.int64)
-    instance_of_row[tops] = of_top
-    return Instances(ranges.number[tops[first_tops]], instance_of_row[outermost])
-
-
-def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
-    """For each step range, the first piece of the outermost enclosing step range, as an index into `ranges.rows`."""
+    names = ("row", "is_first", "number", "start", "end", "tid")
+    row, is_first, number, start, end, tid = (steps[name].to_numpy() for name in names)
+    # the first piece of the outermost step range around each, as an index into `steps`
     index_of_range = np.full(len(step_range) + 1, NONE, dtype=np.int64)
-    index_of_range[ranges.rows] = np.arange(len(ranges.rows))
-    first_piece = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
-    enclosing = index_of_range[np.append(step_range, NONE)[nesting.parent[ranges.rows[first_piece]]]]
+    index_of_range[row] = np.arange(len(row))
+    first_piece = np.flatnonzero(is_first)[np.cumsum(is_first) - 1] if len(row) else row
+    enclosing = index_of_range[np.append(step_range, NONE)[nesting.parent[row[first_piece]]]]
     enclosing = np.append(first_piece, NONE)[enclosing]
     # a range that outlasts the range it began in is not nested in it
-    enclosing = np.where((enclosing >= 0) & (np.append(ranges.end, 0)[enclosing] >= ranges.end), enclosing, NONE)
-    current = first_piece
-    while ((above := np.append(enclosing, NONE)[current]) >= 0).any():
-        current = np.where(above >= 0, above, current)
-    return current
+    enclosing = np.where((enclosing >= 0) & (np.append(end, 0)[enclosing] >= end), enclosing, NONE)
+    outermost = first_piece
+    while ((above := np.append(enclosing, NONE)[outermost]) >= 0).any():
+        outermost = np.where(above >= 0, above, outermost)
+    tops = np.flatnonzero(is_first & (outermost == np.arange(len(row))))
+    # those that begin together by thread, so that the order of rows in the file does not matter
+    tops = tops[np.lexsort((tid[tops], start[tops]))]
+    # a range that begins while its number is open on other threads, and not yet on its own, joins that instance
+    current: dict[int, tuple[int, int, set[int]]] = {}
+    instance_of_row = np.full(len(row), NONE, dtype=np.int64)
+    numbers: list[int] = []
+    for top in tops.tolist():
+        instance, latest_end, threads = current.get(number[top], (NONE, start[top], set()))
+        if start[top] >= latest_end or tid[top] in threads:
+            instance, latest_end, threads = len(numbers), end[top], set()
+            numbers.append(number[top])
+        current[number[top]] = instance, max(latest_end, end[top]), threads | {tid[top]}
+        instance_of_row[top] = instance
+    return np.array(numbers, dtype=np.int64), instance_of_row[outermost]
 
 
 class Elsewhere:

@@ -271,29 +271,20 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
     """Each allocated block: event numbers at which it was allocated (-1: before the history) and freed (else their
     count), size_bytes, and the code of its label.
     """
-    alloc, free = ((events["action"] == name).to_numpy() for name in ("alloc", freed))
-    rows = np.flatnonzero(alloc | free)
-    addr = events["addr"].to_numpy()[rows]
-    order = rows[np.lexsort((rows, addr))]
-    is_alloc = alloc[order]
-    same = (
-        np.concatenate([np.diff(events["addr"].to_numpy()[order]) == 0, [False]]) if len(order) else np.array([], bool)
-    )
-    follows = np.concatenate([order[1:], [-1]])[: len(order)]
-    next_frees = np.concatenate([~is_alloc[1:], [False]])[: len(order)] & same
-    has_alloc = np.concatenate([[False], (is_alloc & same)[:-1]])[: len(order)]
-    starts, orphans = order[is_alloc], order[~is_alloc & ~has_alloc]
-    ends = np.where(next_frees, follows, len(events))[is_alloc]
-    size, label = events["size_bytes"].to_numpy(), events["label"].cat.codes.to_numpy()
-    lifetimes: pd.DataFrame = pd.DataFrame(
-        {
-            "start": np.concatenate([starts, np.full(len(orphans), -1)]).astype(np.int64),
-            "end": np.concatenate([ends, orphans]).astype(np.int64),
-            "size_bytes": np.concatenate([size[starts], size[orphans]]),
-            "label": np.concatenate([label[starts], np.full(len(orphans), -1)]),
-        }
-    )
-    return lifetimes
+    is_alloc, is_free = ((events["action"] == name).to_numpy() for name in ("alloc", freed))
+    rows = np.flatnonzero(is_alloc | is_free)
+    moves = events[["addr", "size_bytes"]].iloc[rows]
+    moves = moves.assign(event=rows, is_alloc=is_alloc[rows], label=events["label"].cat.codes.to_numpy()[rows])
+    moves = moves.sort_values("addr", kind="stable")
+    by_address = moves.groupby("addr", sort=False)
+    follows = by_address["event"].shift(-1, fill_value=len(events))
+    is_freed = ~by_address["is_alloc"].shift(-1, fill_value=True)
+    is_orphan = ~(moves["is_alloc"] | by_address["is_alloc"].shift(1, fill_value=False))
+    blocks = moves.assign(start=moves["event"], end=follows.where(is_freed, len(events)))[moves["is_alloc"]]
+    before = moves.assign(start=-1, end=moves["event"], label=-1)[is_orphan]
+    lifetimes = pd.concat([blocks, before], ignore_index=True)[["start", "end", "size_bytes", "label"]]
+    typed: pd.DataFrame = lifetimes.astype("int64")
+    return typed
 
 
 def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) -> list[Issue]:
