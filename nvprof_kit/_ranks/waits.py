@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._ranks.causes import Causes, Pair, unresolved
+from nvprof_kit._ranks.causes import cause_shares, without_cause
 from nvprof_kit._ranks.stages import with_equals
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
@@ -141,29 +141,26 @@ def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, f
     import pandas as pd
 
     last = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
-    last = last.drop_duplicates("instance").sort_values("instance", kind="stable")
     waiting = members[members["rank"] != members["late_rank"]]
     waiting = waiting.sort_values(["instance", "wait_ns", "rank"], kind="stable")
     by_instance = waiting.groupby("instance", sort=False)["rank"]
-    peer = waiting[by_instance.cumcount() == by_instance.transform("size") // 2].drop_duplicates("instance")
-    both = last[["instance", "rank", "index"]].merge(
-        peer[["instance", "rank", "index"]], on="instance", suffixes=("", "_peer")
-    )
-    pairs = Pair(*(both[name].to_numpy() for name in ("instance", "rank", "rank_peer", "index", "index_peer")))
-    above_floor = instances["wait_ns"].to_numpy() > floor_ns * (instances["n"].to_numpy() - 1)
-    detailed, unknown = pairs.among(above_floor), unresolved(pairs.among(~above_floor))
-    if not len(detailed.instance):
+    median = waiting[by_instance.cumcount() == by_instance.transform("size") // 2]
+    peers = median[["instance", "rank", "index"]].rename(columns={"rank": "peer", "index": "peer_index"})
+    pairs = last.merge(peers, on="instance").sort_values("instance", kind="stable", ignore_index=True)
+    is_above_floor = instances["wait_ns"].to_numpy()[pairs["instance"]] > floor_ns * (pairs["n"] - 1)
+    unknown = without_cause(pairs[~is_above_floor], "unresolved")
+    pairs = pairs[is_above_floor].reset_index(drop=True)
+    if not len(pairs):
         return unknown
-    ranks = np.union1d(detailed.late_rank, detailed.peer).tolist()
+    ranks = np.union1d(pairs["late_rank"], pairs["peer"]).tolist()
     points = tables.points(ranks).merge(instances[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
     points = points.sort_values(["rank", "index"], kind="stable", ignore_index=True)
     # matched collectives that are not analyzed can still be common points
-    code, _ = pd.factorize(pd.MultiIndex.from_frame(points[["c", "s", "k"]]))
-    points["instance"] = points["instance"].fillna(pd.Series(len(instances) + code)).astype(np.int64)
-    causes = Causes(points, tables.segments(ranks), instances["arrival"].to_numpy(), instances["late_rank"].to_numpy())
-    parts = [table for table in (causes.shares(detailed), unknown) if len(table)]
-    shares: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return shares
+    code = points.groupby(["c", "s", "k"], sort=False).ngroup()
+    points["instance"] = points["instance"].fillna(code + len(instances)).astype(np.int64)
+    shares = cause_shares(pairs, points, tables.segments(ranks), instances)
+    parts: pd.DataFrame = pd.concat([table for table in (shares, unknown) if len(table)], ignore_index=True)
+    return parts
 
 
 def _of_steps(charges: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
