@@ -40,7 +40,7 @@ MISSING = int(np.iinfo(np.int64).min)
 _ANNOTATION, _OPERATOR, _PYTHON, _ARROW = "user_annotation", "cpu_op", "python_function", "fwdbwd"
 _OLDER = {"operator": _OPERATOR, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _OURS = f"{DOMAIN}:"
-_MODULE, _COLLECTION = "nn.Module: ", "Python GC"
+_MODULE, _MODULES, _COLLECTIONS = "nn.Module: ", "modules", "Python GC"
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _ON_GPU = ("device", "stream", "correlation", "graph_node")
@@ -143,28 +143,11 @@ def joined(parts: Sequence[Rows], columns: Sequence[str] = ()) -> Rows:
     return Rows(parts[0].names, code, start, end, tid, numbers)
 
 
-@dataclass(frozen=True)
-class Arrows:
-    """The end points of the forward-backward flow events, shape ``(n,)`` each.
-
-    Attributes:
-        is_forward_end: Whether it is the forward end.
-        id: The flow id, shared by both ends.
-        start_ns: Time.
-        tid: Thread id.
-    """
-
-    is_forward_end: npt.NDArray[np.bool_]
-    id: Int64Array
-    start_ns: Int64Array
-    tid: Int64Array
-
-
 class Events:
     """The complete ("X") events of a trace by category, and its forward-backward flow events.
 
     Attributes:
-        arrows: The end points of the flow events.
+        arrows: The end points of the flow events: is_forward_end, id (shared by both ends), start_ns, tid.
         process: The traced process; None if unknown.
         warnings: Warnings about missing fields.
         shapes: The distinct operator arguments (shapes and dtypes), if read.
@@ -187,7 +170,7 @@ class Events:
         self._names: dict[str, int] = {}
         self._shapes: dict[tuple[Any, ...], int] | None = {} if shapes else None
         self._columns: dict[str, _Columns] = {}
-        arrows = _ArrowColumns()
+        arrows: list[Row] = []
         pids = self._read(batches, arrows)
         self._check(named)
         names = [_HALF_LETTER.sub("\ufffd", name) for name in self._names]
@@ -198,16 +181,21 @@ class Events:
         check_moments(named, (*edges.values(), *(columns.end_ns for columns in self._rows.values())))
         self.warnings += as_issues("strays", strays(edges))
         self.shapes = list(self._shapes or ())
-        self.arrows = arrows.made(named)
+        self.arrows: dict[str, Any] = {
+            "is_forward_end": np.array([row.ph == "s" for row in arrows], dtype=bool),
+            "id": [str(row.id) for row in arrows],
+            "start_ns": whole_ns(named, "ts", np.array([_float(row.ts) or 0.0 for row in arrows], dtype=np.float64)),
+            "tid": np.array([number(row.tid) or 0 for row in arrows], dtype=np.int64),
+        }
         # the file counts from when the computer started, or from 1970
         begin_ns = min((int(starts.min()) for starts in edges.values() if len(starts)), default=0)
         columns = [column for rows in self._rows.values() for column in (rows.start_ns, rows.end_ns)]
-        for column in (*columns, self.arrows.start_ns):
+        for column in (*columns, self.arrows["start_ns"]):
             np.subtract(column, begin_ns, out=column)
         cpu_pids = [pids[kind] for kind in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if kind in pids]
         self.process = (number(cpu_pids[0]) or 0) if cpu_pids else None
 
-    def _read(self, batches: Iterable[Sequence[Row]], arrows: _ArrowColumns) -> dict[str, Any]:
+    def _read(self, batches: Iterable[Sequence[Row]], arrows: list[Row]) -> dict[str, Any]:
         """Sort the events into columns; returns the process of the first event of each category."""
         pids: dict[str, Any] = {}
         unknown: Counter[str] = Counter()
@@ -224,7 +212,7 @@ class Events:
                 elif kind == "X" and cat is None:
                     self._missing["", "cat"] += len(rows)
                 elif category == _ARROW:
-                    arrows.add(rows)
+                    arrows += rows
                 elif category in KINETO_SOURCES:
                     self._missing[category, "ph"] += sum(row.dur is not None for row in rows)
                 elif kind == "X" and category not in _NOT_READ:
@@ -248,27 +236,23 @@ class Events:
                 row.name = ""
             if row.args is UNREADABLE:
                 self._missing[category, "args"] += 1
-        if category == _PYTHON:  # of the Python functions, keep modules, garbage collections and long calls
-            rows = [
-                row
-                for row in rows
-                if not row.name
-                or row.name.startswith((_MODULE, _COLLECTION))
-                or (isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000)
-            ]
-        ours = [row for row in rows if row.name.startswith(_OURS)]
-        for where, events in (
-            (_ANNOTATION, ours),
-            (category, [row for row in rows if not row.name.startswith(_OURS)] if ours else rows),
-        ):
+        parts = {_ANNOTATION: [row for row in rows if row.name.startswith(_OURS)]}
+        if parts[_ANNOTATION]:
+            rows = [row for row in rows if not row.name.startswith(_OURS)]
+        if category == _PYTHON:
+            parts[_MODULES] = [row for row in rows if not row.name or row.name.startswith(_MODULE)]
+            parts[_COLLECTIONS] = [row for row in rows if row.name.startswith(_COLLECTIONS)]
+            others = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTIONS))]
+            rows = [row for row in others if isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000]
+        for part, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
             if events:
-                columns = self._columns.setdefault(where, _Columns(where, self._names, self._shapes))
+                columns = self._columns.setdefault(part, _Columns(part, self._names, self._shapes))
                 columns.add(category, events, self._missing)
 
     def _check(self, named: Path) -> None:
         """Reject a trace without required fields, and add warnings about fields missing in some events."""
         for category, columns in self._columns.items():
-            for key in KINETO_SOURCES[category]:
+            for key in KINETO_SOURCES.get(category, {}):
                 _, _, tail = key.partition(".")
                 if tail:
                     lacking = columns.numbers[tail].count(MISSING)
@@ -321,22 +305,17 @@ class Events:
     @property
     def modules(self) -> Rows:
         """Module calls, in a trace with stacks."""
-        functions = self.of(_PYTHON)
-        return functions.take(functions.by_name(lambda name: not name or name.startswith(_MODULE), bool))
+        return self.of(_MODULES)
 
     @property
     def functions(self) -> Rows:
         """Calls of Python functions of `LONG_FRAME_NS` or more, in a trace with stacks."""
-        functions = self.of(_PYTHON)
-        return functions.take(
-            functions.by_name(lambda name: bool(name) and not name.startswith((_MODULE, _COLLECTION)), bool)
-        )
+        return self.of(_PYTHON)
 
     @property
     def collections(self) -> Rows:
         """Garbage collections, if recorded with ``record_python_gc_info``."""
-        functions = self.of(_PYTHON)
-        return functions.take(functions.by_name(lambda name: name.startswith(_COLLECTION), bool))
+        return self.of(_COLLECTIONS)
 
 
 class _Columns:
@@ -364,21 +343,10 @@ class _Columns:
                 if argument.in_elements is not None or argument.out_elements is not None:
                     self.collective_arguments[row_count + offset] = argument
         required = KINETO_SOURCES[category]
-        for key, column, values in (
-            ("ts", self.ts, [row.ts for row in rows]),
-            ("dur", self.dur, [row.dur for row in rows]),
-        ):
-            try:
-                if not {*map(type, values)} <= {float, int}:
-                    raise TypeError("not all are numbers")
-                column.extend(array("d", values))
-            except (TypeError, OverflowError):
-                numbers = [_float(value) for value in values]
-                missing[category, key] += numbers.count(None)
-                column.extend([0.0 if value is None else value for value in numbers])
-        lacking = _extend(self.tid, [row.tid for row in rows], 0)[0]
-        if "tid" in required:
-            missing[category, "tid"] += lacking
+        for key, column in (("ts", self.ts), ("dur", self.dur), ("tid", self.tid)):
+            lacking, _ = _extend(column, [getattr(row, key) for row in rows], 0)
+            if key in required:
+                missing[category, key] += lacking
         for name, values_of in self.numbers.items():
             if name == "kernel":  # ROCm's calls say which kernel they launch
                 kernels = [argument.kernel for argument in args]
@@ -408,48 +376,22 @@ class _Columns:
         return Rows(names, code, start, end, tid, numbers, self.collective_arguments, shapes)
 
 
-class _ArrowColumns:
-    """End points of flow events as columns that grow batch by batch."""
-
-    def __init__(self) -> None:
-        self._is_forward_end, self._ts, self._tid, self._id = array("b"), array("d"), array("q"), array("q")
-        self._texts: dict[Any, int] = {}
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Append events of both kinds."""
-        self._is_forward_end.extend([row.ph == "s" for row in rows])
-        self._ts.extend([_float(row.ts) or 0.0 for row in rows])
-        self._tid.extend([number(row.tid) or 0 for row in rows])
-        self._id.extend([self._number(row.id) for row in rows])
-
-    def _number(self, id_: Any) -> int:
-        """Numeric ids are kept; others get negative numbers."""
-        if isinstance(id_, int) and -(2**62) < id_ < 2**62:
-            return int(id_)
-        return -(2**62) - self._texts.setdefault(id_ if isinstance(id_, (int, str)) else None, len(self._texts))
-
-    def made(self, named: Path) -> Arrows:
-        """The flow events as arrays."""
-        start = whole_ns(named, "ts", np.frombuffer(self._ts, dtype=np.float64))
-        ids, tid = np.frombuffer(self._id, dtype=np.int64), np.frombuffer(self._tid, dtype=np.int64)
-        return Arrows(np.frombuffer(self._is_forward_end, dtype=np.bool_), ids, start, tid)
-
-
-def _extend(column: array[int], values: list[Any], absent: int) -> tuple[int, int]:
-    """Append integers to a column; returns the number of missing or unreadable values, and the number of unreadable
+def _extend(column: array[Any], values: list[Any], absent: float) -> tuple[int, int]:
+    """Append numbers to a column; returns the number of missing or unreadable values, and the number of unreadable
     ones among them.
     """
+    types, parse = ({int}, number) if column.typecode == "q" else ({int, float}, _float)
     lacking = values.count(None)
     plain = [absent if value is None else value for value in values] if lacking else values
     try:
-        if {*map(type, plain)} <= {int}:
-            column.extend(array("q", plain))
+        if {*map(type, plain)} <= types:
+            column.extend(array(column.typecode, plain))
             return lacking, 0
     except OverflowError:
         pass
-    read = [number(value) for value in values]
-    column.extend([absent if value is None else value for value in read])
-    return read.count(None), read.count(None) - lacking
+    parsed = [parse(value) for value in values]
+    column.extend([absent if value is None else value for value in parsed])
+    return parsed.count(None), parsed.count(None) - lacking
 
 
 def _plain(value: Any) -> Any:

@@ -38,13 +38,13 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     ours = annotations.by_name(parse_kineto_name)
     loop = annotations.by_name(loop_annotation)
     if has_ours(events):
-        have = {category for _, category in filter(None, ours.tolist())}
+        # what our ranges say too counts once
+        categories = {category for _, category in filter(None, ours.tolist())}
+        phases = {text for text, category in filter(None, ours.tolist()) if category == Category.PHASE.value}
         parsed = [
-            our_name or (other if other and other[1] not in have else None)
+            our_name or (other if other and other[0] not in phases and other[1] not in categories else None)
             for our_name, other in zip(ours, loop, strict=True)
         ]
-        for row in _inside_our_phase(annotations, ours, loop):
-            parsed[row] = ours[row]  # our phase says the same, and a phase inside itself counts once
     else:
         # an annotation outside the loop keeps its text; those of libraries are ignored
         parsed = [
@@ -73,30 +73,6 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     }
 
 
-def _inside_our_phase(rows: Rows, ours: npt.NDArray[Any], loop: npt.NDArray[Any]) -> list[int]:
-    """PyTorch's annotations of the loop that are inside a phase of ours with the same name, on the same thread."""
-    inside: list[int] = []
-    texts = {name[0] for name in _distinct(loop)} & {
-        name[0] for name in _distinct(ours) if name[1] == Category.PHASE.value
-    }
-    for text in texts:
-        phases = np.flatnonzero([name is not None and name == (text, Category.PHASE.value) for name in ours])
-        loop_rows = np.flatnonzero([name is not None and name[0] == text for name in loop])
-        for thread in np.unique(rows.tid[phases]):
-            phase_rows = phases[rows.tid[phases] == thread]
-            phase_rows = phase_rows[np.argsort(rows.start_ns[phase_rows], kind="stable")]
-            theirs = loop_rows[rows.tid[loop_rows] == thread]
-            before = np.searchsorted(rows.start_ns[phase_rows], rows.start_ns[theirs], side="right") - 1
-            is_inside = (before >= 0) & (rows.end_ns[theirs] <= rows.end_ns[phase_rows[before]])
-            inside += theirs[is_inside].tolist()
-    return inside
-
-
-def _distinct(names: npt.NDArray[Any]) -> set[tuple[str, str]]:
-    """The distinct texts and categories."""
-    return {name for name in names.tolist() if name is not None}
-
-
 def has_ours(events: Events) -> bool:
     """Whether the trace has ranges of this package."""
     return any(name is not None for name in events.annotations.by_name(parse_kineto_name))
@@ -109,7 +85,6 @@ def _modules(calls: Rows) -> tuple[Rows, list[str]]:
     several children of one class, by its number among these, in the order of their first calls. A module that several
     parents share has a path in each.
     """
-    calls = calls.take(calls.by_name(lambda name: name.startswith(_MODULE), bool))
     calls = calls.take(np.lexsort((-calls.end_ns, calls.start_ns, calls.tid)))
     names = calls.by_name(lambda name: name[len(_MODULE) :]).tolist()
     start, end, thread = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.tid.tolist()
@@ -194,14 +169,11 @@ def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int
     made_on = events.operators.number("forward_thread", 0)
     if len(forward) == 1:
         return dict.fromkeys(np.unique(made_on[made_on != 0]).tolist(), int(forward[0]))
-    arrows = events.arrows
-    key = ["tid", "start_ns"]
+    arrows, key = pd.DataFrame(events.arrows), ["tid", "start_ns"]
     nodes = pd.DataFrame({"tid": events.operators.tid, "start_ns": events.operators.start_ns, "number": made_on})
-    ends = pd.DataFrame({"tid": arrows.tid, "start_ns": arrows.start_ns, "id": arrows.id})[~arrows.is_forward_end]
-    arrow_starts = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.is_forward_end].drop_duplicates(
-        "id", keep="last"
-    )
+    ends = arrows[~arrows["is_forward_end"]]
+    arrow_starts = arrows[arrows["is_forward_end"]].drop_duplicates("id", keep="last").rename(columns={"tid": "thread"})
     # of operators with the same start, the last one is the innermost
-    links = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(arrow_starts, on="id")
+    links = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(arrow_starts[["id", "thread"]], on="id")
     numbered = links[links["number"] != 0].drop_duplicates("number")
     return dict(zip(numbered["number"].tolist(), numbered["thread"].tolist(), strict=True))
