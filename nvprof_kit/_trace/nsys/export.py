@@ -27,14 +27,18 @@ _SAMPLED = frozenset({"GPU_METRICS", "COMPOSITE_EVENTS", "SCHED_EVENTS", "GENERI
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPLACED = (errno.ENOTEMPTY, errno.EEXIST)
 _MESSAGE_BYTES = 4096
-_EXPORT_BYTES = 12
-"""Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes 11, and less to SQLite."""
+_EXPORT_BYTES = 16
+"""Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes up to 11, in parts 15, and less to
+SQLite.
+"""
 _PARTS = (
     "[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^KR].*",
     "CUPTI_ACTIVITY_KIND_K.*",
     "CUPTI_ACTIVITY_KIND_R.*",
 )
-"""Patterns of tables, all tables together: nsys writes on one processor, and most of it are kernels and CUDA calls."""
+"""Patterns of tables, which match each table once: nsys writes on one processor, and most of it are kernels and CUDA
+calls.
+"""
 _memory, _exports = Condition(), list[int]()
 """What the running exports of this process need."""
 
@@ -98,6 +102,7 @@ def exported(report: Path, *, beside: Path) -> Path:
     # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
     options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
     in_parts = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
+    in_parts &= current_thread() is main_thread()  # other threads export the other reports of a job
     parts = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
     for base in (stem, cached):
         target = base.with_name(f"{base.name}{ending}")
