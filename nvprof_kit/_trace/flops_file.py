@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.checks import DoubleKey, without_doubles
 from nvprof_kit._trace.files.packed import read_packed
+from nvprof_kit._trace.schema import Column
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -21,41 +22,46 @@ if TYPE_CHECKING:
 FORMAT = "nvprof_kit flops"
 VERSIONS = (1, 2, 3)
 
-RANGES: Mapping[str, str] = MappingProxyType(
+RANGES: Mapping[str, Column] = MappingProxyType(
     {
-        "layer": "the layer's path, `(none)` for a phase of the loop (str)",
-        "phase": "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other` (str)",
-        "inside": "row of the layer's range around it, -1 at the top (int64)",
-        "calls": "how often it was opened there (int64)",
-        "fused_bytes": "least memory traffic of these calls, each fused into one; NaN before version 3 (float64)",
+        "layer": Column("object", "the layer's path, `(none)` for a phase of the loop"),
+        "phase": Column("object", "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other`"),
+        "inside": Column("int64", "row of the layer's range around it, -1 at the top"),
+        "calls": Column("int64", "how often it was opened there"),
+        "fused_bytes": Column(
+            "float64", "least memory traffic of these calls, each fused into one; NaN before version 3"
+        ),
     }
 )
 """Columns of `FlopsFile.ranges`; a parent range comes before its children."""
 
-OPERATORS: Mapping[str, str] = MappingProxyType(
+OPERATORS: Mapping[str, Column] = MappingProxyType(
     {
-        "range": "row of the innermost range it ran in (int64)",
-        "name": "the operator, `aten::mm` (str)",
-        "dtype": "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, … (str)",
-        "runs": "how often it ran (int64)",
-        "flops": "its floating point operations, all runs together (float64; exact to 2**53)",
-        "least_flops": "the same without what a causal mask leaves out (float64)",
-        "bytes": "bytes of its inputs and outputs, each storage once, all runs together (float64)",
-        "dram_bytes": "bytes of these that the L2 cannot hold from one operator to the next (float64)",
+        "range": Column("int64", "row of the innermost range it ran in"),
+        "name": Column("object", "the operator, `aten::mm`"),
+        "dtype": Column(
+            "object", "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, …"
+        ),
+        "runs": Column("int64", "how often it ran"),
+        "flops": Column("float64", "its floating point operations, all runs together; exact to 2**53"),
+        "least_flops": Column("float64", "the same without what a causal mask leaves out"),
+        "bytes": Column("float64", "bytes of its inputs and outputs, each storage once, all runs together"),
+        "dram_bytes": Column("float64", "bytes of these that the L2 cannot hold from one operator to the next"),
     }
 )
 """Columns of `FlopsFile.operators`; the last three are NaN in a file of version 1, which has no bytes."""
 
-UNKNOWN: Mapping[str, str] = MappingProxyType(
+UNKNOWN: Mapping[str, Column] = MappingProxyType(
     {
-        "range": "row of the innermost range it ran in (int64)",
-        "name": "the operator, or what took its place (str)",
-        "runs": "how often it ran (int64)",
+        "range": Column("int64", "row of the innermost range it ran in"),
+        "name": Column("object", "the operator, or what took its place"),
+        "runs": Column("int64", "how often it ran"),
     }
 )
 """Columns of `FlopsFile.unknown`: operators with an unknown number of floating point operations."""
 
-
+_SINCE = {"least_flops": 2, "bytes": 2, "dram_bytes": 2, "fused_bytes": 3}
+"""The version of the format since which these amounts are in it."""
 _DEEPEST = 500
 _SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz)|_pqtdir)?(\.xz)?$")
 
@@ -163,32 +169,24 @@ def _json(path: Path) -> Any:
 
 
 def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
-    ranges = _frame(content, "ranges", RANGES)
-    depth: list[int] = []
+    ranges, operators, unknown = (
+        _frame(content, table, columns)
+        for table, columns in (("ranges", RANGES), ("operators", OPERATORS), ("unknown", UNKNOWN))
+    )
+    depths: list[int] = []
     for number, parent in enumerate(ranges["inside"].tolist()):
         if not -1 <= parent < number:
             raise ValueError(f"range {number} is inside {parent}, which does not come before it")
-        depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        if depth[-1] > _DEEPEST:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        if depths[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
-    operators = _frame(content, "operators", OPERATORS)
-    unknown = _frame(content, "unknown", UNKNOWN)
-    for number in (*operators["range"], *unknown["range"]):
-        if number >= len(ranges):
-            raise ValueError(f"there is no range {number}")
-    return FlopsFile(
-        path=path,
-        steps=_cell(content, "steps"),
-        gpu=_cell(content, "gpu"),
-        torch=_cell(content, "torch"),
-        has_bytes=content["version"] > 1,
-        ranges=ranges,
-        operators=operators,
-        unknown=unknown,
-    )
+    if strange := [number for number in (*operators["range"], *unknown["range"]) if number >= len(ranges)]:
+        raise ValueError(f"there is no range {strange[0]}")
+    steps, gpu, torch = (_cell(content, *cell) for cell in (("steps", "int64"), ("gpu", "object"), ("torch", "object")))
+    return FlopsFile(path, steps, gpu, torch, content["version"] > 1, ranges, operators, unknown)
 
 
-def _frame(content: dict[str, Any], table: str, columns: Iterable[str]) -> pd.DataFrame:
+def _frame(content: dict[str, Any], table: str, columns: Mapping[str, Column]) -> pd.DataFrame:
     """A table of a file."""
     import numpy as np
     import pandas as pd
@@ -196,27 +194,25 @@ def _frame(content: dict[str, Any], table: str, columns: Iterable[str]) -> pd.Da
     rows = content[table]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{table} is not a list of objects")
-    types = {**dict.fromkeys(_TEXTS, "object"), **dict.fromkeys(_SINCE, "float64")}
-    has = {name: content["version"] >= _SINCE.get(name, 1) for name in columns}
-    values = {name: [_cell(row, name) if has[name] else math.nan for row in rows] for name in columns}
-    frame: pd.DataFrame = pd.DataFrame({name: np.array(values[name], types.get(name, "int64")) for name in columns})
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            name: np.array(
+                [_cell(row, name, dtype) if content["version"] >= _SINCE.get(name, 1) else math.nan for row in rows],
+                dtype,
+            )
+            for name, (dtype, *_) in columns.items()
+        }
+    )
     return frame
 
 
-_TEXTS = frozenset({"layer", "phase", "name", "dtype", "gpu", "torch"})
-_SINCE = {"flops": 1, "least_flops": 2, "bytes": 2, "dram_bytes": 2, "fused_bytes": 3}
-"""The version of the format since which these amounts are in it."""
-
-
-def _cell(row: dict[str, Any], name: str) -> Any:
+def _cell(row: dict[str, Any], name: str, dtype: str) -> Any:
     """A text or a whole number; -1 for a range at the top."""
     value = row[name]
-    if name in _TEXTS:
-        if not isinstance(value, str):
-            raise ValueError(f"{name} = {value!r} is not a text")
-        return value
     if name == "inside" and value is None:
         return -1
-    if type(value) is not int or value < 0:
+    if dtype == "object" and not isinstance(value, str):
+        raise ValueError(f"{name} = {value!r} is not a text")
+    if dtype != "object" and (type(value) is not int or value < 0):
         raise ValueError(f"{name} = {value!r} is not an integer >= 0")
     return value

@@ -145,23 +145,3 @@ def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sorted distinct values of a long column with few of them in long runs, such as process ids."""
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     return np.unique(np.append(values[:1], values[changes]))
-
-
-def spared(parts: Sequence[npt.NDArray[np.int64]], spare: int) -> npt.NDArray[np.int64]:
-    """Concatenate columns and reserve one more value at the end, so that `with_spare` needs no copy."""
-    return np.concatenate([*parts, np.array([spare], dtype=np.int64)])[:-1]
-
-
-def with_spare(column: npt.NDArray[np.int64], spare: int) -> npt.NDArray[np.int64]:
-    """A column with one value appended, for the index -1; without a copy if the column is from `spared`."""
-    base = column.base
-    if (
-        isinstance(base, np.ndarray)
-        and base.shape == (len(column) + 1,)
-        and base.dtype == column.dtype
-        and base.ctypes.data == column.ctypes.data
-        and base.strides == column.strides
-        and base[-1] == spare
-    ):
-        return base
-    return np.append(column, spare)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.launches import Launches
-from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 
 SYNCHRONIZING_COPIES = r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)"
@@ -45,9 +44,9 @@ class HostCalls:
             columns, kind = {name: frame[name].to_numpy() for name in columns}, frame["kind"].to_numpy()
             self.names = [*map(str, frame["name"].cat.categories), ""]
             codes = frame["name"].cat.codes.to_numpy()
-        self.tid = with_spare(columns["tid"], NONE)
-        self.start = with_spare(columns["start_ns"], 0)
-        self.end = with_spare(columns["end_ns"], 0)
+        self.tid = np.append(columns["tid"], NONE)
+        self.start = np.append(columns["start_ns"], 0)
+        self.end = np.append(columns["end_ns"], 0)
         self.overhead = np.append(kind == CALL_KINDS.index("overhead"), False)
         self.operator = np.append(kind == CALL_KINDS.index("operator"), False)
         self.system = np.append(kind == CALL_KINDS.index("system"), False)

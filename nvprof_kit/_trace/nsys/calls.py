@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, few, labels, spared
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, few, labels
 from nvprof_kit._trace.nsys.nvtx import Nvtx
 from nvprof_kit._trace.nsys.sources import RUNTIME, Columns, process_of, read_columns, strings_of
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
@@ -34,9 +34,6 @@ _COLUMNS = {
     "name": "nameId",
 }
 _IS_OPERATOR = re.compile("aten::.*|.*, (seq|op_id) = .*", re.IGNORECASE | re.DOTALL)
-_SPARE = {"start_ns": 0, "end_ns": 0, "tid": -1}
-"""Values for "no call", after the last row."""
-
 Fetched = dict[str, Columns]
 """Plain columns of calls by kind, as in the file, with names as ids."""
 
@@ -128,9 +125,8 @@ def read_calls(db: Database, fetched: Fetched, nvtx: Nvtx | None) -> Columns:
         parts.append({**part, "name": part["name"] + len(names)})
         names += operators
     # pop: the columns as they were read are free before the next is made
-    joined = {name: np.concatenate([part.pop(name) for part in parts]) for name in ("correlation", "kind", "name")}
-    spare = {name: spared([part.pop(name) for part in parts], value) for name, value in _SPARE.items()}
-    return {**joined, **spare, "name": labels(joined["name"], names), "pid": process_of(spare["tid"])}
+    columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in [*parts[0]]}
+    return {**columns, "name": labels(columns["name"], names), "pid": process_of(columns["tid"])}
 
 
 def _kinds(kind: str, count: int) -> np.ndarray:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from nvprof_kit._trace.files.database import Int64Array
+from nvprof_kit._trace.files.database import Database, Int64Array
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct_rows, few
 from nvprof_kit._trace.nsys.nvtx import read_nvtx
 from nvprof_kit._trace.nsys.ops import OP_TABLES
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders
 from nvprof_kit._trace.nsys.sources import (
-    ALWAYS,
     GRAPH,
     RUNTIME,
     check_columns,
     check_enums,
     check_rows,
+    columns_of,
     export_facts,
     read_columns,
     warn_of_descriptions,
@@ -85,7 +85,7 @@ def read_health(path: Path) -> CaptureHealth:
     """
     with nsys_export(path) as db:
         check_columns(db)
-        check_rows(db, *ALWAYS)
+        check_rows(db, "StringIds")
         check_enums(db)
         warn_of_descriptions(db, environment=True)
         nvtx = read_nvtx(db)
@@ -97,18 +97,18 @@ def read_health(path: Path) -> CaptureHealth:
         ranges: Counter[str] = Counter()
         for pid, id_, count in zip(pids.tolist(), ids.tolist(), np.bincount(index).tolist(), strict=True):
             ranges[nvtx.domains.get((pid, id_), f"domain {id_}") if id_ else ""] += count
-        columns = {"start": "start", "end": "end", "pid": "globalPid", "node": "graphNodeId"}
-        tables = [read_columns(db, table, columns) for table in _OPS]
-        ops = {name: np.concatenate([table[name] for table in tables]) for name in columns}
-        processes = dict.fromkeys(_pids(read_columns(db, RUNTIME, {"tid": "globalTid"})["tid"]), 0)
+        # all columns are read, so that faults in any of them are found
+        tables = [_columns(db, table, "start", "end", "globalPid", "graphNodeId") for table in _OPS]
+        start, end, keys, node = (np.concatenate(columns) for columns in zip(*tables, strict=True))
+        (tids,) = _columns(db, RUNTIME, "globalTid")
+        processes = dict.fromkeys(_pids(tids), 0)
         processes |= dict.fromkeys(_pids(events["pid"]), 0)
-        for key in few(ops["pid"]).tolist():
-            if key != -1:
-                pid = _pids(np.array([key]))[0]
-                processes[pid] = processes.get(pid, 0) + int((ops["pid"] == key).sum())
-        first, last = (int(ops["start"].min()), int(ops["end"].max())) if len(ops["start"]) else (0, 0)
-        overheads = read_columns(db, "PROFILER_OVERHEAD", {"start": "start", "end": "end"})
-        inside = np.minimum(overheads["end"], last) - np.maximum(overheads["start"], first)
+        for key in few(keys[keys != -1]).tolist():
+            (pid,) = _pids(np.array([key]))
+            processes[pid] = processes.get(pid, 0) + int((keys == key).sum())
+        first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+        overhead_start, overhead_end = _columns(db, "PROFILER_OVERHEAD", "start", "end")
+        inside = np.minimum(overhead_end, last) - np.maximum(overhead_start, first)
         facts, (launches, lost_count) = export_facts(db), lost_launches(db)
         return CaptureHealth(
             path=str(path),
@@ -125,14 +125,20 @@ def read_health(path: Path) -> CaptureHealth:
             open_ranges=int((events["end"] == MISSING_PAYLOAD).sum()),
             processes=processes,
             window_ns=last - first,
-            overhead_ns=int(np.maximum(inside, 0).sum()) if len(ops["start"]) else 0,
-            whole_graphs=0 if (ops["node"] >= 0).any() else len(graph_launches(db)["pid"]),
+            overhead_ns=int(np.maximum(inside, 0).sum()),
+            whole_graphs=0 if (node >= 0).any() else len(graph_launches(db)["pid"]),
             environment=tuple(environment_names(db)),
             homes=tuple(home_folders(db)),
             incomplete=tuple(db.warnings),
             without_payloads=db.count("NVTX_PAYLOAD_SCHEMAS") > 0
             and facts.get("EXPORT_PARAM_INCLUDE_BLOBS") == "false",
         )
+
+
+def _columns(db: Database, table: str, *columns: str) -> list[Int64Array]:
+    """Some columns of a table, all of which are read."""
+    read = read_columns(db, table, {column: column for column in (*columns_of(table), *columns)})
+    return [read[column] for column in columns]
 
 
 def _pids(keys: Int64Array) -> list[int]:

@@ -67,11 +67,8 @@ def check_columns(db: Database, optional: Iterable[str] = ()) -> None:
         if table_name is not None and table_name not in db.tables:
             fault = "a view" if name in db.views else "in other letters"
             raise db.refuse(f"{name} is {fault}, needed the table {table_name}")
-    needed = {
-        table: (*NSYS_SOURCES[table].required, *NSYS_SOURCES[table].partial, *NSYS_SOURCES[table].nullable)
-        for table in (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
-        if table in db.tables
-    }
+    tables = (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
+    needed = {table: columns_of(table) for table in tables if table in db.tables}
     if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in needed:
         needed["NVTX_EVENTS"] = (*needed.get("NVTX_EVENTS", ()), "binaryData")
     if nodes := node_table(db):
@@ -80,6 +77,12 @@ def check_columns(db: Database, optional: Iterable[str] = ()) -> None:
     for table, columns in needed.items():
         if missing := [column for column in columns if column not in db.tables.get(table, ())]:
             raise db.refuse(f"the table {table} has no column {' and no column '.join(missing)}")
+
+
+def columns_of(table: str) -> tuple[str, ...]:
+    """The columns that a table must have."""
+    source = _source(table)
+    return (*source.required, *source.partial, *source.nullable)
 
 
 def node_table(db: Database) -> str | None:
@@ -134,7 +137,7 @@ def check_rows(db: Database, *tables: str) -> None:
         if table not in db.tables:
             continue
         source = _source(table)
-        names = dict.fromkeys((*source.required, *source.partial, *source.nullable, *_NODE_COLUMNS, "mangledName"))
+        names = dict.fromkeys((*columns_of(table), *_NODE_COLUMNS, "mangledName"))
         kinds = {name: "text" if name in source.texts else "integer" for name in names if db.has(table, name)}
         rows, faults = db.faults(table, kinds)
         for column, (nulls, wrong_count) in faults.items():
