@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
-from nvprof_kit._analysis.breakdown.collectives import kernels_of_calls, messages
 from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.transfers import kernels_of_calls, messages
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, costliest, kinds, matching, ms
-from nvprof_kit._analysis.breakdown.host_activity import CAUSES
+from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
 

@@ -23,10 +23,8 @@ from nvprof_kit._analysis.attribution.steps import (
     step_windows,
 )
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity, exposed
-from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
-from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.host_activity import CAUSES
+from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls
 from nvprof_kit._analysis.breakdown.idle import PLACE, Idle, idle
 from nvprof_kit._analysis.breakdown.launches import (
     LAUNCH_COLUMNS,
@@ -36,7 +34,13 @@ from nvprof_kit._analysis.breakdown.launches import (
     queue_by_window,
     queue_over_time,
 )
-from nvprof_kit._analysis.breakdown.transfers import COMM_COLUMNS, COPY_COLUMNS, comm_table, copy_table
+from nvprof_kit._analysis.breakdown.transfers import (
+    COMM_COLUMNS,
+    COPY_COLUMNS,
+    comm_table,
+    copy_table,
+    first_collective,
+)
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
-from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.host_activity import HostActivity
+from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 

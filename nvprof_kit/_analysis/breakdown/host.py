@@ -1,17 +1,33 @@
-"""CUDA API activity of the host threads, from the table `calls`."""
+"""What the host threads did: their calls, operators and ranges, and the causes of idle time that they stand for.
+
+The innermost call, operator or range on the thread determines the cause. A call that loads code is one cause including
+everything nested in it. Loading also takes time around the calls that show it: cuDNN builds a plan for a shape, or a
+library unpacks its kernels, and then loads the result in microseconds. So loading extends to the thread's previous
+and next call that launches, copies, allocates, frees or synchronizes, within the operator or range that contains the
+call.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, inherit, nest, touches
 from nvprof_kit._analysis.attribution.launches import Launches
+from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
+from nvprof_kit.names import LAYER_CATEGORIES, Category
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 SYNCHRONIZING_COPIES = r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)"
 """Copies that return only after the device has completed them, in any API's spelling, such as `hipMemcpyWithStream`."""
@@ -119,3 +135,346 @@ class HostCalls:
         calls = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator | self.system)[rows]]
         ordered: Int64Array = calls[np.argsort(self.start[calls], kind="stable")]
         return ordered
+
+
+CAUSES: Mapping[str, str] = {
+    "launch": "the host had not yet launched the next operation; it was in the named call, operator, layer or phase",
+    "sync": "the host waited in a synchronizing call, copies that synchronize included",
+    "after_sync": "the host launched late because it had waited for the device; at most as long as it had waited",
+    "dataloader": "the host was fetching data",
+    "allocation": "the host was in a call that allocates or frees memory",
+    "loading": "the host loaded a library or module, compiled code, or autotuned for a shape",
+    "copy": "the host was in an asynchronous copy call that took long",
+    "gc": "Python's garbage collector ran",
+    "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
+    "profiler": "the profiler delayed the host; a run without a profiler lacks this time",
+    "graph": "between two replays of CUDA graphs",
+    "queued": "the next operation was already launched: the device's own gap between operations",
+    "python": "the host ran Python outside layers: the named function",
+    "unknown": "the host had not yet launched the next operation; what it did is unknown: Python, or another thread",
+    "other": "no operation follows, or the capture lacks its launch",
+}
+"""The causes and what they mean."""
+
+NAMES = tuple(CAUSES)
+CODE = {name: code for code, name in enumerate(NAMES)}
+"""Index of each cause in `NAMES`."""
+
+LONG_LAUNCH_NS = 1_000_000
+"""The first launch of a kernel that takes this long while the device idles loads code."""
+
+FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
+"""An operator's first call is initialization (loading a library, building a plan for the shape) if its self time
+reaches `FIRST_NS` and it takes `FIRST_TIMES` the median of all calls, of which there must be more than `OTHERS`.
+"""
+
+_OF_NAMES = {
+    "loading": r"^(cu(da)?|hip)(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|\(dynamo_timed\)$"
+    r"|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create|CachingAutotuner|autotun",
+    "allocation": r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^(cuda|hip)Free)",
+    "sync": WAITS,
+    "gc": r"^(Python GC|gc|gc\.collect|garbage[ _]collect\w*)\b",
+    "dataloader": r"^enumerate\(DataLoader\)",
+}
+"""The cause that a call, operator or range has by its name: the first that matches."""
+
+_OF_LONG_CALLS = {
+    "copy": r"^(cu(da)?|hip)(Memcpy|Memset)",
+    "loading": r"^(cu(da)?|hip)(Ext|Module)?Launch|^cu(da)?(Func|Kernel|Module|Library)(Get|Set)|GetFuncBySymbol"
+    r"|GetSymbol|^cu(da)?Occupancy|^cu(Module|Library)Unload",
+}
+"""The same of calls that return at once, unless they wait, or load the function or module that they name."""
+
+_LAUNCHES = r"^(cu(da)?|hip)(Ext|Module)?Launch"
+_LOADING_OVERHEAD = r"Lazy Function Loading|Module Loading"
+_GIVES_WORK = r"Launch|Memcpy|Memset|Malloc|MemAlloc|Free|Synchronize|HostAlloc"
+_BUILT_IN = re.compile(r"^<built-in |\(\d+\): <")
+_LOADS_DATA = re.compile(r"utils/data/|DataLoader|dataloader|\bcollate")
+
+
+class Functions:
+    """The calls of Python functions of a capture with stacks, by thread.
+
+    Attributes:
+        names: Their distinct names: file, line and function.
+        loads_data: Which of the names belong to a data loader, with False for `NONE` appended.
+        nesting: Which call encloses which.
+    """
+
+    def __init__(self, frames: pd.DataFrame) -> None:
+        tid, start, end = (frames[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
+        self.nesting, self._length = nest(start, end, tid, shorten=True), end - start
+        self.names = [str(name) for name in frames["name"].cat.categories]
+        self._name = np.append(frames["name"].cat.codes.to_numpy().astype(np.int64), NONE)
+        self._is_named = np.array([not _BUILT_IN.search(name) for name in self.names], dtype=bool)[self._name[:-1]]
+        self.loads_data = np.array([*(bool(_LOADS_DATA.search(name)) for name in self.names), False], dtype=bool)
+
+    def at(self, tid: Int64Array, time_ns: Int64Array, idle_ns: Int64Array) -> Int64Array:
+        """The function that explains idle time at a moment, an index into `names` or `NONE`, shape ``(n,)``: the
+        outermost call that took at most one and a half times as long as the gap, else the innermost; none that is
+        built in.
+        """
+        call = self.nesting.innermost(tid, time_ns)
+        innermost, outermost = (np.full(len(call), NONE) for _ in range(2))
+        while (rows := np.flatnonzero(call != NONE)).size:
+            calls = call[rows]
+            fits = self._is_named[calls] & (2 * self._length[calls] <= 3 * idle_ns[rows])
+            first = self._is_named[calls] & (innermost[rows] == NONE)
+            innermost[rows[first]], outermost[rows[fits]] = calls[first], calls[fits]
+            call[rows] = self.nesting.parent[calls]
+        return self._name[np.where(outermost == NONE, innermost, outermost)]
+
+
+class HostActivity:
+    """What the host threads do while the devices wait for them.
+
+    Args:
+        trace: The capture.
+        host: Its calls.
+        ranges: Its ranges.
+        starts, ends: The idle gaps on all devices; calls that overlap none of them are left out.
+        with_functions: Whether to name Python functions, if the capture has them.
+
+    Attributes:
+        rows: The calls and operators that are considered, without profiler overhead; `NONE` is appended.
+        calls: Their nesting by thread; its indices are positions in `rows`.
+        cause: Index into `NAMES` of each, inherited from the enclosing call if it has none of its own, else `NONE`.
+        operator: The nearest operator of each, an index into the calls of `host`, or `NONE`.
+        prepares: Whether each is an operator's first call that took much longer than its others.
+        range_cause: Index into `NAMES` of each range, or `NONE`; an entry for range `NONE` is appended.
+        in_layer: Whether each range is in a layer, likewise.
+        in_phase: Whether it is in a layer or a phase.
+        loading: Loading by thread.
+        profiler: Profiler overhead by process.
+        functions: The calls of Python functions; None without.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        host: HostCalls,
+        ranges: Ranges,
+        starts: Int64Array,
+        ends: Int64Array,
+        *,
+        with_functions: bool = True,
+    ) -> None:
+        self.host, self.ranges = host, ranges
+        rows = np.flatnonzero(~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1]))
+        self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
+        parent = np.append(rows, NONE)[self.calls.parent]
+        is_inside_cuda = host.system[rows] & ~host.operator[parent] & (parent != NONE)
+        if is_inside_cuda.any():  # CUDA's calls wait in the operating system's
+            rows = rows[~is_inside_cuda]
+            self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
+        self.rows = np.append(rows, NONE)
+        self.operator = np.append(inherit(np.where(host.operator[rows], rows, NONE), self.calls), NONE)
+        own_cause = self._own_causes(rows)
+        is_loading = inherit(np.where(own_cause == CODE["loading"], own_cause, NONE), self.calls) != NONE
+        cause = np.where(is_loading, CODE["loading"], inherit(own_cause, self.calls))
+        self.cause = np.append(cause, NONE)
+        self.prepares = np.append(self._prepares(rows), False)
+        collecting = [bool(re.search(_OF_NAMES["gc"], name.text, re.IGNORECASE)) for name in ranges.names]
+        collects = np.array(collecting, dtype=bool)[ranges.name] & ~ranges.is_one_of(LAYER_CATEGORIES)
+        fetches = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, ("data", "dataloader"))
+        of_ranges = np.select([collects, fetches], [CODE["gc"], CODE["dataloader"]], NONE)
+        self.range_cause = np.append(inherit(of_ranges, ranges.nesting), NONE)
+        self.in_layer = np.append(ranges.layer_range >= 0, False)
+        self.in_phase = self.in_layer | np.append(ranges.phase_range >= 0, False)
+        frames = trace.frames if with_functions else None
+        self.functions = Functions(frames) if frames is not None and len(frames) else None
+        is_profiler = host.overhead & ~host.named(_LOADING_OVERHEAD)
+        overhead = np.flatnonzero(is_profiler & touches((starts, ends), host.start, host.end))
+        self.profiler = Cover(host.pid(overhead), host.start[overhead], host.end[overhead])
+        tid, start, end = self._loading(np.flatnonzero(cause == CODE["loading"]))
+        self.loading = Cover(tid, start, end)
+        self._on_cpu: Cover | None = None
+        changes = [self.calls.changes(), ranges.nesting.changes(), (tid, start), (tid, end)]
+        if trace.scheduled is not None and len(trace.scheduled):
+            tid, start, end = (trace.scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
+            self._on_cpu, self._scheduled = Cover(tid, start, end), few(np.sort(tid))
+            self._watched = int(start.min()), int(end.max())
+            changes += [(tid, start), (tid, end)]
+        if self.functions is not None:
+            changes.append(self.functions.nesting.changes())
+        for thread, pid in host.threads.items():
+            of_process = overhead[host.pid(overhead) == pid]
+            of_thread = np.full(len(of_process), thread)
+            changes += [(of_thread, host.start[of_process]), (of_thread, host.end[of_process])]
+        tids, times = zip(*changes, strict=True)
+        self._threads = np.unique(np.concatenate([np.array([*host.threads], dtype=np.int64), *map(few, tids)]))
+        self._line = Line.over((*times, starts), (*times, ends), beyond=2)
+        self._moments = _sorted_moments([self._at(*change) for change in changes])
+        threads = Counter(host.threads.values())
+        calls = {pid: host.of_process(pid, rows) for pid in threads if threads[pid] > 1}
+        self._of_process = {pid: (its, _sorted_moments([host.start[its], host.end[its]])) for pid, its in calls.items()}
+
+    def pieces(self, waits: pd.DataFrame) -> pd.DataFrame:
+        """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
+        operator or layer is open on that thread, the piece is that of the thread of its process that is in the CUDA
+        API, or calls it next: work moves between threads, from the main thread to an autograd thread and back.
+
+        Args:
+            waits: Columns ``pid``, ``tid``, ``start`` and ``end`` in ns, and any others.
+
+        Returns:
+            The same columns of the pieces, in order, and ``call``, the innermost call or operator of the thread, a
+            position in `rows`, and ``range``, the innermost range, or `NONE`.
+        """
+        import pandas as pd
+
+        pieces = self._of_threads(waits.assign(wait=np.arange(len(waits)), launcher=waits["tid"]))
+        is_empty = (pieces["call"] == NONE) & ~self.in_layer[pieces["range"]]
+        is_empty &= pieces["pid"].isin(self._of_process)
+        parts = [self._of_callers(pid, of_process) for pid, of_process in pieces[is_empty].groupby("pid")]
+        if not parts:
+            return pieces
+        moved = self._of_threads(pd.concat(parts, ignore_index=True))
+        is_lost = (moved["call"] == NONE) & ~self.in_phase[moved["range"]]
+        launcher, start = (moved.loc[is_lost, name].to_numpy() for name in ("launcher", "start"))
+        moved.loc[is_lost, "tid"] = launcher
+        moved.loc[is_lost, "range"] = self.ranges.nesting.innermost(launcher, start)
+        joined = pd.concat([pieces[~is_empty], moved], ignore_index=True)
+        ordered: pd.DataFrame = joined.sort_values(["wait", "start"], kind="stable", ignore_index=True)
+        return ordered
+
+    def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether a thread was not on a CPU, shape ``(n,)``."""
+        if self._on_cpu is None:
+            return np.zeros(len(tid), dtype=bool)
+        first, last = self._watched
+        is_watched = np.isin(tid, self._scheduled) & (time_ns >= first) & (time_ns < last)
+        off: npt.NDArray[np.bool_] = is_watched & ~self._on_cpu.contains(tid, time_ns)
+        return off
+
+    def _at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
+        """Times of threads, on one line."""
+        return self._line.at(np.searchsorted(self._threads, tid), time_ns)
+
+    def _of_threads(self, intervals: pd.DataFrame) -> pd.DataFrame:
+        """Cut intervals where the activity of their threads changes."""
+        tid, start, end = (intervals[name].to_numpy() for name in ("tid", "start", "end"))
+        opens = self._at(tid, start)
+        row, starts, ends = _cut(self._moments, opens, self._at(tid, end))
+        pieces: pd.DataFrame = intervals.iloc[row].reset_index(drop=True)
+        shift, tid = (start - opens)[row], tid[row]
+        pieces["start"], pieces["end"] = starts + shift, ends + shift
+        pieces["call"] = self.calls.innermost(tid, pieces["start"].to_numpy())
+        pieces["range"] = self.ranges.nesting.innermost(tid, pieces["start"].to_numpy())
+        return pieces
+
+    def _of_callers(self, pid: int, intervals: pd.DataFrame) -> pd.DataFrame:
+        """Cut intervals of a process where a CUDA call begins or ends, with the thread that is in one or calls next."""
+        host, (calls, moments) = self.host, self._of_process[pid]
+        row, start, end = _cut(moments, intervals["start"].to_numpy(), intervals["end"].to_numpy())
+        begins, calls = host.start[calls], np.append(calls, NONE)
+        latest = calls[np.searchsorted(begins, start, side="right") - 1]
+        following = calls[np.searchsorted(begins, end, side="left")]
+        call = np.where(host.end[latest] > start, latest, following)
+        tid = np.where(call == NONE, intervals["tid"].to_numpy()[row], host.tid[call])
+        parts: pd.DataFrame = intervals.iloc[row].assign(tid=tid, start=start, end=end)
+        return parts
+
+    def _own_causes(self, rows: Int64Array) -> Int64Array:
+        """The cause of each call and operator by itself, without inheritance."""
+        host = self.host
+        of_name, of_long = (np.full(len(rows), NONE) for _ in range(2))
+        for patterns, causes in ((_OF_NAMES, of_name), (_OF_LONG_CALLS, of_long)):
+            for cause, pattern in reversed(patterns.items()):
+                causes[host.named(pattern, rows)] = CODE[cause]
+        length = (host.end - host.start)[rows]
+        is_long = (length >= LONG_NS) & (of_long != NONE) & (of_name == NONE)
+        launching = np.flatnonzero(is_long & host.named(_LAUNCHES, rows))
+        is_long[launching] = False
+        launching = launching[length[launching] >= LONG_LAUNCH_NS]
+        if len(launching):  # few captures have one, and to find the first launches takes a while
+            is_long[launching] = np.isin(rows[launching], host.first_launches)
+        own: Int64Array = np.where(is_long, of_long, of_name)
+        own[(own == CODE["copy"]) & host.waits[rows]] = CODE["sync"]
+        return own
+
+    def _prepares(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which calls are the long first call of an operator."""
+        import pandas as pd
+
+        host, parent = self.host, self.calls.parent
+        operators = np.flatnonzero(host.operator[:-1])
+        if not len(operators):
+            return np.zeros(len(rows), dtype=bool)
+        operators = operators[np.argsort(host.start[operators], kind="stable")]
+        duration_ns = host.end[operators] - host.start[operators]
+        calls = pd.DataFrame({"pid": host.pid(operators), "name": host.name[operators], "ns": duration_ns})
+        groups = calls.groupby(["pid", "name"])["ns"]
+        is_first = (groups.cumcount() == 0) & (groups.transform("size") > OTHERS)
+        first = operators[(is_first & (calls["ns"] >= FIRST_TIMES * groups.transform("median"))).to_numpy()]
+        length = (host.end - host.start)[rows]
+        inner = np.flatnonzero(parent != NONE)
+        self_ns = length - np.bincount(parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
+        prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (self_ns >= FIRST_NS)
+        return prepares
+
+    def _loading(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """The loading intervals: thread, start and end.
+
+        Args:
+            positions: The calls that load, in `rows`.
+        """
+        host, ranges = self.host, self.ranges
+        # what is recorded as profiler overhead is on each thread in a call at its start
+        noted = np.flatnonzero(host.overhead & host.named(_LOADING_OVERHEAD))
+        thread, overhead = (side.ravel() for side in np.meshgrid(self.calls.threads, noted, indexing="ij"))
+        is_in_call = self.calls.innermost(thread, host.start[overhead]) != NONE
+        calls = np.concatenate((self.rows[positions], overhead[is_in_call]))
+        tid = np.concatenate((host.tid[self.rows[positions]], thread[is_in_call]))
+        start, end = host.start[calls], host.end[calls]
+        low, high = self._between_work(tid, start, end)
+        range_ = ranges.nesting.innermost(tid, start)
+        low = np.maximum(low, np.append(ranges.start, np.iinfo(np.int64).min)[range_])
+        high = np.minimum(high, np.append(ranges.end, np.iinfo(np.int64).max)[range_])
+        operator = self.operator[self.calls.innermost(tid, start)]
+        low = np.where(operator == NONE, low, np.maximum(low, host.start[operator]))
+        high = np.where(operator == NONE, high, np.minimum(high, host.end[operator]))
+        return tid, np.minimum(low, start), np.maximum(high, end)
+
+    def _between_work(self, tid: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """The interval around each given one without a call that gives the device work on its thread; it includes a
+        call that encloses it.
+        """
+        host = self.host
+        work = np.flatnonzero(host.named(_GIVES_WORK) & ~host.overhead & ~host.operator)
+        earliest, latest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        low, high = np.full(len(tid), earliest), np.full(len(tid), latest)
+        for thread in np.unique(tid).tolist():
+            rows, calls = np.flatnonzero(tid == thread), work[host.tid[work] == thread]
+            calls = calls[np.argsort(host.start[calls], kind="stable")]
+            starts, ends = np.append(host.start[calls], latest), np.append(host.end[calls], earliest)
+            before = np.searchsorted(starts, start[rows], side="right") - 1
+            high[rows] = starts[np.searchsorted(starts, end[rows], side="left")]
+            for _ in range(3):  # driver API calls nest in runtime API calls
+                encloses = (before >= 0) & (ends[before] >= end[rows])
+                high[rows] = np.where(encloses, ends[before], high[rows])
+                before = np.where(encloses, before - 1, before)
+            low[rows] = np.where(before >= 0, ends[before], earliest)
+        return low, high
+
+
+def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:
+    """The distinct times, ascending."""
+    moments = np.sort(np.concatenate(times))
+    distinct: Int64Array = moments[np.append(True, np.diff(moments) > 0)[: len(moments)]]
+    return distinct
+
+
+def _cut(moments: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Cut intervals at sorted moments inside them: the interval, start and end of each part."""
+    low = np.searchsorted(moments, start, side="right")
+    counts = np.maximum(np.searchsorted(moments, end, side="left") - low, 0) + 1
+    row = np.repeat(np.arange(len(start)), counts)
+    last = np.cumsum(counts) - 1
+    first = last - counts + 1
+    of_part = np.arange(len(row)) - 1 + (low - first)[row]
+    starts = moments[np.clip(of_part, 0, len(moments) - 1)] if len(moments) else start[row]
+    starts[first] = start
+    ends = np.append(starts[1:], 0)[: len(row)]
+    ends[last] = end
+    return row, starts, ends

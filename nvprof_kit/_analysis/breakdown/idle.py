@@ -16,8 +16,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution, range_owne
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, exact_sums, joined
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.activity import Gaps
-from nvprof_kit._analysis.breakdown.host import LONG_NS, SYNCHRONIZING_COPIES, HostCalls
-from nvprof_kit._analysis.breakdown.host_activity import CODE, NAMES, HostActivity
+from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, NAMES, SYNCHRONIZING_COPIES, HostActivity, HostCalls
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 

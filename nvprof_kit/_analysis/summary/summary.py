@@ -17,7 +17,7 @@ from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, begins, union_lengths
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.breakdown.collectives import first_collective
+from nvprof_kit._analysis.breakdown.transfers import first_collective
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_cost
-from nvprof_kit._analysis.breakdown.host_activity import CAUSES
+from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import capture_line, frame_table, ranked_notes, table, warning_lines
 from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
