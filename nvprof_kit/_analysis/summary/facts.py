@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, unjoined
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, union_lengths
 from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
@@ -187,6 +187,53 @@ class Facts(Operations):
         summed = frame.drop(columns=[] if self.by_step else ["step"]).groupby(keys, dropna=False).sum()
         table: pd.DataFrame = summed.reset_index()
         return table
+
+    def busy(self, intervals: pd.DataFrame, **names: str) -> pd.DataFrame:
+        """How many intervals there are, and the length of their union.
+
+        Args:
+            intervals: Columns ``step``, ``start``, ``end`` and ``lane``, and ``is_call`` where not each counts.
+            names: Further columns of the result.
+
+        Returns:
+            A row for each step if views have one, else one; none without intervals: ``step``, ``calls``, ``busy_ns``.
+        """
+        import pandas as pd
+
+        steps, group = np.unique(intervals["step"] if self.by_step else np.zeros(len(intervals)), return_inverse=True)
+        lane = np.unique(intervals["lane"], return_inverse=True)[1]
+        start, end = (intervals[name].to_numpy() for name in ("start", "end"))
+        is_call = intervals["is_call"] if "is_call" in intervals else np.ones(len(intervals))
+        table = pd.DataFrame(
+            {
+                "step": steps.astype(np.int64),
+                "calls": np.bincount(group, weights=is_call, minlength=len(steps)).astype(np.int64),
+                "busy_ns": union_lengths(start, end, lane, group, len(steps)) if len(steps) else group,
+            }
+        )
+        named: pd.DataFrame = table.assign(**names)
+        return named
+
+    def busy_ops(self, ops: Int64Array, **names: str) -> pd.DataFrame:
+        """The same of operations, on their devices."""
+        intervals = self.trace.ops[["start_ns", "end_ns"]].iloc[ops]
+        intervals = intervals.set_axis(["start", "end"], axis=1).assign(
+            lane=self.windows.of_op[ops], step=self.step_of_op[ops], is_call=begins(self.trace.ops)[ops]
+        )
+        return self.busy(intervals, **names)
+
+    def with_ratios(self, table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+        """The named columns, and CPU and GPU time with their shares of the wall time."""
+        columns = ["step", *names, "cpu_total_ns", "gpu_total_ns"]
+        filled = (
+            table.reindex(columns=columns)
+            .fillna(0)
+            .astype({name: "int64" for name in columns if name not in ("event", "part")})
+        )
+        for side in ("cpu", "gpu"):
+            filled[f"{side}_ratio"] = filled[f"{side}_total_ns"] / self.wall_ns
+        plain: pd.DataFrame = filled.reset_index(drop=True)
+        return plain
 
     def statistics(self, frame: pd.DataFrame, by: Sequence[str], total_ns: int) -> pd.DataFrame:
         """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, begins, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.transfers import first_collective
@@ -153,88 +153,50 @@ def _overview(facts: Facts) -> pd.DataFrame:
     """Wall time by kind of event, summed over devices and threads; overlapping time counts once per row."""
     import pandas as pd
 
-    ops, rows = facts.trace.ops, []
-    columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
-    wall_ns = facts.wall_ns
-    kind = ops["kind"].to_numpy()
-    sorts = {
-        "kernel": (kind == OP_KINDS.index("kernel")) & ~facts.classes.is_a("comm"),
-        "communication": facts.classes.is_a("comm"),
-        **{name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")},
-    }
-    for name, mask in sorts.items():
-        selected = np.flatnonzero(mask & facts.counted)
-        if len(selected):
-            lane, step = facts.windows.of_op[selected], facts.step_of_op[selected]
-            busy = _busy(facts, columns[0][selected], columns[1][selected], lane, step, counts=first[selected])
-            rows += [(step, name, count, 0, ns, 0.0, ns / wall_ns) for step, count, ns in busy]
-    host = facts.host
-    for name, mask in {"CUDA API": ~(host.overhead | host.operator | host.system), "profiler": host.overhead}.items():
-        selected = facts.counted_calls(np.flatnonzero(mask[:-1]))
-        if len(selected):
-            lane = pd.factorize(host.tid[selected])[0]
-            step = facts.step_of_calls(selected) if facts.by_step else selected
-            busy = _busy(facts, host.start[selected], host.end[selected], lane, step)
-            rows += [(step, name, count, ns, 0, ns / wall_ns, 0.0) for step, count, ns in busy]
-    names = ["step", "event", "calls", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
-    view: pd.DataFrame = pd.DataFrame(rows, columns=names)
-    return view
-
-
-def _busy(
-    facts: Facts, start: Any, end: Any, lane: Any, step: Any, *, counts: Any = None
-) -> list[tuple[Any, int, int]]:
-    """Step instance, number of intervals and length of their union; a single entry for all unless by step. `counts`
-    selects the intervals to count, by default all.
-    """
-    group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
-    groups = int(group.max(initial=0)) + 1
-    interval = group if counts is None else group[counts]
-    numbers, lengths = np.bincount(interval, minlength=groups), union_lengths(start, end, lane, group, groups)
-    return [
-        (union - 1, int(numbers[union]), int(lengths[union]))
-        for union in range(groups)
-        if numbers[union] or lengths[union]
-    ]
+    kind, host = facts.trace.ops["kind"].to_numpy(), facts.host
+    is_comm = facts.classes.is_a("comm")
+    of_ops = {"kernel": (kind == OP_KINDS.index("kernel")) & ~is_comm, "communication": is_comm}
+    of_ops |= {name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")}
+    of_calls = {"CUDA API": ~(host.overhead | host.operator | host.system)[:-1], "profiler": host.overhead[:-1]}
+    gpu = [facts.busy_ops(np.flatnonzero(mask & facts.counted), event=name) for name, mask in of_ops.items()]
+    cpu = []
+    for name, mask in of_calls.items():
+        calls = facts.counted_calls(np.flatnonzero(mask))
+        step = facts.step_of_calls(calls) if facts.by_step else 0
+        intervals = pd.DataFrame({"start": host.start[calls], "end": host.end[calls], "lane": host.tid[calls]})
+        cpu.append(facts.busy(intervals.assign(step=step), event=name))
+    table = pd.concat([*(part.rename(columns={"busy_ns": "gpu_total_ns"}) for part in gpu),
+                       *(part.rename(columns={"busy_ns": "cpu_total_ns"}) for part in cpu)])  # fmt: skip
+    return facts.with_ratios(table, ["event", "calls"])
 
 
 def _model(facts: Facts) -> pd.DataFrame:
     """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time."""
     import pandas as pd
 
-    ranges, ops = facts.attribution.ranges, facts.trace.ops
-    part_of_phase = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
-    chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
-    phases = [str(phase).lower() for phase in ranges.phase_text[chosen].tolist()]
-    part_of_range = np.array([_part(phase) for phase in phases], dtype=np.int64)
-    part_of_all = np.full(len(ranges.start), NONE, dtype=np.int64)
-    part_of_all[chosen] = part_of_range
-    is_call = ranges.first[chosen] & ~inside_its_like(part_of_all, ranges)[chosen]
-    for code, model_part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
-        of_part = part_of_range == code
-        is_named = np.array([phase == model_part for phase in phases], dtype=bool)
-        if (of_part & is_named).any():
-            is_call &= ~of_part | is_named
-    wall_ns, rows = facts.wall_ns, []
-    columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
-    threads = np.unique(ranges.tid, return_inverse=True)[1]
-    for code, model_part in enumerate(MODEL_PARTS):
-        selected = np.flatnonzero((part_of_phase == code) & facts.counted)
-        on_cpu = facts.counted_ranges(chosen[part_of_range == code])
-        gpu = {step: (count, ns) for step, count, ns in _busy(
-            facts, columns[0][selected], columns[1][selected], facts.windows.of_op[selected],
-            facts.step_of_op[selected],
-            counts=first[selected])}  # fmt: skip
-        cpu = {step: (count, ns) for step, count, ns in _busy(
-            facts, ranges.start[on_cpu], ranges.end[on_cpu], threads[on_cpu],
-            steps_around(ranges, on_cpu), counts=is_call[np.searchsorted(chosen, on_cpu)])}  # fmt: skip
-        for step in dict.fromkeys((*gpu, *cpu)):
-            ops_count, gpu_ns = gpu.get(step, (0, 0))
-            calls, cpu_ns = cpu.get(step, (0, 0))
-            rows.append((step, model_part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / wall_ns, gpu_ns / wall_ns))
-    names = ["step", "part", "calls", "gpu_ops", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
-    view: pd.DataFrame = pd.DataFrame(rows, columns=names)
-    return view
+    ranges = facts.attribution.ranges
+    part_of_op = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
+    phases = pd.Series(ranges.phase_text).str.lower()
+    is_phase = ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
+    part_of_range = (
+        phases.map({phase: _part(phase) for phase in phases.unique()}).where(is_phase, NONE).to_numpy(np.int64)
+    )
+    is_call = ranges.first & ~inside_its_like(part_of_range, ranges)
+    for code, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+        is_named = (phases == part).to_numpy()
+        if (is_named & (part_of_range == code)).any():
+            is_call &= is_named | (part_of_range != code)
+    tables = []
+    for code, part in enumerate(MODEL_PARTS):
+        gpu = facts.busy_ops(np.flatnonzero((part_of_op == code) & facts.counted), part=part)
+        rows = facts.counted_ranges(np.flatnonzero(part_of_range == code))
+        columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
+        intervals = pd.DataFrame({name: values[rows] for name, values in columns.items()})
+        cpu = facts.busy(intervals.assign(step=steps_around(ranges, rows)), part=part)
+        gpu = gpu.rename(columns={"calls": "gpu_ops", "busy_ns": "gpu_total_ns"})
+        cpu = cpu.rename(columns={"busy_ns": "cpu_total_ns"})
+        tables.append(gpu.merge(cpu, on=["step", "part"], how="outer", sort=False))
+    return facts.with_ratios(pd.concat(tables), ["part", "calls", "gpu_ops"])
 
 
 def _part(phase: str) -> int:
