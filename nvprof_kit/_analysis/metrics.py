@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, union
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
+from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, union
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.tree import layer_parents, with_ancestors
@@ -31,19 +31,38 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-METRICS: dict[str, tuple[str, ...]] = {
-    "sm_active_pct": ("SM Active", "SMs Active"),
-    "sm_issue_pct": ("SM Issue",),
-    "tensor_active_pct": ("Tensor Active", "Tensor Active / FP16 Active", "Tensor Active/FP16 Active"),
-    "warps_pct": ("Compute Warps in Flight", "Compute Warps In Flight"),
-    "dram_read_pct": ("DRAM Read Bandwidth", "DRAM Read Throughput"),
-    "dram_write_pct": ("DRAM Write Bandwidth", "DRAM Write Throughput"),
-    "nvlink_rx_pct": ("NVLink RX Bandwidth", "NVLink RX Throughput", "NVLink RX Responses User Data"),
-    "nvlink_tx_pct": ("NVLink TX Bandwidth", "NVLink TX Throughput", "NVLink TX Requests User Data"),
-    "pcie_rx_pct": ("PCIe RX Throughput", "PCIe Read Throughput"),
-    "pcie_tx_pct": ("PCIe TX Throughput", "PCIe Write Throughput"),
-}
-"""Column names, and the nsys metric names on different GPUs."""
+_SAMPLED = {
+    "sm_active_pct": (
+        "SM active",
+        "SMs with at least one resident warp, in percent; mean over the busy time",
+        ("SM Active", "SMs Active"),
+    ),
+    "sm_issue_pct": ("SM issue", "cycles in which an SM issued an instruction, in percent", ("SM Issue",)),
+    "tensor_active_pct": (
+        "tensor",
+        "cycles in which the Tensor Cores were active, in percent",
+        ("Tensor Active", "Tensor Active / FP16 Active", "Tensor Active/FP16 Active"),
+    ),
+    "warps_pct": (
+        "warps",
+        "compute warps in flight, in percent of the maximum",
+        ("Compute Warps in Flight", "Compute Warps In Flight"),
+    ),
+    **{
+        f"{name}_pct": (heading, f"{meaning} bandwidth, in percent of the peak", tuple(metrics.split("|")))
+        for name, heading, meaning, metrics in (
+            ("dram_read", "DRAM read", "DRAM read", "DRAM Read Bandwidth|DRAM Read Throughput"),
+            ("dram_write", "DRAM write", "DRAM write", "DRAM Write Bandwidth|DRAM Write Throughput"),
+            ("nvlink_rx", "NVLink in", "NVLink receive",
+             "NVLink RX Bandwidth|NVLink RX Throughput|NVLink RX Responses User Data"),
+            ("nvlink_tx", "NVLink out", "NVLink transmit",
+             "NVLink TX Bandwidth|NVLink TX Throughput|NVLink TX Requests User Data"),
+            ("pcie_rx", "PCIe in", "PCIe receive", "PCIe RX Throughput|PCIe Read Throughput"),
+            ("pcie_tx", "PCIe out", "PCIe transmit", "PCIe TX Throughput|PCIe Write Throughput"),
+        )
+    },
+}  # fmt: skip
+"""The sampled columns: heading, meaning, and the names of nsys's metrics on different GPUs."""
 
 COLUMNS: Columns = {
     "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
@@ -53,35 +72,10 @@ COLUMNS: Columns = {
     "busy_ns": Column("time in which one of its operations ran, in ns, summed over devices", "ns", heading="busy ms"),
     "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float", heading="samples"),
     "enough": Column("whether there are enough samples; if not, the figures are missing", kind="bool"),
-    "sm_active_pct": Column(
-        "SMs with at least one resident warp, in percent; mean over the busy time",
-        "percent",
-        kind="float",
-        heading="SM active",
-    ),
-    "sm_issue_pct": Column(
-        "cycles in which an SM issued an instruction, in percent", "percent", kind="float", heading="SM issue"
-    ),
-    "tensor_active_pct": Column(
-        "cycles in which the Tensor Cores were active, in percent", "percent", kind="float", heading="tensor"
-    ),
-    "warps_pct": Column("compute warps in flight, in percent of the maximum", "percent", kind="float", heading="warps"),
-    "dram_read_pct": Column(
-        "DRAM read bandwidth, in percent of the peak", "percent", kind="float", heading="DRAM read"
-    ),
-    "dram_write_pct": Column(
-        "DRAM write bandwidth, in percent of the peak", "percent", kind="float", heading="DRAM write"
-    ),
-    "nvlink_rx_pct": Column(
-        "NVLink receive bandwidth, in percent of the peak", "percent", kind="float", heading="NVLink in"
-    ),
-    "nvlink_tx_pct": Column(
-        "NVLink transmit bandwidth, in percent of the peak", "percent", kind="float", heading="NVLink out"
-    ),
-    "pcie_rx_pct": Column("PCIe receive bandwidth, in percent of the peak", "percent", kind="float", heading="PCIe in"),
-    "pcie_tx_pct": Column(
-        "PCIe transmit bandwidth, in percent of the peak", "percent", kind="float", heading="PCIe out"
-    ),
+    **{
+        name: Column(meaning, "percent", kind="float", heading=heading)
+        for name, (heading, meaning, _) in _SAMPLED.items()
+    },
 }
 """The columns of `Metrics.rows` and their descriptions. Values without samples are missing."""
 
@@ -126,7 +120,7 @@ class Metrics(ByLayer):
         samples = float(weight.sum())
         enough = samples >= self.floor and samples > 0
         figures = {}
-        for name in METRICS:
+        for name in _SAMPLED:
             measured = means[name].notna()
             total = float(weight[measured].sum())
             mean = float((means[name] * weight)[measured].sum()) / total if enough and total > 0 else np.nan
@@ -192,10 +186,10 @@ def metrics(
         for (layer, phase), chosen in each
         if len(chosen)
     ]
-    means = pd.DataFrame(records, columns=["layer", "phase", "busy_ns", "samples", *METRICS])
+    means = pd.DataFrame(records, columns=["layer", "phase", "busy_ns", "samples", *_SAMPLED])
     enough = (means["samples"] >= floor) & (means["samples"] > 0)
     rounded = means["samples"].round(1)
-    values = {name: means[name].where(enough) for name in METRICS}
+    values = {name: means[name].where(enough) for name in _SAMPLED}
     rows = means.assign(samples=rounded, enough=enough, **values)[list(COLUMNS)]
     everything = _means(trace, np.flatnonzero(is_shown), by_device)
     return Metrics(
@@ -203,7 +197,7 @@ def metrics(
         interval_ns=interval,
         samples=sum(len(device_samples.start) for device_samples in by_device.values()),
         steps=choice.count,
-        overall={name: float(everything[name]) for name in METRICS},
+        overall={name: float(everything[name]) for name in _SAMPLED},
         info=trace.info,
         floor=floor,
         parents=parent,
@@ -223,7 +217,7 @@ def _of_device(trace: Trace, device: int) -> _Samples:
     busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
     names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
     values = {}
-    for column, candidates in METRICS.items():
+    for column, (_, _, candidates) in _SAMPLED.items():
         values[column] = np.full(len(start), np.nan)
         chosen = next((names == name for name in candidates if (names == name).any()), None)
         if chosen is not None:
@@ -235,36 +229,28 @@ def _of_device(trace: Trace, device: int) -> _Samples:
 def _rows(
     trace: Trace, attribution: Attribution, parent: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
-    """The (layer, phase) pairs, each with its operations including submodules."""
+    """The (layer, phase) pairs by first start, each with its operations including submodules."""
+    import pandas as pd
+
+    layers, phases = op_owners(attribution)
+    rows = np.argsort(trace.ops["start_ns"].to_numpy(), kind="stable")
+    owners = pd.DataFrame({"layer": layers, "phase": phases}).iloc[rows].groupby(
+        ["layer", "phase"], observed=True, sort=False
+    )  # fmt: skip
     ops_of_key: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
-    for (layer, phase), chosen in _owners(attribution, trace):
-        for ancestor in with_ancestors(layer, parent):
-            ops_of_key.setdefault((ancestor, phase), []).append(chosen)
+    for (layer, phase), of_owner in owners:
+        for ancestor in with_ancestors(str(layer), parent):
+            ops_of_key.setdefault((ancestor, str(phase)), []).append(of_owner.index.to_numpy())
     first = {layer: index for index, layer in enumerate(dict.fromkeys(layer for layer, _ in ops_of_key))}
     for key in sorted(ops_of_key, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):
         yield key, np.concatenate(ops_of_key[key])
-
-
-def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
-    """The (layer, phase) pairs with their own operations, by first start."""
-    name = np.append(attribution.ranges.name, NONE)[attribution.layer_range].astype(np.int64)
-    codes, index = np.unique(name * len(attribution.phases) + attribution.phase, return_inverse=True)
-    start = trace.ops["start_ns"].to_numpy()
-    first = np.full(len(codes), np.iinfo(np.int64).max)
-    np.minimum.at(first, index, start)
-    order = np.argsort(index, kind="stable")
-    bounds = np.searchsorted(index[order], np.arange(len(codes) + 1))
-    for group in np.argsort(first, kind="stable").tolist():
-        layer, phase = divmod(int(codes[group]), len(attribution.phases))
-        text = NO_LAYER if layer == NONE else attribution.ranges.names[layer].text
-        yield (text, attribution.phases[phase]), order[bounds[group] : bounds[group + 1]]
 
 
 def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples]) -> dict[str, Any]:
     """Busy time, samples and means of selected operations."""
     start, end, device = (trace.ops[name].to_numpy()[chosen] for name in ("start_ns", "end_ns", "device"))
     busy, count = 0, 0.0
-    weight, total = ({name: 0.0 for name in METRICS} for _ in range(2))
+    weight, total = ({name: 0.0 for name in _SAMPLED} for _ in range(2))
     for ordinal in np.unique(device).tolist():
         starts, ends = union(start[device == ordinal], end[device == ordinal])
         busy += int((ends - starts).sum())
@@ -278,7 +264,7 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
             is_known = ~np.isnan(values)
             weight[name] += float(overlap[is_known].sum())
             total[name] += float((values * overlap)[is_known].sum())
-    means = {name: total[name] / weight[name] if weight[name] else np.nan for name in METRICS}
+    means = {name: total[name] / weight[name] if weight[name] else np.nan for name in _SAMPLED}
     return {"busy_ns": busy, "samples": count, **means}
 
 

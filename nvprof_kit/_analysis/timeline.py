@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, begins, outer_layers
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, begins, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.steps import step_times, step_windows
 from nvprof_kit._trace.frames import distinct_rows
@@ -132,19 +132,9 @@ def idle_by_step(trace: Trace, attribution: Attribution, drawn: Timeline) -> Ste
     for row, device in enumerate(devices):
         device_gaps = drawn.idle[drawn.idle["device"] == device]
         starts, ends = device_gaps["start_ns"].to_numpy(dtype=np.int64), device_gaps["end_ns"].to_numpy(dtype=np.int64)
-        idle[row] = _idle_until(starts, ends, end[row]) - _idle_until(starts, ends, start[row])
+        idle[row] = Cover(np.zeros_like(starts), starts, ends).inside(np.zeros_like(start[row]), start[row], end[row])
         gaps[row] = np.searchsorted(starts, end[row]) - np.searchsorted(ends, start[row], side="right")
     return StepWindows(devices, start, end, idle, np.maximum(gaps, 0))
-
-
-def _idle_until(starts: Int64Array, ends: Int64Array, time: Int64Array) -> Int64Array:
-    """Total idle time before each moment; the gaps are disjoint and sorted."""
-    before = np.concatenate(([0], np.cumsum(ends - starts)))
-    reached = np.searchsorted(starts, time)
-    last = np.maximum(reached - 1, 0)
-    over = np.where(reached > 0, np.maximum(np.append(ends, 0)[last] - time, 0), 0)
-    idle: Int64Array = before[reached] - over
-    return idle
 
 
 def timeline(

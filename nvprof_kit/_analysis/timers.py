@@ -202,18 +202,21 @@ COLUMNS: Columns = MappingProxyType(
         "stage": Column("name of the stage", kind="str"),
         "rank": Column("rank; missing in a row over all ranks"),
         "calls": Column("number of calls"),
-        "cpu_total_ns": Column("CPU time, sum over the calls", "ns"),
-        "cpu_mean_ns": Column("mean over the calls", "ns"),
-        "cpu_median_ns": Column("median", "ns"),
-        "cpu_p95_ns": Column("95th percentile", "ns"),
-        "cpu_min_ns": Column("minimum", "ns"),
-        "cpu_max_ns": Column("maximum", "ns"),
-        "cuda_total_ns": Column("GPU time between CUDA events, sum over the calls; missing if not measured", "ns"),
-        "cuda_mean_ns": Column("mean over the calls", "ns"),
-        "cuda_median_ns": Column("median", "ns"),
-        "cuda_p95_ns": Column("95th percentile", "ns"),
-        "cuda_min_ns": Column("minimum", "ns"),
-        "cuda_max_ns": Column("maximum", "ns"),
+        **{
+            f"{clock}_{name}_ns": Column(meaning.format(time=time, missing=missing), "ns")
+            for clock, time, missing in (
+                ("cpu", "CPU time", ""),
+                ("cuda", "GPU time between CUDA events", "; missing if not measured"),
+            )
+            for name, meaning in (
+                ("total", "{time}, sum over the calls{missing}"),
+                ("mean", "mean over the calls"),
+                ("median", "median"),
+                ("p95", "95th percentile"),
+                ("min", "minimum"),
+                ("max", "maximum"),
+            )
+        },
         "skew_start_ns": Column("latest minus earliest start among the ranks, mean over the calls", "ns"),
         "skew_ns": Column(
             "longest minus shortest duration among the ranks, mean over the calls; GPU time if all calls have it", "ns"
