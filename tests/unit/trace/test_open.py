@@ -8,6 +8,7 @@ import lzma
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,81 +72,66 @@ def test_a_capture_is_never_written_to(tmp_path: Path) -> None:
         tmp_path.chmod(stat.S_IRWXU)
 
 
-class TestRefusals:
-    def test_missing(self, tmp_path: Path) -> None:
-        assert "no such file" in refusal(tmp_path / "a.sqlite")
-
-    def test_directory(self, tmp_path: Path) -> None:
-        assert "a directory" in refusal(tmp_path)
-
-    def test_empty(self, tmp_path: Path) -> None:
-        (path := tmp_path / "a.sqlite").touch()
-        assert "0 bytes" in refusal(path)
-
-    def test_no_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        path = small(tmp_path / "a.sqlite").write()
-
-        def refuse(*_: object, **__: object) -> None:
-            raise PermissionError(13, "Permission denied")  # root, as which tests often run, may read everything
-
-        monkeypatch.setattr(Path, "open", refuse)
-        assert "no permission" in refusal(path)
-
-    def test_sqlite_of_something_else(self, tmp_path: Path) -> None:
-
-        with sqlite3.connect(path := tmp_path / "a.sqlite") as db:
-            db.execute("CREATE TABLE t (x)")
-        assert "not an nsys export" in refusal(path)
-
-    def test_cut_off_xz(self, tmp_path: Path) -> None:
-        packed = lzma.compress(small(tmp_path / "a.sqlite").write().read_bytes())
-        (path := tmp_path / "a.sqlite.xz").write_bytes(packed[: len(packed) // 2])
-        assert "cut off" in refusal(path)
-
-    def test_no_nvtx(self, tmp_path: Path) -> None:
-        file = NsysFile(tmp_path / "a.sqlite")
-        file.kernel(1, 2, launched=(0, 1))
-        assert len(open_capture(file.write()).ranges) == 0
-
-    def test_no_ranges_of_the_domain(self, tmp_path: Path) -> None:
-        file = small(tmp_path / "a.sqlite")
-        message = refusal(file.write(), domain="megatron")
-        assert "'megatron'" in message
-        assert "found: nvprof_kit" in message
-
-    def test_a_domain_whose_ranges_were_not_recorded(self, tmp_path: Path) -> None:
-        file = small(tmp_path / "a.sqlite")
-        file.rows["NVTX_EVENTS"] = [
-            row for row in file.rows["NVTX_EVENTS"] if row["eventType"] == 75
-        ]  # what nvtx >= 0.2.12 leaves
-        assert len(open_capture(file.write()).ranges) == 0
-        assert "has no ranges in this capture" in refusal(file.write(), domain="nvprof_kit,other")
-
-    def test_no_nsys_for_a_report(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (path := tmp_path / "a.nsys-rep").write_bytes(REPORT)
-        monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(ToolError, match="needs nsys, and there is none on PATH"):
-            open_capture(path)
-
-    def test_not_a_trace(self, tmp_path: Path) -> None:
-        (path := tmp_path / "a.json").write_text('{"a": 1}')
-        assert "no traceEvents" in refusal(path)
-        path.write_text('{"traceEvents": []}')
-        assert "without operators" in refusal(path)
+def of_something_else(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE t (x)")
 
 
-def test_refusals_are_capture_errors(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError):
-        open_capture(tmp_path / "none")
-    assert CaptureError.exit_code == 2
-    assert ToolError.exit_code == 3
+def cut_off(path: Path) -> None:
+    plain = small(path.with_name("whole.sqlite")).write()
+    packed = lzma.compress(plain.read_bytes())
+    path.write_bytes(packed[: len(packed) // 2])
 
 
-def test_the_message_names_the_packed_file(tmp_path: Path) -> None:
-    plain = small(tmp_path / "a.sqlite").write()
-    packed = tmp_path / "packed.sqlite.xz"
-    packed.write_bytes(lzma.compress(plain.read_bytes()[:5000]))
-    assert refusal(packed).startswith(str(packed))
+@pytest.mark.parametrize(
+    ("name", "write", "said"),
+    [
+        ("a.sqlite", lambda _: None, "no such file"),
+        ("a.sqlite", Path.mkdir, "a directory"),
+        ("a.sqlite", Path.touch, "0 bytes"),
+        ("a.sqlite", of_something_else, "not an nsys export"),
+        ("packed.sqlite.xz", cut_off, "cut off"),
+        ("a.json", lambda path: path.write_text('{"a": 1}'), "no traceEvents"),
+        ("a.json", lambda path: path.write_text('{"traceEvents": []}'), "without operators"),
+    ],
+)
+def test_what_is_no_capture_is_refused_in_one_line(
+    tmp_path: Path, name: str, write: Callable[[Path], object], said: str
+) -> None:
+    write(tmp_path / name)
+    message = refusal(tmp_path / name)
+    assert said in message and message.startswith(str(tmp_path / name))
+
+
+def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small(tmp_path / "a.sqlite").write()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")  # root, as which tests often run, may read everything
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert "no permission" in refusal(path)
+
+
+def test_a_capture_without_ranges_is_read_unless_a_domain_is_named(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "without.sqlite")
+    file.kernel(1, 2, launched=(0, 1))
+    assert len(open_capture(file.write()).ranges) == 0
+    file = small(tmp_path / "a.sqlite")
+    message = refusal(file.write(), domain="megatron")
+    assert "'megatron'" in message and "found: nvprof_kit" in message
+    # what nvtx >= 0.2.12 leaves: a domain without its ranges
+    file.rows["NVTX_EVENTS"] = [row for row in file.rows["NVTX_EVENTS"] if row["eventType"] == 75]
+    assert len(open_capture(file.write()).ranges) == 0
+    assert "has no ranges in this capture" in refusal(file.write(), domain="nvprof_kit,other")
+
+
+def test_a_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "a.nsys-rep").write_bytes(REPORT)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolError, match="needs nsys, and there is none on PATH"):
+        open_capture(path)
+    assert (CaptureError.exit_code, ToolError.exit_code) == (2, 3)
 
 
 def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:

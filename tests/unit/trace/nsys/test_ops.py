@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.captures import as_kineto
 from support.captures.nsys_file import NsysFile, thread
 
 from nvprof_kit._trace.open import open_capture
@@ -58,52 +58,25 @@ def test_a_wrong_value_is_refused_in_all_rows_and_in_one(tmp_path: Path, value: 
         open_capture(path)
 
 
-@pytest.fixture
-def capture(tmp_path: Path) -> Path:
+def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 100, 200)
     file.kernel(300, 330, launched=(110, 115))
     file.call("cudaStreamSynchronize_v3020", 120, 340)
+    for start, kind, memory in ((350, 1, (0, 2)), (360, 2, (2, 1)), (370, 8, (2, 2))):
+        file.kernel(
+            start, start + 9, launched=(start - 220, start - 218), table="MEMCPY", copy_kind=kind, memory=memory
+        )
+    file.write()
+    as_kineto.write(file.path, tmp_path / "run.json.gz")
     file.overhead("CUPTI: Buffer flush", 150, 160)
-    file.kernel(350, 360, launched=(130, 132), table="MEMCPY", memory=(0, 2))
-    file.kernel(360, 361, launched=(140, 142), table="MEMCPY", memory=(2, 1))
-    file.kernel(370, 371, launched=(150, 152), table="MEMCPY", memory=(2, 2))
-    return file.write()
-
-
-def test_calls_and_overheads_of_an_nsys_file(capture: Path) -> None:
-    calls = open_capture(capture, optional=("calls",)).calls
-    assert calls is not None
-    calls = calls.sort_values("start_ns", ignore_index=True)
-    assert calls[["start_ns", "end_ns"]].to_numpy().tolist()[:2] == [[110, 115], [120, 340]]
-    assert calls["name"].tolist()[:2] == ["cudaLaunchKernel", "cudaStreamSynchronize"]
-    assert set(calls["tid"]) == {thread()}
-    overhead = calls[calls["kind"] == 1]
-    assert overhead[["start_ns", "end_ns", "correlation"]].to_numpy().tolist() == [[150, 160, -1]]
-
-
-@pytest.mark.parametrize(
-    ("name", "memory"),
-    [
-        ("Memcpy HtoD (Pageable -> Device)", "pageable"),
-        ("Memcpy DtoH (Device -> Pinned)", "pinned"),
-        ("Memcpy DtoD (Device -> Device)", ""),
-        ("void kernel(int)", ""),
-    ],
-)
-def test_calls_and_the_hosts_end_of_a_pytorch_trace(tmp_path: Path, name: str, memory: str) -> None:
-    call = {"ts": 1.5, "dur": 2.25, "tid": 3, "name": "cudaLaunchKernel", "args": {"correlation": 7}}
-    flush = {"ts": 9, "dur": 1, "tid": "3", "name": "Buffer Flush"}
-    operation = {"ts": 5, "dur": 1, "tid": 7, "name": name, "args": {"correlation": 7, "stream": 7, "device": 0}}
-    events = [
-        call | {"ph": "X", "pid": 5, "cat": "cuda_runtime"},
-        flush | {"ph": "X", "pid": 5, "cat": "overhead"},
-        operation | {"ph": "X", "pid": 0, "cat": "gpu_memcpy" if name.startswith("Memcpy") else "kernel"},
-    ]
-    (path := tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events, "deviceProperties": []}))
-    trace = open_capture(path, optional=("calls", "host_memory"))
-    calls = trace.calls
-    assert calls is not None and trace.ops["host_memory"].tolist() == [memory]
-    assert calls["start_ns"].tolist() == [0, 7500] and calls["end_ns"].tolist() == [2250, 8500]
-    assert calls["correlation"].tolist() == [7, -1] and calls["kind"].tolist() == [0, 1]
-    assert calls["tid"].nunique() == calls["pid"].nunique() == 1
+    read = [open_capture(path, optional=("calls", "host_memory")) for path in (file.write(), tmp_path / "run.json.gz")]
+    for trace in read:
+        calls = trace.calls
+        assert calls is not None
+        api, overhead = calls[calls["kind"] == 0].sort_values("start_ns"), calls[calls["kind"] == 1]
+        assert api["name"].tolist() == ["cudaLaunchKernel", "cudaStreamSynchronize", *["cudaLaunchKernel"] * 3]
+        assert (api["end_ns"] - api["start_ns"]).tolist() == [5, 220, 2, 2, 2]
+        assert calls["tid"].nunique() == calls["pid"].nunique() == 1
+        assert trace.ops.sort_values("start_ns")["host_memory"].tolist() == ["", "pageable", "pinned", ""]
+        expected = [[150, 160, -1]] if trace is read[0] else []
+        assert overhead[["start_ns", "end_ns", "correlation"]].to_numpy().tolist() == expected
