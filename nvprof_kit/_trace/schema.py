@@ -31,6 +31,10 @@ class Column(NamedTuple):
     bounds: tuple[float, float] | None = None
 
 
+def _on_request(dtype: str, meaning: str, bounds: tuple[float, float] | None = None) -> Column:
+    return Column(dtype, meaning, optional=True, bounds=bounds)
+
+
 LARGEST_BYTES = 1 << 50
 """Larger than any size or count on a real machine."""
 _DEVICES = (0, 1023)
@@ -56,10 +60,8 @@ API: Mapping[str, Column] = MappingProxyType(
         "start_ns": Column("int64", "when the call began on the CPU"),
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
-        "correlation": Column(
-            "int64", "correlation id, which the launched GPU operations share; unique within a process"
-        ),
-        "duration_ns": Column("int64", "duration of the call", optional=True, bounds=(0, math.inf)),
+        "correlation": Column("int64", "correlation id, shared with the launched operations; unique within a process"),
+        "duration_ns": _on_request("int64", "duration of the call", bounds=(0, math.inf)),
     }
 )
 """CUDA runtime and driver calls that launched operations."""
@@ -71,13 +73,9 @@ CALLS: Mapping[str, Column] = MappingProxyType(
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
         "correlation": Column("int64", "correlation id, which the launched GPU operations share; -1 if none"),
-        "kind": Column(
-            "int8",
-            "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection; 3: system call",
-            bounds=(0, 3),
-        ),
+        "kind": Column("int8", "0: CUDA call; 1: profiler overhead; 2: operator; 3: system call", bounds=(0, 3)),
         "name": Column("category", "name of the function, without its version suffix"),
-        "kernel": Column("category", "kernel that the call launches; '' if none, or not recorded", optional=True),
+        "kernel": _on_request("category", "kernel that the call launches; '' if none, or not recorded"),
     }
 )
 """CUDA runtime and driver calls, PyTorch operators, and profiler overheads."""
@@ -105,37 +103,23 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "device": Column("int64", "device ordinal as the process sees it", bounds=_DEVICES),
         "pid": Column("int64", "process that launched it"),
         "correlation": Column("int64", "correlation id of the launching call, -1 if unknown"),
-        "graph_node": Column(
-            "int64", "CUDA graph node that a replay ran; -1 if it is not part of a replay that was traced by node"
-        ),
-        "kind": Column(
-            "int8", "0: kernel; 1: memcpy; 2: memset; 3: a whole CUDA graph replay; 4: CPU operator", bounds=(0, 4)
-        ),
-        "name": Column("category", "name of the kernel, or direction of the copy", optional=True),
-        "stream": Column("int64", "stream id, unique within process and context", optional=True),
-        "bytes": Column("int64", "bytes copied or set, -1 for a kernel", optional=True, bounds=(-1, LARGEST_BYTES)),
-        "host_memory": Column(
-            "category", "host memory of a copy: pageable, pinned or managed; '' if none", optional=True
-        ),
-        "mangled": Column("category", "mangled name of the kernel, '' if none", optional=True),
-        "grid_x": Column("int64", "grid size in x, in blocks; -1 if not a kernel", optional=True),
-        "grid_y": Column("int64", "grid size in y", optional=True),
-        "grid_z": Column("int64", "grid size in z", optional=True),
-        "block_x": Column("int64", "block size in x, in threads; -1 if not a kernel", optional=True),
-        "block_y": Column("int64", "block size in y", optional=True),
-        "block_z": Column("int64", "block size in z", optional=True),
-        "registers": Column("int64", "registers per thread, -1 if not a kernel", optional=True),
-        "shared_bytes": Column(
-            "int64", "static and dynamic shared memory per block in bytes, -1 if not a kernel", optional=True
-        ),
-        "operator_call": Column(
-            "int64", "number of the CPU operator call that this interval is part of, from 0", optional=True
-        ),
-        "captured_by": Column(
-            "category",
-            "PyTorch operator that launched it when its CUDA graph was captured, '' if unknown",
-            optional=True,
-        ),
+        "graph_node": Column("int64", "CUDA graph node that a replay ran; -1 without a replay traced by node"),
+        "kind": Column("int8", "0: kernel; 1: memcpy; 2: memset; 3: whole graph; 4: operator", bounds=(0, 4)),
+        "name": _on_request("category", "name of the kernel, or direction of the copy"),
+        "stream": _on_request("int64", "stream id, unique within process and context"),
+        "bytes": _on_request("int64", "bytes copied or set, -1 for a kernel", bounds=(-1, LARGEST_BYTES)),
+        "host_memory": _on_request("category", "host memory of a copy: pageable, pinned or managed; '' if none"),
+        "mangled": _on_request("category", "mangled name of the kernel, '' if none"),
+        "grid_x": _on_request("int64", "grid size in x, in blocks; -1 if not a kernel"),
+        "grid_y": _on_request("int64", "grid size in y"),
+        "grid_z": _on_request("int64", "grid size in z"),
+        "block_x": _on_request("int64", "block size in x, in threads; -1 if not a kernel"),
+        "block_y": _on_request("int64", "block size in y"),
+        "block_z": _on_request("int64", "block size in z"),
+        "registers": _on_request("int64", "registers per thread, -1 if not a kernel"),
+        "shared_bytes": _on_request("int64", "static and dynamic shared memory per block in bytes, -1 if not a kernel"),
+        "operator_call": _on_request("int64", "number of the operator call that this interval is part of, from 0"),
+        "captured_by": _on_request("category", "operator that launched it when its graph was captured, '' if unknown"),
     }
 )
 """GPU operations; in a capture without a GPU, the self time intervals of CPU operators. Such a capture always has the
@@ -145,10 +129,7 @@ column ``operator_call``, because one operator call can have several rows.
 GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     {
         "node": Column("int64", "graph node id"),
-        "original": Column(
-            "int64",
-            "id of the node it was cloned or instantiated from; -1 if it was created by stream capture or explicitly",
-        ),
+        "original": Column("int64", "the node it was instantiated from; -1 if it was captured or made explicitly"),
         "start_ns": Column("int64", "when the node was created"),
         "tid": Column("int64", "thread that created it"),
         "pid": Column("int64", "process"),
@@ -167,15 +148,9 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it ended"),
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that ran it"),
-        "backward": Column(
-            "bool", "True for an autograd node (backward pass), False for a forward operator that created one"
-        ),
-        "engine": Column(
-            "bool", "True for the autograd engine's evaluation of a node, which encloses the node's own operator"
-        ),
-        "sequence": Column(
-            "int64", "autograd sequence number, the same for a node and the operator that created it; -1 if none"
-        ),
+        "backward": Column("bool", "True for an autograd node, False for a forward operator that created one"),
+        "engine": Column("bool", "True for the engine's evaluation of a node, which encloses its own operator"),
+        "sequence": Column("int64", "autograd sequence number, of a node that of its operator; -1 if none"),
         "forward_tid": Column("int64", "thread of the forward operator that created the node; -1 if unknown"),
         "name": Column("category", "the operator's name"),
     }
@@ -199,11 +174,7 @@ SAMPLES: Mapping[str, Column] = MappingProxyType(
         "time_ns": Column("int64", "start of the sampling interval, which lasts until the next sample of the same GPU"),
         "device": Column("int64", "device ordinal in the process; if unknown, the GPU's id in nsys"),
         "metric": Column("category", "name of the metric without its unit, such as `SM Active`"),
-        "value": Column(
-            "float64",
-            "mean over the interval; in percent of the maximum for throughput metrics",
-            bounds=(0, LARGEST_BYTES),
-        ),
+        "value": Column("float64", "mean over the interval; of throughputs in percent", bounds=(0, LARGEST_BYTES)),
     }
 )
 """GPU metrics samples, if nsys recorded them (`--gpu-metrics-device`)."""
@@ -239,24 +210,14 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that made the call"),
         "correlation": Column("int64", "correlation id of its kernel; -1 if the kernel is matched by thread and time"),
-        "call": Column(
-            "category", "name of the function, such as `ncclAllReduce`; `ncclGroupEnd` launches the calls of its group"
-        ),
-        "bytes": Column(
-            "int64",
-            "bytes of the larger buffer: the whole output of an all-gather, the whole input of a "
-            "reduce-scatter; -1 if unknown",
-        ),
+        "call": Column("category", "name of the function: `ncclAllReduce`; `ncclGroupEnd` launches its group"),
+        "bytes": Column("int64", "bytes of the larger buffer, of an all-gather its whole output; -1 if unknown"),
         "ranks": Column("int64", "number of ranks in its group, -1 if unknown"),
-        "communicator": Column(
-            "category", "id of the communicator, the same on every rank; '' if unknown", optional=True
-        ),
-        "description": Column("category", "name that the program gave the communicator, '' if unknown", optional=True),
-        "sequence": Column("int64", "sequence number within the communicator, -1 if unknown", optional=True),
-        "peers": Column(
-            "category", "ranks of the group, or the peer of a send or receive; '' if unknown", optional=True
-        ),
-        "operation": Column("int64", "id of the operation, the same on every rank; -1 if unknown", optional=True),
+        "communicator": _on_request("category", "id of the communicator, the same on every rank; '' if unknown"),
+        "description": _on_request("category", "name that the program gave the communicator, '' if unknown"),
+        "sequence": _on_request("int64", "sequence number within the communicator, -1 if unknown"),
+        "peers": _on_request("category", "ranks of the group, or the peer of a send or receive; '' if unknown"),
+        "operation": _on_request("int64", "id of the operation, the same on every rank; -1 if unknown"),
     }
 )
 """Calls of a communication library (NCCL), if the capture has their messages."""
@@ -275,9 +236,7 @@ MARKS: Mapping[str, Column] = MappingProxyType(
 
 ALLOCATIONS: Mapping[str, Column] = MappingProxyType(
     {
-        "time_ns": Column(
-            "int64", "when it happened; 0 or less for memory that was allocated before the capture began"
-        ),
+        "time_ns": Column("int64", "when it happened; 0 or less for memory allocated before the capture"),
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread of the call, -1 if the call is not in the capture"),
         "call_ns": Column("int64", "when the call began, -1 if it is not in the capture"),
