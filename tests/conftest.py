@@ -33,16 +33,6 @@ for _ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, lambda *_: None)
 
-GLOO = "a process of PyTorch's gloo aborts as it ends: terminate called without an active exception"
-RERUN = {
-    "test_profiler_ranks.py::test_two_ranks": GLOO,
-    "test_ranks_inside.py::test_two_ranks": GLOO,
-    "test_flops_inside.py::test_each_rank_counts_its_own_work": GLOO,
-}
-"""Tests that run again where they failed, and why. So does each test that runs a real nsys: nsys loses its agent, fails
-in its importer or is not as far as a test expects in a few of some thousand runs on a loaded machine.
-"""
-
 
 def _nsys_executables() -> list[str]:
     named = os.environ.get("NVPROF_KIT_NSYS")
@@ -81,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("nsys")
         with_nsys = item.get_closest_marker("nsys")
         item.add_marker(pytest.mark.xdist_group("nsys" if with_nsys else item.nodeid.partition("::")[0]))
-        if with_nsys or f"{item.path.name}::{getattr(item, 'originalname', item.name)}" in RERUN:
+        if with_nsys:  # nsys loses its agent, or fails in its importer, in a few of some thousand runs
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
     if not FULL:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import NVPROF_KIT, environment, execute
 
-ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "nvprof_kit"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "6"}
+QUIET = {"KINETO_LOG_LEVEL": "6"}
 
 WORK = """
 import sys, os
@@ -25,14 +24,8 @@ with nvprof_kit.step(0):
 """
 
 
-def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, argv)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def record(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return run("record", "-o", "run.json", "--", sys.executable, *command, cwd=cwd)
+    return execute(*NVPROF_KIT, "record", "-o", "run.json", "--", sys.executable, *command, cwd=cwd, **QUIET)
 
 
 @pytest.fixture
@@ -50,32 +43,22 @@ class TestReading:
         reader, writer = os.pipe()
         os.close(reader)
         done = subprocess.run(
-            [*COMMAND, "layers", str(capture), "--format", form],
-            env=ENVIRONMENT, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+            [*NVPROF_KIT, "layers", str(capture), "--format", form],
+            env=environment(), cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         os.close(writer)
         assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
     @pytest.mark.parametrize(("verb", "status"), [("layers", 0), ("no-such-verb", 2)])
     def test_with_stderr_closed(self, verb: str, status: int, capture: Path, tmp_path: Path) -> None:
-        command = [*COMMAND, verb, str(capture)]
-        done = subprocess.run(
-            ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
-            env=ENVIRONMENT,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            check=False,
-        )
+        done = execute("sh", "-c", 'exec "$@" 2>&-', "sh", *NVPROF_KIT, verb, capture, cwd=tmp_path)
         assert done.returncode == status
-        assert (b"499 " in done.stdout) == (status == 0)
+        assert ("499 " in done.stdout) == (status == 0)
 
     def test_a_terminal_that_knows_only_ascii(self, capture: Path, tmp_path: Path) -> None:
-        environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "COLUMNS": "120"}
-        done = subprocess.run(
-            [*COMMAND, "layers", str(capture)], env=environment, cwd=tmp_path, capture_output=True, check=False
-        )
+        done = execute(*NVPROF_KIT, "layers", capture, cwd=tmp_path, PYTHONIOENCODING="ascii", COLUMNS="120")
         assert done.returncode == 0
-        assert b"####" in done.stdout
+        assert "####" in done.stdout
 
 
 class TestRecording:
@@ -84,10 +67,7 @@ class TestRecording:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "neighbour.py").write_text("")
         (tmp_path / "sub" / "train.py").write_text(WORK + "import neighbour\nsys.exit(7)")
-        plain = subprocess.run(
-            [sys.executable, "sub/train.py", "--lr", "3"],
-            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        plain = execute(sys.executable, "sub/train.py", "--lr", "3", cwd=tmp_path, **QUIET)
         done = record(tmp_path, "sub/train.py", "--lr", "3")
         assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
         assert done.returncode == 7
@@ -126,8 +106,8 @@ class TestRecording:
     def test_killed_it_still_writes_and_dies_of_the_signal(self, number: signal.Signals, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(WORK + "import time\nprint('ready', flush=True)\ntime.sleep(60)")
         process = subprocess.Popen(
-            [*COMMAND, "record", "-o", "run.json", "--", sys.executable, "train.py"],
-            cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*NVPROF_KIT, "record", "-o", "run.json", "--", sys.executable, "train.py"],
+            cwd=tmp_path, env=environment(**QUIET), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdout is not None
         while "ready" not in process.stdout.readline():

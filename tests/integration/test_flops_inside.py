@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from support.cli import execute, torchrun
 
 from nvprof_kit._cli import group
 
@@ -58,10 +57,7 @@ HEAD = 2 * 15 * 16 * 4
 def run(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> None:
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [*before, sys.executable, str(program), str(folder), *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    execute(*before, sys.executable, program, folder, *arguments, check=True)
 
 
 def test_a_recording_and_its_operations(tmp_path: Path) -> None:
@@ -117,12 +113,7 @@ torch.distributed.destroy_process_group()
 def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(program), str(tmp_path)], env=environ, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    torchrun(2, program, tmp_path, cwd=tmp_path)
     product = 2 * 4 * 16 * 32  # of one layer and 4 rows, whatever of its weights lies here
     for file in ("ddp.rank0", "ddp.rank1", "fsdp.rank0", "fsdp.rank1"):
         said = json.loads((tmp_path / f"{file}.flops.json").read_text())

@@ -1,10 +1,21 @@
-"""Runs the command line in this process."""
+"""Runs the command line in this process, and commands as processes of their own."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from nvprof_kit._cli import main
+
+ROOT = Path(__file__).parents[2]
+NVPROF_KIT = [sys.executable, "-m", "nvprof_kit"]
+"""The command line as a process of its own."""
+
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "SLURM_", "OMPI_", "PMI", "NVPROF_KIT_SCHEDULE", "NVPROF_KIT_RUN")
 
 
 def run(*words: object) -> int:
@@ -12,3 +23,44 @@ def run(*words: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     return int(ended.value.code or 0)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The tests' environment without what a launcher would have set, with this tree on Python's path."""
+    without = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**without, "PYTHONPATH": paths, **more}
+
+
+def execute(
+    *command: object, cwd: Path | None = None, stdin: str = "", timeout: float = 300, check: bool = False, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in `environment` to its end; with `check`, fail with what it said if its status is not 0."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment(**more),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done
+
+
+def torchrun(
+    ranks: int, *words: object, cwd: Path, check: bool = True, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, or what ``--no-python`` in front of it is, on some ranks of this machine.
+
+    A process of PyTorch's gloo aborts as it ends in a few of some thousand runs, so it runs again where one does.
+    """
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    for _ in range(3):
+        done = execute(*launch, *words, cwd=cwd, OMP_NUM_THREADS="1", **more)
+        if done.returncode == 0 or "terminate called without an active exception" not in done.stdout + done.stderr:
+            break
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.cli import execute
+
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "tests" / "gpu"
 PROGRAMS = GPU / "programs"
@@ -24,7 +26,7 @@ def gpus() -> int:
     """Number of GPUs that the driver lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    listed = execute("nvidia-smi", "--list-gpus")
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 

@@ -11,15 +11,16 @@ import sys
 import time
 from pathlib import Path
 
+from support.cli import NVPROF_KIT, environment, execute
+
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "nsys"
 
-_MAIN = [sys.executable, "-m", "nvprof_kit"]
 VERBS = {
-    "profile": [*_MAIN, "profile", "-o", "run"],
-    "ranks": [*_MAIN, "ranks", "profile", "-o", "run"],
-    "ncu": [*_MAIN, "ncu", "profile", "-o", "run", "-l", "a"],
-    **{verb: [*_MAIN, "session", verb] for verb in ("launch", "start", "stop", "status")},
+    "profile": [*NVPROF_KIT, "profile", "-o", "run"],
+    "ranks": [*NVPROF_KIT, "ranks", "profile", "-o", "run"],
+    "ncu": [*NVPROF_KIT, "ncu", "profile", "-o", "run", "-l", "a"],
+    **{verb: [*NVPROF_KIT, "session", verb] for verb in ("launch", "start", "stop", "status")},
 }
 """The command line of each verb that runs a profiler; the report's name is ``run`` unless another follows."""
 
@@ -54,25 +55,9 @@ def stand_in(folder: Path, release: str) -> Path:
     return path
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The tests' environment without what a launcher would have set, with this tree on Python's path."""
-    launchers = ("RANK", "LOCAL_RANK", "SLURM_", "OMPI_", "PMI", "NVPROF_KIT_SCHEDULE", "NVPROF_KIT_RUN")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
-
-
 def run(verb: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a verb of `VERBS`, or a recipe by its path from the folder of nsys, and wait for its end."""
-    return subprocess.run(
-        [*VERBS.get(verb, [str(RECIPES / verb)]), *argv],
-        cwd=cwd,
-        env=environment(**more),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
+    return execute(*VERBS.get(verb, [str(RECIPES / verb)]), *argv, cwd=cwd, timeout=timeout, **more)
 
 
 def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:

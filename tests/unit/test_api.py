@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import execute
 from support.golden import with_columns_of
 
 import nvprof_kit
@@ -144,7 +144,7 @@ def test_a_strictly_typed_program_passes_without_any(tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     # with the settings and the cache of the package's own check, which is strict: a second run takes seconds
     words = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(program)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = execute(*words, cwd=ROOT)
     said = dict(re.findall(r':(\d+): note: Revealed type is "(.*)"', done.stdout))
     lines = PROGRAM.splitlines()
     meant = {str(number): line.split("  # ")[1] for number, line in enumerate(lines, 1) if "reveal_type" in line}

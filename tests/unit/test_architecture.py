@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import execute
 
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -173,17 +173,6 @@ def test_no_import_cycle() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_what_runs_again_is_a_test_that_exists() -> None:
-    """A name in ``RERUN`` of tests/conftest.py stands for one test."""
-    tests = PACKAGE.parent / "tests"
-    listed = (tests / "conftest.py").read_text(encoding="utf-8")
-    named = re.findall(r'^    "(\S+\.py)::(test_\w+)": [A-Z]+,$', listed, re.M)
-    assert named
-    for file, name in named:
-        (page,) = (tests / "integration").rglob(file)
-        assert f"def {name}(" in page.read_text(encoding="utf-8"), (file, name)
-
-
 SEAMS = ("_trace.open", "_trace.schema", "_instrument.session", "_cli")
 """Private modules that tests may import: where captures are read, what is in them, who listens, the command line."""
 MOST_PRIVATE = 40
@@ -228,13 +217,7 @@ def test_the_check_sees_relative_and_local_imports() -> None:
 
 def loaded(code: str) -> set[str]:
     """What is in sys.modules after some code ran in a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
-        cwd=PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = execute(sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)", cwd=PACKAGE.parent, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 

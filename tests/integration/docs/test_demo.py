@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,15 +30,8 @@ def environment(tmp_path: Path) -> Path:
 def test_demo(environment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     stamp = environment / ".installed"
-    done = subprocess.run(
-        ["make", "--no-print-directory", "demo", f"VENV={environment}", f"DEMO={folder}", "-o", str(stamp)],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command = ["make", "--no-print-directory", "demo", f"VENV={environment}", f"DEMO={folder}", "-o", stamp]
+    done = execute(*command, cwd=ROOT, COLUMNS="120")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sum(line.startswith("step ") for line in lines) == 5

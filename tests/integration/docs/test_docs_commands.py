@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.cli import execute
 from support.docs_commands import (
     PROGRAM,
     REASONS,
@@ -85,7 +86,7 @@ def test_the_command_runs(command: Command, folder: Path, monkeypatch: pytest.Mo
         given = [word for word in words[at + 2 :] if "lr" not in word and "e-4" not in word]
         program = ["record", "--force", *words[2:at], "--", sys.executable, *given, "--steps=2"]
         command = [sys.executable, "-m", "nvprof_kit", *program]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = execute(*command)
         assert done.returncode == 0, done.stderr
         return
     # as a shell does: a word that names no file stays

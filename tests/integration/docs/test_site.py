@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli import execute
 
 import nvprof_kit
 
@@ -25,9 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs")
     place = tmp_path_factory.mktemp("site") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
-    environment = {**os.environ, "OFFLINE": "true", "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    execute(*command, cwd=ROOT, check=True, OFFLINE="true", NO_MKDOCS_2_WARNING="1")
     return place
 
 

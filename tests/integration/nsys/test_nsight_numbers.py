@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.nsys import run_nsys
 from support.recipes import run
 
@@ -27,7 +28,7 @@ def summary(nsys: str, report: str, path: Path) -> list[dict[str, str]]:
 
     An export of the same second as its report counts as older there, hence the force.
     """
-    reports = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
+    reports = execute(nsys, "stats", "--help-reports").stdout
     if report not in reports:
         report = OLD_NAMES[report]
     force = ["--force-export=true"] if path.suffix == ".nsys-rep" else []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.nsys import run_nsys
 
 from nvprof_kit._trace.open import open_capture
@@ -36,7 +36,7 @@ def recorded(nsys: str) -> bytes:
 
 
 def version(nsys: str) -> str:
-    return subprocess.run([nsys, "--version"], check=True, capture_output=True, text=True).stdout.split("version ")[-1]
+    return execute(nsys, "--version", check=True).stdout.split("version ")[-1]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_reports_of_a_job_are_exported_and_mapped(report: Path) -> None:
     job[1].write_bytes(job[0].read_bytes())
     command = [sys.executable, "-m", "nvprof_kit", "ranks", *map(str, job)]
     for _ in range(2):  # the second uses what the first exported
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = execute(*command)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1, done.stderr
         assert ".nsys-rep: no GPU operations" in done.stderr
@@ -122,7 +122,7 @@ def test_profile_exports_to_the_form_that_is_asked_for(
     command = [sys.executable, "-m", "nvprof_kit", "profile", "-f", "-t", "nvtx", "--export", export]
     for _ in range(2):  # the second overwrites the first
         run = [*command, "-o", str(tmp_path / "run"), "--", sys.executable, "-c", PROGRAM]
-        done = subprocess.run(run, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = execute(*run)
         assert done.returncode == 0, done.stderr
         assert {path.name for path in tmp_path.iterdir()} == names
     suffix = {"parquetdir": "_pqtdir", "none": ".nsys-rep"}.get(export, f".{export}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.captures.tiny_ranks import MS, capture
+from support.cli import execute
 
 from nvprof_kit import open_job
 
@@ -34,9 +33,7 @@ def test_tasks_share_the_captures(tmp_path: Path) -> None:
     srun.chmod(0o755)
     command = f"{sys.executable} -m nvprof_kit ranks map -o {maps} --workers 1 {captures}"
     words = [str(srun), "--ntasks", "3", "bash", "-c", f"{command} --part $SLURM_PROCID/$SLURM_NTASKS"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 0, done.stderr
+    done = execute(*words, check=True)
     # 5 captures over 3 tasks
     counts = [line.rpartition(": ")[2] for line in done.stderr.splitlines() if line.endswith("maps")]
     assert sorted(counts) == ["1 maps", "2 maps", "2 maps"]

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, environment, python, ranges, start, wait_for
+from support.cli import execute
+from support.recipes import RECIPES, python, ranges, start, wait_for
 
 SCRIPTS = sorted(RECIPES.parent.glob("*/*.sh"))
 PROGRAM = """
@@ -27,9 +28,7 @@ STEPS = [text for number in range(4) for text in (f"step {number}", f"layers.{nu
 
 
 def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [str(RECIPES / name), *argv]
-    environ = environment(**variables)
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    return execute(RECIPES / name, *argv, cwd=cwd, **variables)
 
 
 def without_cuda(folder: Path) -> str:
@@ -179,16 +178,7 @@ def inside(nsys: str, folder: Path, pause: str) -> tuple[list[str], dict[str, st
 @pytest.mark.nsys
 def test_a_profile_in_a_container(nsys: str, engine: dict[str, str], tmp_path: Path) -> None:
     command, variables = inside(nsys, tmp_path, "0")
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment(**engine, **variables),
-        input="words\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = execute(*command, cwd=tmp_path, stdin="words\n", **engine, **variables)
     assert done.returncode == 7, done.stderr
     assert f"True words {tmp_path}" in done.stdout
     assert ranges(tmp_path / "run.sqlite") == ["step 2", "layers.2"]

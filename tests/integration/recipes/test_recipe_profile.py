@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sqlite3
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 
 ROOT = Path(__file__).parents[3]
 PROFILE = [sys.executable, "-m", "nvprof_kit", "profile", "-o", "run"]
@@ -34,15 +34,7 @@ EVERYTHING = ["step 2", "layers.2", "step 3", "layers.3"]
 
 
 def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROFILE, *argv],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return execute(*PROFILE, *argv, cwd=cwd, **environment)
 
 
 def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:

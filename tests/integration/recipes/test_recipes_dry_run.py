@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.golden import Golden
 from support.recipes import OPTIONS, RECIPES, VERBS, run, stand_in
 
@@ -97,7 +97,7 @@ def test_every_verb_is_called() -> None:
 @pytest.mark.every_nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
 def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
-    known = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=False).stdout
+    known = execute(nsys, "profile", "--help").stdout
     done = run("profile", "-n", "-p", preset, "--step", "3", "--", "true", cwd=tmp_path, NSYS=nsys)
     asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
     assert [option for option in asked if f"{option}=" not in known] == []
@@ -108,10 +108,7 @@ def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) 
 
 @pytest.mark.every_nsys
 def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
-    known = {
-        verb: subprocess.run([nsys, verb, "--help"], capture_output=True, text=True, check=False).stdout
-        for verb in ("launch", "start")
-    }
+    known = {verb: execute(nsys, verb, "--help").stdout for verb in ("launch", "start")}
     known = {verb: re.sub(".*Deprecated.*", "", text) for verb, text in known.items()}
     for verb, argv in {"launch": ["--", "true"], "start": []}.items():
         done = run(verb, "-n", "-p", "metrics", *argv, cwd=tmp_path, NSYS=nsys)

@@ -7,12 +7,12 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from support import recipes
+from support.cli import execute
 from support.recipes import VERBS, environment, python, ranges, run, start, wait_for
 
 pytestmark = pytest.mark.nsys
@@ -134,9 +134,7 @@ def test_what_a_dry_run_prints_can_be_pasted(nsys: str, tmp_path: Path) -> None:
     loop = "import nvprof_kit, time\nfor number in range(3):\n    with nvprof_kit.step(number): time.sleep(0.1)\n"
     words = ("-t", "nvtx", "--step", "1", "-o", "my folder/%h", "-n", "--", *python(loop, tmp_path))
     command = run("profile", *words, cwd=tmp_path, NSYS=nsys).stdout
-    pasted = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    pasted = execute("bash", "-c", command, cwd=tmp_path)
     assert pasted.returncode == 0, pasted.stdout + pasted.stderr
     host = os.uname().nodename
     assert ranges(tmp_path / "my folder" / f"{host}.sqlite") == ["step 1"]

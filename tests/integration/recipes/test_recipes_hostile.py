@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.recipes import VERBS, environment, gone, run, start, wait_for
 
 STAND_IN = r"""#!/bin/bash
@@ -85,16 +86,7 @@ def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) 
 
 
 def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*VERBS[recipe], *argv],
-        cwd=place,
-        env=environment(NSYS=str(tool / "nsys"), NCU=str(tool / "ncu")),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return execute(*VERBS[recipe], *argv, cwd=place, NSYS=str(tool / "nsys"), NCU=str(tool / "ncu"))
 
 
 @pytest.mark.parametrize("recipe", ["profile", "launch", "ncu"])

@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.golden import Golden
-from support.recipes import environment
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "ncu"
@@ -59,15 +59,7 @@ def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.Com
 
 
 def _run(command: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment(**{"NCU": "/no/ncu", **variables}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return execute(*command, cwd=cwd, **{"NCU": "/no/ncu", **variables})
 
 
 @pytest.fixture
@@ -230,13 +222,8 @@ def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
     done = rank("true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -f 10; trap '' XFSZ; exec {RECIPES}/rank.sh true"],
-        env={**os.environ, "RANK": "0", "TMPDIR": str(tmp_path), **UNDER_NCU},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = f"ulimit -f 10; trap '' XFSZ; exec {RECIPES}/rank.sh true"
+    done = execute("bash", "-c", command, RANK="0", TMPDIR=str(tmp_path), **UNDER_NCU)
     assert done.returncode == 3
     assert done.stderr.endswith(
         f"rank.sh: nothing can run in {tmp_path}; set TMPDIR to a folder with room, whose programs may run\n"
@@ -376,13 +363,13 @@ def ncu(request: pytest.FixtureRequest) -> str:
 @lru_cache
 def chips(ncu: str) -> str:
     """The chips that an ncu knows."""
-    return subprocess.run([ncu, "--list-chips"], capture_output=True, text=True, check=True).stdout
+    return execute(ncu, "--list-chips", check=True).stdout
 
 
 @lru_cache
 def metrics_of(ncu: str, chip: str) -> frozenset[str]:
     """The metrics that an ncu knows of a chip; asked once."""
-    listed = subprocess.run([ncu, "--query-metrics", "--chip", chip], capture_output=True, text=True, check=True).stdout
+    listed = execute(ncu, "--query-metrics", "--chip", chip, check=True).stdout
     return frozenset(line.split()[0] for line in listed.splitlines() if line.strip())
 
 
@@ -440,7 +427,7 @@ def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
     """
     words = shlex.split(call.partition(" -- ")[0])
     done = run(*words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
-    version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
+    version = execute(ncu, "--version", check=True).stdout
     if "--each" in words and "2022.3" in version:
         assert "needed 2022.4 or newer" in done.stderr
         return
@@ -468,8 +455,8 @@ def test_a_report_is_read_without_a_gpu(ncu: str, tmp_path: Path) -> None:
     data = ROOT / "tests/data/ncu"
     (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((data / "own-2025.3.ncu-rep.xz").read_bytes()))
     command = [ncu, "--import", "own.ncu-rep", "--page", "raw", "--csv", "--print-units", "base"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    if "2022.3" in subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout:
+    done = execute(*command, cwd=tmp_path, check=True)
+    if "2022.3" in execute(ncu, "--version", check=True).stdout:
         return  # it does not know the report's GPU
     (tmp_path / "own.csv").write_text(done.stdout)
     printed, kept = open_ncu(tmp_path / "own.csv"), open_ncu(data / "own-2025.3.csv.xz")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
-from support.recipes import VERBS, environment, python, ranges, run
+from support.cli import torchrun
+from support.recipes import VERBS, python, ranges, run
 
 TRAIN = """
 import os, pathlib, signal, sys, time
@@ -82,15 +82,10 @@ def test_refusals_are_one_line(argv: list[str], message: str, tmp_path: Path) ->
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-def torchrun(tmp_path: Path, nsys: str, *argv: str, killed: int = -1) -> int:
+def three_ranks(tmp_path: Path, nsys: str, *argv: str, killed: int = -1) -> int:
     """Three ranks over gloo; gives torchrun's exit status."""
-    import subprocess
-
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--no-python"]
-    command = [*launcher, *VERBS["ranks"], *argv, "-t", "nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(NSYS=nsys), capture_output=True, text=True, check=False, timeout=180
-    )
+    command = ["--no-python", *VERBS["ranks"], *argv, "-t", "nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
+    done = torchrun(3, *command, cwd=tmp_path, check=False, NSYS=nsys)
     (tmp_path / "said").write_text(done.stdout + done.stderr)
     return done.returncode
 
@@ -109,7 +104,7 @@ def reports(tmp_path: Path) -> dict[int, list[str]]:
 @pytest.mark.nsys
 def test_torchrun(nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    assert torchrun(tmp_path, nsys, "--ranks", "0,2") == 0, (tmp_path / "said").read_text()
+    assert three_ranks(tmp_path, nsys, "--ranks", "0,2") == 0, (tmp_path / "said").read_text()
     assert reports(tmp_path) == {0: ["rank 0"], 2: ["rank 2"]}
 
 
@@ -128,7 +123,7 @@ def marks(path: Path) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("window", [(), ("--step", "1")])
 def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    assert torchrun(tmp_path, nsys, "--ranks", "all", *window) == 0, (tmp_path / "said").read_text()
+    assert three_ranks(tmp_path, nsys, "--ranks", "all", *window) == 0, (tmp_path / "said").read_text()
     ids = set()
     for path in tmp_path.glob("run-*.sqlite"):
         rank = int(path.stem.split("-rank")[1].split("-")[0])
@@ -160,7 +155,7 @@ def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path:
 @pytest.mark.nsys
 def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    assert torchrun(tmp_path, nsys, "--ranks", "all", killed=1) != 0
+    assert three_ranks(tmp_path, nsys, "--ranks", "all", killed=1) != 0
     assert reports(tmp_path) == {0: ["rank 0"], 1: ["rank 1"], 2: ["rank 2"]}, (tmp_path / "said").read_text()
     assert not list(tmp_path.glob(".run*.partial"))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.cli import run
+from support.cli import execute, run
 
 import nvprof_kit
 from nvprof_kit._cli import group
@@ -163,7 +163,7 @@ main()
 
 def interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, module]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return execute(*command)
 
 
 @pytest.mark.parametrize("module", ["click", "nvprof_kit._cli.verbs.reading", "nvprof_kit._api.capture"])
@@ -241,9 +241,7 @@ ROOT = Path(__file__).parents[3]
 
 def run_verbs(*words: str, **environment: str) -> str:
     command = [sys.executable, "-m", "nvprof_kit", *words]
-    return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, check=False
-    ).stdout
+    return execute(*command, **environment).stdout
 
 
 @pytest.mark.parametrize(
@@ -271,5 +269,5 @@ def test_a_shell_has_its_script(shell: str) -> None:
 def test_a_verb_below_another_is_there_in_a_new_process(path: str) -> None:
     """Modules of verbs are loaded when they are asked for."""
     command = [sys.executable, "-m", "nvprof_kit", *path.split(), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = execute(*command, check=True)
     assert done.stdout.startswith(f"Usage: nvprof-kit {path} ") and "Example:" in done.stdout

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 
 from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.ranks import OWNER, claim
@@ -101,7 +102,7 @@ def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
         "timer = GlobalTimer(folder)\nwith timer.stage('load'):\n    pass\n"
     )
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program, str(tmp_path / "rank0")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = execute(*command, check=True)
     assert done.stderr == ""
     assert {path.name for path in (tmp_path / "rank0").iterdir()} == {OWNER, "timer_rank0.log"}
     assert "load, start=" in (tmp_path / "rank0" / "timer_rank0.log").read_text()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.torch_release import STACKS
 
 import nvprof_kit
@@ -36,15 +37,7 @@ for tokens in loader:
 
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     known = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**known, **environment(known)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return execute(sys.executable, *command, cwd=ROOT, **(known | environment(known)))
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -137,14 +130,8 @@ def test_a_program_without_torch_starts_as_without_us(tmp_path: Path) -> None:
 
 
 def test_a_python_without_the_package_says_so(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", "import sitecustomize; print('ran')"],
-        cwd=tmp_path,
-        env={"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": str(SITE)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-S", "-c", "import sitecustomize; print('ran')"]
+    done = execute(*command, cwd=tmp_path, NVPROF_KIT_ANNOTATE="1", PYTHONPATH=str(SITE))
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "has no nvprof_kit" in done.stderr
 
@@ -179,8 +166,7 @@ def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
         trace = tmp_path / f"run{option}.json"
         chosen = [] if option == "--annotate" else [option]
         record = ["-m", "nvprof_kit", "record", "--stacks", *chosen, "-o", str(trace), "--", sys.executable, "-c"]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, *record, program], env=environ, capture_output=True, check=True)
+        execute(sys.executable, *record, program, check=True)
         found[option] = set(nvprof_kit.open(trace).layers().to_frame()["layer"])
     assert {"0", "1"} <= found["--annotate"]
     assert not {"0", "1"} & found["--no-annotate"]

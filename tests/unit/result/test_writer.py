@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import execute
 
 from nvprof_kit._result.writer import WriteError, write_file, writing
 from nvprof_kit.errors import UsageError
@@ -93,7 +94,7 @@ def limited(size: int, *argv: object) -> subprocess.CompletedProcess[str]:
         f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
         f"from nvprof_kit._cli import main; main({[str(one) for one in argv]!r})"
     )
-    return subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
+    return execute(sys.executable, "-c", code, cwd=ROOT)
 
 
 def test_a_full_disk_keeps_the_old_file(run: Path) -> None:

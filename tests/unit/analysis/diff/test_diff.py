@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from bench.bench_diff import LAWS, Program, rates
 from support.captures.nsys_file import NsysFile
+from support.cli import execute
 
 import nvprof_kit
 from nvprof_kit import Capture, Diff, StepOptions
@@ -324,7 +325,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "nvprof_kit", "diff", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return execute(*command)
 
     failed = run(base, slow, "--fail-on", "layers.0:+5%")
     assert failed.returncode == 1 and "FAILS: layers.0:+5%" in failed.stdout and not failed.stderr

@@ -6,7 +6,6 @@ the 67 of the plan in 42.3 s.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.cli import execute
 
 from nvprof_kit._analysis.kernels.signatures import NEEDED, Kernels, read_kernels
 from nvprof_kit._analysis.ncu.counters import counters
@@ -80,6 +80,6 @@ def test_the_table_of_docs_is_what_ncu_measured_beside_what_was_counted() -> Non
     """Traffic at least as counted, and operations of products exactly or up to 4 % more: exit 0."""
     root = Path(__file__).parents[4]
     command = [sys.executable, str(root / "tests" / "bench" / "limits_beside_ncu.py")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = execute(*command)
     assert run.returncode == 0, run.stderr
     assert run.stdout in (root / "docs" / "flops.md").read_text()

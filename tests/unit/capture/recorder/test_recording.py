@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 
 from nvprof_kit._capture.recorder.launch import PythonCommand, parse_python, record_program, runner_argv
 from nvprof_kit._capture.recorder.launchers import ACCELERATE, TORCHRUN, Launch, parse_launch
@@ -43,15 +43,7 @@ for number in range(6):
 
 def recorded(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nvprof_kit", "record", "-o", "run.json", *options, "--"]
-    return subprocess.run(
-        [*command, sys.executable, "-c", program],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return execute(*command, sys.executable, "-c", program, cwd=folder)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -184,15 +176,7 @@ def test_what_a_launcher_starts(line: str, launcher: object, options: str, progr
 def test_each_rank_of_a_launcher_leaves_a_trace(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STEPS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", "nvprof_kit", "record", "--", *launch],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = execute(sys.executable, "-m", "nvprof_kit", "record", "--", *launch, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("*.gz")) == ["run.rank0.json.gz", "run.rank1.json.gz"]
 

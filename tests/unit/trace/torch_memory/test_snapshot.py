@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.captures.snapshot_file import BASE, SnapshotFile
+from support.cli import execute
 
 from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_snapshot
@@ -132,9 +132,7 @@ def test_whatever_is_wrong_is_one_line(payload: bytes, tmp_path: Path, monkeypat
 def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.pickle"
     path.write_bytes(pickle.dumps(Attack(tmp_path / "ran")))
-    done = subprocess.run(
-        [sys.executable, "-m", "nvprof_kit", "memory", str(path)], capture_output=True, text=True, check=False
-    )
+    done = execute(sys.executable, "-m", "nvprof_kit", "memory", str(path))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "ran").exists()
@@ -209,7 +207,7 @@ def test_what_never_ends_is_ended(tmp_path: Path) -> None:
     key = pickle.dumps(doubled(60), protocol=2)[2:-1]
     (tmp_path / "run.pickle").write_bytes(b"\x80\x02}" + key + b"K\x01s.")
     command = f"ulimit -t 6; exec {sys.executable} -m nvprof_kit memory {tmp_path}/run.pickle"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    done = execute("bash", "-c", command)
     assert done.returncode == 2, done.stderr
     assert "more time or memory than its size accounts for" in done.stderr
 
