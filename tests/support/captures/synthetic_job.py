@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 
 from nvprof_kit._ranks.maps import write_map
@@ -244,39 +246,37 @@ def _tables(
         np.round(values[:, ranks]).astype(np.int64).T.ravel() for values in (played.computed, played.idled)
     )
     waited = flat["e"] - flat["a"]
-    parts = [
-        (0, 2 * place, computed, layer, backward, -1),
-        (1, 2 * place, idled, layer, backward, -1),
-        (2, 2 * place + 1, waited, layer, backward, 0),
-    ]
-    loaded = np.round(played.loaded[:, ranks]).astype(np.int64).T.ravel()
-    first = np.arange(job.steps) * job.per_step
-    three = len(parts)
-    segments: dict[str, object] = {
-        "rank": np.concatenate([np.tile(rank, three), np.repeat(ranks, job.steps)]),
-        "segment": np.concatenate([*(np.tile(part[1], here) for part in parts), np.tile(2 * first, here)]),
-        "step": np.concatenate([np.tile(np.tile(step, here), three), np.tile(np.arange(job.steps), here)]),
-        "doing": _words(
-            np.concatenate([np.repeat([part[0] for part in parts], here * count), np.full(len(loaded), 3)]),
-            ["compute", "launch", "communication", "dataloader"],
+    waited, loaded = flat["e"] - flat["a"], np.round(played.loaded[:, ranks]).astype(np.int64).T.ravel()
+    kinds, loads = 3, np.zeros(here * job.steps, dtype=np.int64)  # computing, idling and waiting; then loading
+    segments: dict[str, Any] = {
+        "rank": np.concatenate([np.tile(rank, kinds), np.repeat(ranks, job.steps)]),
+        "segment": np.concatenate(
+            [
+                np.tile(2 * place, 2 * here),
+                np.tile(2 * place + 1, here),
+                np.tile(2 * job.per_step * np.arange(job.steps), here),
+            ]
         ),
-        "layer": _words(
-            np.concatenate([np.tile(np.tile(layer, here), three), np.full(len(loaded), job.layers)]), layers
-        ),
-        "phase": _words(
-            np.concatenate([np.tile(np.tile(backward, here), three), np.full(len(loaded), 2)]),
-            ["forward", "backward", "data"],
-        ),
-        "collective": np.concatenate(
-            [np.full(2 * here * count, -1), np.where(keep, index, -1), np.full(len(loaded), -1)]
-        ),
+        "step": np.concatenate([np.tile(step, kinds * here), np.tile(np.arange(job.steps), here)]),
+        "doing": np.concatenate([np.repeat(np.arange(kinds), here * count), loads + kinds]),
+        "layer": np.concatenate([np.tile(layer, kinds * here), loads + job.layers]),
+        "phase": np.concatenate([np.tile(backward, kinds * here), loads + 2]),
+        "collective": np.concatenate([np.full(2 * here * count, -1), np.where(keep, index, -1), loads - 1]),
         "ns": np.concatenate([computed, idled, waited, loaded]),
-        "ops": np.concatenate([np.full(here * count, 10), np.zeros(2 * here * count + len(loaded), dtype=int)]),
+        "ops": np.concatenate([np.full(here * count, 10), np.zeros(2 * here * count, dtype=int), loads]),
     }
-    order = np.lexsort((segments["segment"], segments["rank"]))
-    yield "segments", {name: _taken(values, order) for name, values in segments.items()}
-    in_layers = _layers(job, ranks, (computed, idled), (layer, backward, step), layers)
-    yield "layers", _with_loading(in_layers, ranks, job, loaded)
+    table = pd.DataFrame(segments).sort_values(["rank", "segment"], kind="stable")
+    words = {
+        "doing": ["compute", "launch", "communication", "dataloader"],
+        "layer": layers,
+        "phase": ["forward", "backward", "data"],
+    }
+    yield "segments", _columns(table, words)
+    table = table[table["doing"] != 2]
+    of = {"compute_ns": table["doing"] == 0, "idle_ns": table["doing"] != 0, "loading_ns": table["doing"] == 3}
+    amounts = table.assign(**{name: table["ns"] * chosen for name, chosen in of.items()}, comm_ns=0, copy_ns=0)
+    by_layer = amounts.groupby(["rank", "step", "layer", "phase"])[[*of, "comm_ns", "copy_ns", "ops"]].sum()
+    yield "layers", _columns(by_layer.reset_index(), words)
     begins = clock(played.began[:, ranks]).T.ravel()
     ends = clock(np.concatenate([played.began[1:, ranks], played.ended[-1:, ranks]])).T.ravel()
     nothing = np.zeros(here * job.steps, dtype=np.int64)
@@ -321,54 +321,14 @@ def _renumbered(
     return index, number
 
 
-def _layers(
-    job: SyntheticJob, ranks: Ints, times: tuple[Ints, Ints], of: tuple[Ints, Ints, Ints], names: list[str]
-) -> dict[str, object]:
-    here, (layer, backward, step) = len(ranks), of
-    cell = (step * job.layers + layer) * 2 + backward
-    size = job.steps * job.layers * 2
-    cells = (np.arange(here)[:, None] * size + cell[None, :]).ravel()
-    computed, idled, ops = (
-        np.bincount(cells, weights=one, minlength=here * size).astype(np.int64)
-        for one in (*times, np.full(len(cells), 10))
-    )
-    used = np.flatnonzero(ops)
-    at = used % size
-    return {
-        "rank": ranks[used // size],
-        "step": at // 2 // job.layers,
-        "layer": _words(at // 2 % job.layers, names),
-        "phase": _words(at % 2, ["forward", "backward"]),
-        "compute_ns": computed[used],
-        "comm_ns": np.zeros(len(used), dtype=np.int64),
-        "copy_ns": np.zeros(len(used), dtype=np.int64),
-        "ops": ops[used],
-        "idle_ns": idled[used],
-        "loading_ns": np.zeros(len(used), dtype=np.int64),
-    }
-
-
-def _with_loading(of: dict[str, object], ranks: Ints, job: SyntheticJob, loaded: Ints) -> dict[str, object]:
-    many = len(loaded)
-    more: dict[str, object] = {name: np.zeros(many, dtype=np.int64) for name in of}
-    more |= {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), len(ranks))}
-    more |= {"idle_ns": loaded, "loading_ns": loaded}
-    more |= {"layer": ["(none)"] * many, "phase": ["data"] * many}
-    joined: dict[str, object] = {}
-    for name, values in of.items():
-        if isinstance(values, pa.DictionaryArray):
-            joined[name] = pa.concat_arrays([values.cast(pa.string()), pa.array(more[name])])
-        else:
-            joined[name] = np.concatenate([np.asarray(values), np.asarray(more[name])])
-    return joined
+def _columns(table: pd.DataFrame, words: dict[str, list[str]]) -> dict[str, object]:
+    """The columns of a table, with texts in place of their numbers."""
+    columns = {str(name): values.to_numpy() for name, values in table.items()}
+    return {name: _words(values, words[name]) if name in words else values for name, values in columns.items()}
 
 
 def _words(codes: npt.NDArray[np.integer], names: list[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))
-
-
-def _taken(values: object, order: Ints) -> object:
-    return values.take(pa.array(order)) if isinstance(values, pa.DictionaryArray) else np.asarray(values)[order]
 
 
 def random_job(seed: int) -> SyntheticJob:
