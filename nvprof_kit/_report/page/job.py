@@ -50,10 +50,9 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     order = np.lexsort((time, at))
     at, first = np.unique(at[order], return_index=True)
     time = np.maximum.accumulate(time[order][first])
-    ends = np.interp(reached, at, time)
-    ends = np.where(reached < at[0], time[0] - (at[0] - reached), ends)
-    ends = np.where(reached > at[-1], time[-1] + (reached - at[-1]), ends).astype(np.int64)
-    starts = np.concatenate(([ends[0] - length[0]], ends[:-1])) if len(ends) else ends
+    at = np.concatenate(([0], at, reached[-1:]))  # before the first and behind the last point time goes on as it does
+    time = np.concatenate((time[:1] - at[1], time, time[-1:] + at[-1] - at[-2]))
+    starts, ends = (np.interp(moments, at, time).astype(np.int64) for moments in (reached - length, reached))
     pieces = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
     work: pd.DataFrame = pieces[pieces["end_ns"] > pieces["start_ns"]]
     return work
@@ -84,20 +83,14 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def apart(frame: pd.DataFrame, max_frames: int = 4) -> list[pd.DataFrame]:
-    """Split rows into as few frames without overlaps as possible; rows beyond `most` frames are dropped."""
-    frames: list[pd.DataFrame] = []
-    while len(frame) and len(frames) < max_frames:
-        start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-        if (start[1:] >= end[:-1]).all():
-            frames.append(frame)
-            break
-        is_free, latest_end = np.zeros(len(frame), dtype=bool), np.iinfo(np.int64).min
-        for row, (row_start, row_end) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-            if row_start >= latest_end:
-                is_free[row], latest_end = True, row_end
-        frames.append(frame[is_free])
-        frame = frame[~is_free]
-    return frames
+    """Split rows into as few frames without overlaps as possible; rows beyond `max_frames` are dropped."""
+    latest_ends: list[int] = []
+    numbers = []
+    for start, end in zip(frame["start_ns"].tolist(), frame["end_ns"].tolist(), strict=True):
+        number = next((row for row, latest in enumerate(latest_ends) if latest <= start), len(latest_ends))
+        latest_ends[number : number + 1] = [end]
+        numbers.append(number)
+    return [frame[np.array(numbers) == number] for number in range(min(len(latest_ends), max_frames))]
 
 
 Floats = npt.NDArray[np.float64]

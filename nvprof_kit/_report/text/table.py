@@ -264,15 +264,6 @@ def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] = Mapping
     return Grid([Column(name, kind, ranks.get(name, 1)) for name, kind in columns])
 
 
-_FRAME_RANKS = {
-    **dict.fromkeys(("calls", "GPU total", "CPU total", "wall", "share"), 0),
-    **dict.fromkeys(("idle", "gpu", "operators", "exposed", "MiB", "peak MiB", "allocated MiB", "total MiB"), 0),
-    **dict.fromkeys(("largest MiB", "blocks"), 2),
-    **dict.fromkeys(("process", "device", "class", *FOLD_RANKS), 3),
-    "family": 4,
-}
-
-
 def frame_table(frame: pd.DataFrame, top: int, mib: bool = False) -> Grid:
     """A table of an analysis, with times in milliseconds; columns without a value are left out.
 
@@ -287,7 +278,7 @@ def frame_table(frame: pd.DataFrame, top: int, mib: bool = False) -> Grid:
         is_number = values.dtype.kind in "iufb" or not values.dropna().astype(str).str.contains(r"[^\W\d_]").any()
         kind = {"layer": "path", "unlike": "words"}.get(str(name), "right" if is_number else "left")
         columns.append((heading(str(name), mib), kind))
-    grid = table(columns, _FRAME_RANKS)
+    grid = table(columns)
     grid.beyond = max(len(frame) - top, 0)
     for row in rows.to_dict("records"):
         grid.add_row(*(cell(str(name), value, mib) for name, value in row.items()))
