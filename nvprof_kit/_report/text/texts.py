@@ -130,7 +130,7 @@ BY_ENDING: Mapping[str, Callable[[Any], str]] = MappingProxyType(
             ("share", "ratio", "utilisation", "hidden", "covered", "of_link", "of_limit", "fragmentation"), percent
         ),
         "gb_per_s": rate_cell,
-        "bytes": mb_cell,
+        **dict.fromkeys(("bytes", "bytes_per_step"), mb_cell),
         "address": hex,
     }
 )
@@ -151,7 +151,7 @@ def cell(name: str, value: Any, mib: bool = False) -> str:
         return value
     for ending, write in BY_ENDING.items():
         if name.endswith(ending):
-            return mib_cell(value) if mib and ending == "bytes" else write(value)
+            return mib_cell(value) if mib and write is mb_cell else write(value)
     if isinstance(value, bool):
         return "yes" if value else ""
     is_fraction = isinstance(value, float) and value != int(value)
@@ -160,9 +160,8 @@ def cell(name: str, value: Any, mib: bool = False) -> str:
 
 def heading(name: str, mib: bool = False) -> str:
     """The heading of a column by its name: what it measures, without its unit if that is milliseconds."""
-    if name.endswith("bytes"):
-        name = name.removesuffix("bytes") + ("MiB" if mib else "MB")
-    text = name.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
+    text = name.replace("gb_per_s", "GB/s").replace("bytes", "MiB" if mib else "MB")
+    text = text.removesuffix("_ns").replace("_", " ")
     return text.replace("cpu ", "CPU ").replace("gpu ", "GPU ")
 
 
