@@ -1,6 +1,7 @@
 """What annotation costs, against its limits.
 
-Run as a script. Without a tool: a decorated call costs at most 60 ns more than a bare one, and modules have no hooks.
+Run as a script. Without a tool: a decorated call costs at most 60 ns more than a bare one, and modules have no hooks;
+a step of `Throughput`, or of a `LayerProfiler` that is off, costs at most 5 µs.
 Under each nsys of NVPROF_KIT_NSYS (or the one on the PATH): the CPU time of a range, beside a pair of push and pop as a
 program writes it. On a machine with a GPU, also: a training step annotated over the same step unannotated, medians of
 ten alternating runs of `tests/gpu/programs/overhead.py` under nsys; at most 1.005 where the GPU limits the step and
@@ -26,10 +27,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nvprof_kit import annotate_model, layer_range, phase
+from nvprof_kit import LayerProfiler, Throughput, annotate_model, layer_range, phase
 from nvprof_kit._instrument.session import nvtx_domain
 
-IDLE_NS = 60
+IDLE_NS, STEP_NS = 60, 5_000
 RATIOS = {8: 1.005, 2: 1.05}
 """Limits of the ratio by batch size: with 8 sequences the GPU limits the step, with 2 the CPU."""
 ROUNDS, CALLS = 101, 200
@@ -67,7 +68,20 @@ def idle() -> bool:
     bare, decorated = costs(lambda: block.bare(1), lambda: block.decorated(1), calls=2000)
     changed = sum("_compiled_call_impl" in vars(module) for module in model.modules())
     print(f"no tool: decorated call {decorated - bare:+.0f} ns over {bare:.0f} ns (limit {IDLE_NS}), {changed} changed")
-    return decorated - bare <= IDLE_NS and changed == 0
+    meter: Throughput[int] = Throughput(samples=8, tokens=4096)
+
+    def reading() -> None:
+        meter.begin_read()
+        meter.end_read()
+        meter.step()
+
+    steps = (reading, meter.step, LayerProfiler(nn.Linear(2, 2), False).step)
+    empty, *taken = costs(lambda: None, *steps, calls=2000)
+    for name, nanoseconds in zip(
+        ("Throughput, reading and step", "Throughput, step", "LayerProfiler.step, off"), taken, strict=True
+    ):
+        print(f"{name}: {nanoseconds - empty:.0f} ns (limit {STEP_NS})")
+    return decorated - bare <= IDLE_NS and changed == 0 and max(taken) - empty <= STEP_NS
 
 
 def cost() -> None:
