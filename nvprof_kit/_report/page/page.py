@@ -254,7 +254,7 @@ def _table(sheet: Sheet, page_rows: _PageRows) -> tuple[list[str], list[dict[str
     names = ["calls", *phases, "total_ns", *(["comm_ns"] if result.summary.comm_ns else []), "total_share", "cpu_ns"]
     on_page = page_rows.rows.tolist()
     groups = [[row] for row in on_page] + [[on_page[row] for row in group.rows] for group in page_rows.folds.values()]
-    more = _memory_cells(sheet, groups) | _flops_cells(sheet, groups)
+    more = _more_cells(sheet, groups)
 
     def page_row(row: dict[Any, Any], name: str, line: dict[str, str], group: int, **links: Any) -> dict[str, Any]:
         """A row of the table: of one layer, or of equal blocks; `group` is its place among the groups."""
@@ -289,44 +289,32 @@ def _table(sheet: Sheet, page_rows: _PageRows) -> tuple[list[str], list[dict[str
     return heads, [row for _, row in rows], [*(last.get(name, "") for name in names), *("" for _ in more)]
 
 
-def _memory_cells(sheet: Sheet, groups: Sequence[Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
-    """The memory columns by header, without empty ones, with a cell for each group of rows of the tree."""
+def _more_cells(sheet: Sheet, groups: Sequence[list[int]]) -> dict[str, list[dict[str, Any]]]:
+    """The columns of memory, and of MFU and the limit if operators were counted and the GPU's peak is known, by header,
+    without empty ones, with a cell for each group of rows of the tree.
+    """
     columns: dict[str, list[dict[str, Any]]] = {}
-    if sheet.memory is None:
-        return columns
-    for name in MEMORY_COLUMNS:
-        of_row = sheet.memory[name].fillna(0).tolist()
+    for name in MEMORY_COLUMNS if sheet.memory is not None else ():
         join = max if name == "peak_bytes" else sum
+        of_row = sheet.memory[name].fillna(0).tolist()  # type: ignore[index]
         counts = [join(of_row[row] for row in group) for group in groups]
         if any(counts):
             columns[COLUMNS[name].name] = [_cell(mib_cell(count) if count else "", count) for count in counts]
-    return columns
-
-
-def _flops_cells(sheet: Sheet, groups: Sequence[Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
-    """The columns of MFU and of the limit by header, if operators were counted and the GPU's peak is known, with a cell
-    for each group of rows of the tree.
-    """
     if sheet.flops is None or sheet.flops.peaks is None:
-        return {}
-    tree = sheet.layers.tree
-    columns = {}
+        return columns
+    tree, counted = sheet.layers.tree, sheet.flops.rows
     for heading, name in (("MFU", "mfu"), ("of limit", "of_limit")):
         for phase in ("forward", "backward"):
-            rows = sheet.flops.rows[sheet.flops.rows["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
+            rows = counted[counted["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
             rows = rows.reindex(tree["layer"].where(tree["phase"].isin(["", phase]), "")).fillna(0.0)
             busy_ns = rows["gpu_busy_ns"].to_numpy()
             at_limit_ns = rows[name].to_numpy() * busy_ns
-            shares = [float(at_limit_ns[group].sum() / (busy_ns[group].sum() or 1.0)) for group in map(list, groups)]
+            shares = [float(at_limit_ns[group].sum() / (busy_ns[group].sum() or 1.0)) for group in groups]
+            texts = [percent(share) + " (above the peak)" * (share > 1) if share else "" for share in shares]
+            bars = [min(share, 1.0) if name == "of_limit" else None for share in shares]
             if any(shares):
-                columns[f"{heading} {phase}"] = [
-                    _cell(
-                        percent(share) + " (above the peak)" * (share > 1) if share else "",
-                        share or None,
-                        min(share, 1.0) if name == "of_limit" else None,
-                    )
-                    for share in shares
-                ]
+                cells = zip(texts, shares, bars, strict=True)
+                columns[f"{heading} {phase}"] = [_cell(text, share or None, bar) for text, share, bar in cells]
     return columns
 
 

@@ -4,10 +4,9 @@
     torchrun --nproc-per-node 2 layer_profiler.py FOLDER [--fsdp]
 
 Trains eight blocks, spatial and temporal in turn, bf16, flash attention. Prints the profiler's own output, then what is
-found without it: each block's forward by CUDA events in the same steps, step times of a loop without a profiler, the
-same results or not, and what the throughput meter costs a step. Runs out of memory inside a window, and says whether
-the program goes on. Under torchrun the ranks train under DDP, or FSDP2 with --fsdp. Leaves FOLDER/found.rank0.json
-beside the profile.
+found without it: each block's forward by CUDA events in the same steps, step times of a loop without a profiler, and
+whether results are the same. Runs out of memory inside a window, and says whether the program goes on. Under torchrun
+the ranks train under DDP, or FSDP2 with --fsdp. Leaves FOLDER/found.rank0.json beside the profile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import itertools
 import json
 import os
 import statistics
-import time
 import weakref
 from pathlib import Path
 
@@ -173,20 +171,6 @@ def survives_out_of_memory(options: argparse.Namespace) -> bool:
     return len(run.losses) == 4 and profiling.recorded[0].window.last_step == 1
 
 
-def meter_us(steps: int = 100_000) -> float:
-    """What the throughput meter costs a step of which it times the reading and the whole."""
-    meter = Throughput(samples=8, tokens=4096)
-    costs = []
-    for _ in range(5):
-        began = time.perf_counter()
-        for _step in range(steps):
-            meter.begin_read()
-            meter.end_read()
-            meter.step()
-        costs.append((time.perf_counter() - began) / steps * 1e6)
-    return min(costs)
-
-
 def profiled(options: argparse.Namespace) -> tuple[Events, LayerProfiler]:
     run = Run(options)
     events = Events(run.model)
@@ -245,7 +229,6 @@ def main() -> None:
         "ratio_to_no_profiler": statistics.median(one.cost.recorded) / 1e6 / statistics.median(alone),
         "same_results": same_results(options),
         "survives_out_of_memory": survives_out_of_memory(options),
-        "meter_us_per_step": meter_us(),
         "kinds": json.loads(one.profile.kinds.to_json(orient="records")),
         "files": sorted(path.name for path in one.trace.parent.iterdir()),
     }
