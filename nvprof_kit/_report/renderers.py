@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-__all__ = ["RENDERERS", "diff_markdown", "encode_figure", "figure", "html_of", "page", "parts", "script", "text_of"]
+__all__ = ["RENDERERS", "encode_figure", "figure", "html_of", "page", "parts", "shown", "text_of"]
 
 RENDERERS: Mapping[str, Mapping[str, str]] = {
-    "Diff": {"parts": "text.diff:diff_report"},
+    "Diff": {"parts": "text.diff:diff_report", "markdown": "text.diff:diff_markdown"},
     "Flops": {"parts": "text.by_layer:flops_report"},
     "Advice": {"parts": "text.advise:advise_report"},
     "Breakdown": {"parts": "text.views:breakdown_report"},
@@ -76,17 +76,9 @@ def page(result: Result) -> bytes:
     return result_page(type(result).__name__, html_of(result.parts()))
 
 
-def diff_markdown(result: Result) -> str:
-    """A comparison as a report for a pull request."""
-    from nvprof_kit._report.text.diff import diff_markdown as written
-
-    return written(result)  # type: ignore[arg-type]
-
-
-def script(result: Result, report: str) -> str:
-    """The script that an answer is: that of a plan for ncu."""
-    text: str = _renderer(result, "script")(result, report)
-    return text
+def shown(result: Result, way: str, *words: Any) -> Any:
+    """An answer in a way of its own: a comparison as ``markdown`` for a pull request, a plan as ``script`` for ncu."""
+    return _renderer(result, way)(result, *words)
 
 
 def _renderer(result: Result, way: str) -> Any:

@@ -204,7 +204,7 @@ class Diff(Result):
     def encode(self, data_format: str) -> bytes:
         """As in `Result`; ``md`` is the full report, for a pull request comment."""
         if data_format == "md":
-            report: str = renderers().diff_markdown(self)
+            report: str = renderers().shown(self, "markdown")
             return report.encode("utf-8", "replace")
         return super().encode(data_format)
 

@@ -174,7 +174,7 @@ class NcuPlan(Result):
         Args:
             report: Name of the report that ncu writes, without suffix.
         """
-        script: str = renderers().script(self, report)
+        script: str = renderers().shown(self, "script", report)
         return script
 
     def save_script(self, path: str | Path) -> Path:

@@ -46,12 +46,6 @@ def test_a_roofline_holds_every_ceiling_and_names_few_dots() -> None:
     assert len({tuple(dots.get_facecolor()[0]) for dots in axes.collections}) == 5  # a colour a layer
 
 
-@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
-def test_every_format(form: str, tmp_path: Path) -> None:
-    plot = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz").plot("timeline")
-    assert plot.save(tmp_path / f"a.{form}").read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
-
-
 def test_rows_units_and_names() -> None:
     result = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz").breakdown()
     axes, frame = result.figure().axes[0], result.to_frame()
@@ -123,5 +117,6 @@ def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
-    assert layers_result().save(tmp_path / f"layers{suffix}").read_bytes().startswith(start)
-    assert layers_result(tree=tree()[:0]).save(tmp_path / f"empty{suffix}").stat().st_size > 500
+    timeline = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz").plot("timeline")
+    for answer in (layers_result(), layers_result(tree=tree()[:0]), timeline):
+        assert answer.save(tmp_path / f"plot{suffix}").read_bytes().startswith(start)

@@ -77,24 +77,18 @@ def test_memory_round_by_round(tmp_path: Path) -> None:
     ]
 
 
+PLAIN, WRITTEN = (10**7, 8 * 10**6, 11 * 10**6), (10**9, 2 * 10**9, 5 * 10**8)
+SECONDS = "set-up 1.00 s, writing 2.00 s, reading and drawing 0.50 s"
+
+
 @pytest.mark.parametrize(
-    ("cost", "text"),
+    ("recorded", "plain", "text"),
     [
-        (
-            OwnCost((12 * 10**6, 11 * 10**6, 30 * 10**6), (10**7, 8 * 10**6, 11 * 10**6), 10**9, 2 * 10**9, 5 * 10**8),
-            "Own cost: a recorded step took 12.00 ms (median of 3), a plain one 10.00 ms (median of 3): 1.200 times; "
-            "set-up 1.00 s, writing 2.00 s, reading and drawing 0.50 s",
-        ),
-        (
-            OwnCost((12 * 10**6,), (), 0, 0, 0),
-            "Own cost: a recorded step took 12.00 ms (median of 1), and no plain step ran to compare it with; "
-            "set-up 0.00 s, writing 0.00 s, reading and drawing 0.00 s",
-        ),
-        (
-            OwnCost((), (10**7,), 0, 0, 0),
-            "Own cost: set-up 0.00 s, writing 0.00 s, reading and drawing 0.00 s",
-        ),
+        ((12, 11, 30), PLAIN,
+         "a recorded step took 12.00 ms (median of 3), a plain one 10.00 ms (median of 3): 1.200 times; "),
+        ((12,), (), "a recorded step took 12.00 ms (median of 1), and no plain step ran to compare it with; "),
+        ((), PLAIN, ""),
     ],
-)
-def test_the_own_cost(cost: OwnCost, text: str) -> None:
-    assert str(cost) == text
+)  # fmt: skip
+def test_the_own_cost(recorded: tuple[int, ...], plain: tuple[int, ...], text: str) -> None:
+    assert str(OwnCost(tuple(10**6 * ms for ms in recorded), plain, *WRITTEN)) == f"Own cost: {text}{SECONDS}"
