@@ -26,9 +26,8 @@ from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
 from nvprof_kit._analysis.timeline import Timeline, idle_by_step, timeline
 from nvprof_kit._report.page.timeline import Drawing, ShownStep
-from nvprof_kit._report.text.advise import saving
 from nvprof_kit._report.text.layers import heading, row_names, time_name
-from nvprof_kit._report.text.texts import Milliseconds, cell, filled, is_missing, percent
+from nvprof_kit._report.text.texts import Milliseconds, cell, filled, is_missing, percent, saving
 from nvprof_kit._report.text.texts import heading as column_heading
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._findings import SEVERITIES, Finding
+from nvprof_kit._findings import SEVERITIES
 from nvprof_kit._report.text.table import capture_line, warning_lines
-from nvprof_kit._report.text.texts import MS, percent
+from nvprof_kit._report.text.texts import saving
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import Advice
     from nvprof_kit._analysis.checks import Checks
-
-
-NO_SAVING = "nothing to save on this rank"
-"""The saving of a finding that only says that this rank waits for others."""
 
 
 def advise_report(result: Advice) -> list[RenderableType]:
@@ -49,15 +45,6 @@ def advise_report(result: Advice) -> list[RenderableType]:
         parts += [Text(f"… and {len(findings) - top:,} more; --top N shows them", "dim"), ""]
     note = "Savings are upper bounds. Findings overlap, so savings do not add up."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings), ""]
-
-
-def saving(finding: Finding, result: Advice) -> str:
-    """What a finding could save, for a reader."""
-    if not finding.saves_ns:
-        return NO_SAVING
-    of = " and ".join(name for name, number in (("step", result.steps), ("GPU", result.gpus)) if number > 1)
-    per = f" per {of}" if of else ""
-    return f"at most {MS.with_unit(finding.saves_ns)}{per}, {percent(finding.saves_ns / result.wall_ns)}"
 
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}

@@ -16,6 +16,9 @@ from rich.cells import cell_len
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.advise.advise import Advice
+    from nvprof_kit._findings import Finding
+
 
 @dataclass(frozen=True)
 class Milliseconds:
@@ -109,6 +112,15 @@ def percents(parts: Sequence[int]) -> list[str]:
         percent(min(ns / total, 0.000499)) if ns and not tenth else percent(tenth / 1000)
         for ns, tenth in zip(parts, tenths, strict=True)
     ]
+
+
+def saving(finding: Finding, result: Advice) -> str:
+    """What a finding could save, for a reader."""
+    if not finding.saves_ns:
+        return "nothing to save on this rank"
+    of = " and ".join(name for name, number in (("step", result.steps), ("GPU", result.gpus)) if number > 1)
+    per = f" per {of}" if of else ""
+    return f"at most {MS.with_unit(finding.saves_ns)}{per}, {percent(finding.saves_ns / result.wall_ns)}"
 
 
 def counted(names: Iterable[str]) -> str:
