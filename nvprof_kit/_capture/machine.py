@@ -204,8 +204,8 @@ def _program(command: Sequence[str], run: Run) -> Program:
     python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None)
     if python is None and executable is not None:  # that of a script on the PATH, such as torchrun
         first = _text(Path(executable)).partition("\n")[0]
-        words = first[2:].split() if first.startswith("#!") else []
-        python = next((word for word in words if _PYTHON.fullmatch(Path(word).name)), None)
+        interpreter = first[2:].split() if first.startswith("#!") else []
+        python = next((word for word in interpreter if _PYTHON.fullmatch(Path(word).name)), None)
     missing: tuple[str, ...] = () if executable else (command[0],)
     if script and script != command[0] and not Path(script).exists():
         missing += (script,)

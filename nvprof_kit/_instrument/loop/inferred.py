@@ -81,8 +81,8 @@ class Points(LoopHooks):
         yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
 
     def _watch(self, owner: Any, model: Any) -> list[Removable]:
-        begins = lambda args, kwargs: owner.calling(model(), args, kwargs)  # noqa: E731
-        return [*watch_calls(model(), begins, (lambda: owner.call_ended(model())) if self.ends else nothing)]
+        after = (lambda: owner.call_ended(model())) if self.ends else nothing
+        return [*watch_calls(model(), lambda args, kwargs: owner.calling(model(), args, kwargs), after)]
 
 
 def _reporting_fetch(owner: Any, fetch: Callable[..., Any]) -> Callable[..., Any]:

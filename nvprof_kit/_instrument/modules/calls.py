@@ -43,8 +43,8 @@ class Ranged:
     def install(self, compiled: Compiled) -> list[Handle]:
         """Range the module's calls."""
         module = self.module()
-        places = [] if module is None else compiled.places(module)
-        return [put_around(place, partial(call_inside, self.block)) for place in places]
+        modules = [] if module is None else compiled.called(module)
+        return [put_around(called, partial(call_inside, self.block)) for called in modules]
 
     def rename(self, layer: Layer) -> None:
         """Range the calls from now on as another layer."""
@@ -68,15 +68,15 @@ def put_around(module: nn.Module, function: Callable[..., Any]) -> Handle:
         module: The module; held weakly.
         function: Gets the function to call in turn, and the call's arguments.
     """
-    compiled, around = ModuleCall.of(module)
-    ModuleCall.set(module, compiled, [*around, function])
+    compiled, functions = ModuleCall.of(module)
+    ModuleCall.set(module, compiled, [*functions, function])
     reference = weakref.ref(module)
 
     def remove() -> None:
         owner = reference()
         if owner is not None:
-            compiled, around = ModuleCall.of(owner)
-            ModuleCall.set(owner, compiled, [other for other in around if other is not function])
+            compiled, functions = ModuleCall.of(owner)
+            ModuleCall.set(owner, compiled, [outer for outer in functions if outer is not function])
 
     return Handle(remove)
 
@@ -89,7 +89,7 @@ def watch_calls(
     """Call functions before, with the arguments, and after each call of a module, outside of its range."""
     skip_compiling(before)
     skip_compiling(after)
-    return [put_around(place, partial(_watched, before, after)) for place in Compiled(module).places(module)]
+    return [put_around(called, partial(_watched, before, after)) for called in Compiled(module).called(module)]
 
 
 @uncompiled_itself
@@ -135,7 +135,7 @@ class Compiled:
             wrapped = getattr(region, "_orig_mod", region)
             self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
 
-    def places(self, module: nn.Module) -> list[nn.Module]:
+    def called(self, module: nn.Module) -> list[nn.Module]:
         """The modules whose calls are those of the module: itself, or the wrappers that compile its call."""
         return self._wrappers.get(module, [module])
 
@@ -145,9 +145,9 @@ def _compiling(compile_call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compile_call)
     def compile_inside(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        _, around = ModuleCall.of(module)
+        _, functions = ModuleCall.of(module)
         compile_call(module, *args, **kwargs)
-        ModuleCall.set(module, ModuleCall.of(module)[0], around)
+        ModuleCall.set(module, ModuleCall.of(module)[0], functions)
 
     return compile_inside
 

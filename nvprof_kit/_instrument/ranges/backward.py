@@ -179,7 +179,7 @@ def begin_task() -> None:
 @uncompiled
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    now.begin_task, now.nodes, now.mark = begin_task, grad_nodes, mark
+    now.begin_task, now.nodes, now.mark, now.tensor = begin_task, grad_nodes, mark, torch.Tensor
 
 
 def _patches() -> list[Patch]:

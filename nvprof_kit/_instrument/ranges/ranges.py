@@ -42,6 +42,7 @@ class Now:
         begin_task: Enters a backward pass that begins on the calling thread in the thread's `Position`.
         nodes: Returns the nodes that created the tensors in a list: `backward.grad_nodes`, once torch is loaded.
         mark: Makes a node call a frame before it runs: `backward.mark`, likewise.
+        tensor: The class of tensors.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class Now:
         self.begin_task: Callable[[], None]
         self.nodes: Callable[[list[Any]], list[Any]] = lambda _values: []
         self.mark: Callable[[Any, Frame], None]
+        self.tensor: type[Any] = Now
 
 
 now = Now()
@@ -119,28 +121,25 @@ class Frame:
         position = backend.thread.position
         if position.number != now.task():
             now.begin_task()
-        at, frame, entered = position.at, self, []
-        if at is frame:
-            return
-        owners = position.owners
-        while at is not frame:
-            if at.depth >= frame.depth:
-                if owners and owners[-1] is at:
-                    owners.pop()
-                    backend.pop()
-                else:
-                    position.close(at, backend.pop)
-                at = at.parent
+        at, owners, depth = position.at, position.owners, self.depth
+        while at is not self and at.depth >= depth:
+            if owners and owners[-1] is at:
+                owners.pop()
+                backend.pop()
             else:
-                entered.append(frame)
-                frame = frame.parent
+                position.close(at, backend.pop)
+            at = at.parent
+        position.at = at
+        if at is self:
+            return
+        if self.parent is not at:
+            self.parent(None)
+        range_ = self.backward
+        if range_.backend is not backend:
+            backend.prepare(range_)
+        range_.push()
+        owners.append(self)
         position.at = self
-        for frame in reversed(entered):
-            range_ = frame.backward
-            if range_.backend is not backend:
-                backend.prepare(range_)
-            range_.push()
-            owners.append(frame)
 
 
 OUTSIDE = Frame(None, None, None, 0, NONE)
@@ -182,17 +181,17 @@ class Position:
         task: The running backward pass on the thread, if any (`backward.Task`).
         number: The engine's number of that pass; less than -1 if none.
         at: The call whose nodes are running.
-        calls: The running calls that are followed into the backward pass, innermost last.
+        call: The innermost running call that is followed into the backward pass; `OUTSIDE` if there is none.
     """
 
-    __slots__ = ("at", "calls", "number", "owners", "task")
+    __slots__ = ("at", "call", "number", "owners", "task")
 
     def __init__(self) -> None:
         self.owners: list[object] = []
         self.task: Any = None
         self.number = -2
         self.at = OUTSIDE
-        self.calls: list[Frame] = []
+        self.call = OUTSIDE
 
     def close(self, owner: object, pop: Callable[[], None]) -> None:
         """Close the owner's innermost range and all ranges inside it; does nothing if there is none."""
@@ -213,45 +212,47 @@ class Position:
     @uncompiled
     def begin(self, block: Block, values: list[Any], recomputes: bool) -> Frame:
         """Follow a call with these arguments into the backward pass, from when the block's range is open."""
-        calls, nodes, sequence = self.calls, now.nodes(values), now.sequence()
-        if calls:
-            outer = calls[-1]
+        outer, nodes, arguments = self.call, now.nodes(values), NONE
+        if outer is not OUTSIDE:
             edges, arguments = outer.edges, outer.arguments
             for node in nodes:
-                if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in arguments:
+                number = node._sequence_nr()
+                if number < edges[0] or edges[-1] > number >= edges[-2]:
+                    continue  # from before the enclosing call, or of the call before this one
+                if bisect_right(edges, number) & 1 and id(node) not in arguments:
                     outer.search(node)
-            edges.append(sequence)
-        else:
-            outer, arguments = OUTSIDE, NONE
-            if nodes:
-                arguments = {id(node): node for node in nodes}
-                for node in nodes:  # in a recompute, they belong to the graph that is run backward
-                    if not recomputes and _LEFT not in node.metadata:
-                        now.mark(node, OUTSIDE)
-        call = Frame(block.owner, block.backward, outer, sequence, arguments)
-        calls.append(call)
-        return call
+        elif nodes:
+            arguments = {id(node): node for node in nodes}
+            for node in nodes:  # in a recompute, they belong to the graph that is run backward
+                if not recomputes and _LEFT not in node.metadata:
+                    now.mark(node, OUTSIDE)
+        self.call = Frame(block.owner, block.backward, outer, now.sequence(), arguments)
+        return self.call
 
     @uncompiled
     def end(self, call: Frame, outputs: Any) -> None:
         """End a call: mark the nodes that created its outputs."""
-        while self.calls and self.calls.pop() is not call:
-            pass
+        parent = self.call = call.parent
         edges, arguments = call.edges, call.arguments
-        if call.parent is not OUTSIDE:
+        first = edges[0]
+        if parent is not OUTSIDE:
             sequence = now.sequence()
-            call.parent.edges.append(sequence)
-            if sequence == edges[0]:
+            if sequence == first:
                 return
-        for node in now.nodes([outputs]):
-            section = bisect_right(edges, node._sequence_nr())
-            if not section or id(node) in arguments:
+            parent.edges += (first, sequence)
+        if type(outputs) is now.tensor and not outputs._is_view():  # `Now.nodes` of the usual output
+            nodes = [] if outputs.grad_fn is None else [outputs.grad_fn]
+        else:
+            nodes = now.nodes([outputs])
+        for node in nodes:
+            number = node._sequence_nr()
+            if number < first or (arguments and id(node) in arguments):
                 continue
-            if call.parent is OUTSIDE:
+            if parent is OUTSIDE:
                 node.metadata[_LEFT] = True
-            if len(edges) == 1:
+            if edges[-1] == first:
                 now.mark(node, call)
-            elif section & 1:
+            elif bisect_right(edges, number) & 1:
                 call.search(node)
         call.seen = call.marked = None
         call.arguments = NONE
@@ -302,8 +303,15 @@ def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
 
 
 @uncompiled_itself
-def call_inside(block: Block, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function inside a block, and follow the call into the backward pass."""
+def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function inside a block, and follow the call into the backward pass.
+
+    In place of the function, a weak reference to a module stands for its ``_call_impl``: `ModuleCall` must not keep the
+    module alive.
+    """
+    if type(function) is ref:
+        module: Any = function()
+        function = module._call_impl
     backend = now.backend
     if backend is None:
         return function(*args, **kwargs)
@@ -408,11 +416,11 @@ class ModuleCall(partial[Any]):
 
     Attributes:
         compiled: The compiled call in its place before; None for the module's ``_call_impl``.
-        around: The functions around the call, innermost first; each gets the function to call and its arguments.
+        functions: The functions around the call, innermost first; each gets the function to call and its arguments.
     """
 
     compiled: Callable[..., Any] | None
-    around: list[Callable[..., Any]]
+    functions: list[Callable[..., Any]]
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
         return None
@@ -421,14 +429,17 @@ class ModuleCall(partial[Any]):
         return type(None), ()
 
     @classmethod
-    def set(cls, module: Any, compiled: Callable[..., Any] | None, around: list[Callable[..., Any]]) -> None:
+    def set(cls, module: Any, compiled: Callable[..., Any] | None, functions: list[Callable[..., Any]]) -> None:
         """Set the module's call; without functions around it, what it was before."""
-        attributes, inner = vars(module), compiled or partial(_call_module, ref(module))
-        for function in around:
+        attributes: Any = vars(module)
+        inner: Any = compiled
+        if compiled is None:
+            inner = ref(module) if functions and _is_range(functions[0]) else partial(_call_module, ref(module))
+        for function in functions:
             inner = partial(function, inner)
-        if around:
+        if functions:
             call = attributes["_compiled_call_impl"] = cls(inner)
-            call.compiled, call.around = compiled, around
+            call.compiled, call.functions = compiled, functions
         elif compiled is not None:
             attributes["_compiled_call_impl"] = compiled
         else:
@@ -438,7 +449,7 @@ class ModuleCall(partial[Any]):
     def of(cls, module: Any) -> tuple[Callable[..., Any] | None, list[Callable[..., Any]]]:
         """The compiled call of a module, and the functions around it."""
         call = vars(module).get("_compiled_call_impl")
-        return (call.compiled, call.around) if isinstance(call, cls) else (call, [])
+        return (call.compiled, call.functions) if isinstance(call, cls) else (call, [])
 
 
 @uncompiled_itself
@@ -448,4 +459,8 @@ def _call_module(module: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Any
 
 def is_ranged(module: Any) -> bool:
     """Whether the module's calls are ranged from outside, by `annotate_model`."""
-    return any(getattr(function, "func", None) is call_inside for function in ModuleCall.of(module)[1])
+    return any(map(_is_range, ModuleCall.of(module)[1]))
+
+
+def _is_range(function: Any) -> bool:
+    return getattr(function, "func", None) is call_inside
