@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -348,7 +348,8 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     import pandas as pd
 
     count = len(attribution.ranges.steps)
-    inside = np.flatnonzero(attribution.step >= 0)
+    is_inside = attribution.step >= 0
+    inside: Any = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
     start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
     device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
     ranges = attribution.ranges

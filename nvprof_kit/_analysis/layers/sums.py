@@ -159,6 +159,13 @@ class Cells:
         outer[: self.layer_rows] = np.where(parent >= 0, parent * count + np.arange(self.layer_rows) % count, NONE)
         return outer
 
+    def of_operations(self, attribution: Attribution) -> Int64Array:
+        """The cell of each operation, row * columns + column; `NONE` where its step is not shown."""
+        of_layer = np.append(self.of_range, NONE)[attribution.layer_range]
+        row = np.where(attribution.layer_range >= 0, of_layer, self.of_phase[attribution.phase])
+        column = self.of_instance[attribution.step]
+        return np.where(column >= 0, row * self.shape[1] + column, NONE)
+
     def by_layer(self, values: Int64Array) -> Int64Array:
         """The rows of layers, shape ``(layers, phases, columns)``."""
         return values[: self.layer_rows].reshape(len(self.tree.layers), len(self.phases), values.shape[1])
@@ -192,20 +199,22 @@ class Cells:
         )
         return frame
 
-    def around(self, items: Int64Array, row: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Every pair of an item and a row such that the item is of the row or of one inside it.
+    def around(self, items: Int64Array, cell: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Every pair of an item and a cell such that the item is of the cell, or of one of a layer inside it.
 
         Args:
             items: The items, shape ``(n,)``.
-            row: The row of each.
+            cell: The cell of each: row * columns + column.
         """
-        outer, pairs = self.outer, [(items[:0], row[:0])]
+        outer, width = self.outer, self.shape[1]
+        pairs = [(items, cell)]
         while len(items):
-            pairs.append((items, row))
-            is_inside = outer[row] >= 0
-            items, row = items[is_inside], outer[row[is_inside]]
-        item, rows = zip(*pairs, strict=True)
-        return np.concatenate(item), np.concatenate(rows)
+            is_inside = outer[cell // width] >= 0
+            items, cell = items[is_inside], cell[is_inside]
+            cell = outer[cell // width] * width + cell % width
+            pairs.append((items, cell))
+        all_items, cells = zip(*pairs, strict=True)
+        return np.concatenate(all_items), np.concatenate(cells)
 
 
 def sum_layers(
@@ -222,35 +231,34 @@ def sum_layers(
         The sums by column of the per-layer table, and the names of those that split the time further.
     """
     trace, attribution = operations.trace, operations.attribution
-    inside = attribution.layer_range >= 0
-    row = np.where(inside, np.append(cells.of_range, NONE)[attribution.layer_range], cells.of_phase[attribution.phase])
-    column = cells.of_instance[attribution.step]
-    shown: Any = slice(None) if (cells.of_instance >= 0).all() else np.flatnonzero(column >= 0)
-    row, column = row[shown], column[shown]
+    cell = cells.of_operations(attribution)
+    shown: Any = slice(None) if (cells.of_instance >= 0).all() else np.flatnonzero(cell >= 0)
+    cell = cell[shown]
     start, end = (trace.ops[name].to_numpy()[shown] for name in ("start_ns", "end_ns"))
     device, duration = devices_of(trace)[1][shown], end - start
     shape, width = cells.shape, cells.shape[1]
-    count, cell = shape[0] * width, row * width + column
+    count = shape[0] * width
 
-    def split(names: Sequence[str], code: Int64Array) -> dict[str, Int64Array]:
+    def split(names: Sequence[str], code: npt.NDArray[np.integer[Any]]) -> dict[str, Int64Array]:
         """The durations by cell and part."""
         table = exact_sums(cell * len(names) + code[shown], duration, count * len(names)).reshape(*shape, len(names))
         return {name: table[:, :, index] for index, name in enumerate(names)}
 
     has_names = "name" in trace.ops
     kind = trace.ops["kind"].to_numpy()
-    part = np.where((kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset")), 2, 0)
+    part = np.zeros(len(kind), dtype=np.int8)
+    part[(kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))] = PARTS.index("copy_ns")
     if has_names:
         part[operations.classes.is_a("comm")] = PARTS.index("comm_ns")
     sums = split(PARTS, part)
     self_ns = np.sum(list(sums.values()), axis=0)
     is_alone = alone(start, end, device)
     busy_ns = cells.with_nested(exact_sums(cell[is_alone], duration[is_alone], count).reshape(shape))
-    op, rows_around = cells.around(crowded := np.flatnonzero(~is_alone), row[crowded])
-    busy_ns += union_lengths(start[op], end[op], device[op], rows_around * width + column[op], count).reshape(shape)
+    op, cell_around = cells.around(np.flatnonzero(~is_alone), cell[~is_alone])
+    busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
     calls, cpu_ns = _range_sums(attribution.ranges, cells)
-    of_graph = np.flatnonzero(inside[shown] & (attribution.replay[shown] >= 0))
-    calls += _replays(cells, attribution.replay[shown][of_graph], row[of_graph], column[of_graph])
+    replay = attribution.replay[shown]
+    calls += _replays(cells, replay[replay >= 0], cell[replay >= 0])
     sums |= {
         "calls": calls,
         "gpu_ops": np.bincount(cell[begins(trace.ops)[shown]], minlength=count).reshape(shape),
@@ -302,17 +310,17 @@ def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
     return result
 
 
-def _replays(cells: Cells, replay: npt.NDArray[np.int32], row: Int64Array, column: Int64Array) -> Int64Array:
+def _replays(cells: Cells, replay: npt.NDArray[np.int32], cell: Int64Array) -> Int64Array:
     """How often CUDA graph replays ran each layer that has a range: once per replay that ran an operation of it or of a
     layer inside it.
     """
-    width = cells.shape[1]
-    size = cells.shape[0] * width
-    replays, cell = np.divmod(np.unique(replay.astype(np.int64) * size + row * width + column), size)
-    run, rows = cells.around(np.arange(len(cell)), cell // width)
-    runs = np.unique(replays[run] * size + rows * width + cell[run] % width)
+    size = cells.shape[0] * cells.shape[1]
+    replays, cell = np.divmod(np.unique(replay.astype(np.int64) * size + cell), size)
+    run, cell_around = cells.around(np.arange(len(cell)), cell)
+    runs = np.unique(replays[run] * size + cell_around)
     calls = np.bincount(runs % size, minlength=size).reshape(cells.shape)
-    calls[~np.isin(np.arange(cells.shape[0]), cells.of_range)] = 0
+    is_layer = np.arange(cells.shape[0]) < cells.layer_rows
+    calls[~(is_layer & np.isin(np.arange(cells.shape[0]), cells.of_range))] = 0
     return calls
 
 
