@@ -259,21 +259,25 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     is_kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
     rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
-    columns = {"pid": ranges.pid, "instance": ranges.step, "start": ranges.start, "end": ranges.whole_end}
-    of_ranges = pd.DataFrame({name: values[rows] for name, values in columns.items()})
+    range_columns = {"pid": ranges.pid, "instance": ranges.step, "start": ranges.start, "end": ranges.whole_end}
+    of_ranges = pd.DataFrame({name: values[rows] for name, values in range_columns.items()})
     # when each process ran each instance: from the first start to the last end of its ranges there
     runs = of_ranges.groupby(["pid", "instance"], as_index=False).agg({"start": "min", "end": "max"})
     devices, of_op = devices_of(trace)
-    parts = []
+    windows = []
     for number, device in enumerate(devices):
         ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
         of_process = runs[runs["pid"] == device.pid]
         of_device = {"start": start[ops], "end": end[ops], "step": step[ops], "is_kernel": is_kernel[ops]}
-        parts.append(_device_windows(of_process, ranges, **of_device))
+        windows.append(_device_windows(of_process, ranges, **of_device))
     nothing = np.zeros(0, dtype=np.int64)
-    instance, begin, finish = (np.concatenate([nothing, *(part[index] for part in parts)]) for index in range(3))
-    device_of_window = np.repeat(np.arange(len(devices)), [len(part[0]) for part in parts])
-    return Windows(devices, of_op, device_of_window, np.append(ranges.steps, 0)[instance], instance, begin, finish)
+    instance, window_start, window_end = (
+        np.concatenate([nothing, *(columns[index] for columns in windows)]) for index in range(3)
+    )
+    device_of_window = np.repeat(np.arange(len(devices)), [len(columns[0]) for columns in windows])
+    return Windows(
+        devices, of_op, device_of_window, np.append(ranges.steps, 0)[instance], instance, window_start, window_end
+    )
 
 
 def _device_windows(
@@ -291,24 +295,24 @@ def _device_windows(
     instance, run_start, run_end = (runs[name].to_numpy() for name in ("instance", "start", "end"))
     first, last, inside = int(start.min()), int(end.max()), step >= 0
     first_start, last_end = _bounds(step[inside], start[inside], end[inside], len(ranges.steps))
-    finish = np.maximum.accumulate(np.maximum(run_end, last_end[instance]))
-    begin = np.maximum(run_start, np.concatenate((run_start[:1], finish[:-1])))
+    step_end = np.maximum.accumulate(np.maximum(run_end, last_end[instance]))
+    step_start = np.maximum(run_start, np.concatenate((run_start[:1], step_end[:-1])))
     # kernels of no step that began before its first operation
     other = np.flatnonzero(~inside & is_kernel)
     other = other[np.argsort(start[other], kind="stable")]
     latest_end = np.concatenate(([_EARLIEST], np.maximum.accumulate(end[other])))
     before = latest_end[np.searchsorted(start[other], first_start, side="left")]
     others_end = np.where(first_start < _LATEST, np.minimum(before, first_start), _EARLIEST)
-    begin = np.maximum(begin, np.minimum(others_end[instance], finish))
+    step_start = np.maximum(step_start, np.minimum(others_end[instance], step_end))
     if len(runs):  # an engine's step that is before all else on the device, and had ended on the CPU by then
         row = int(np.flatnonzero(ranges.step == instance[0])[0])
         is_engine = engine_phase(ranges.names[ranges.name[row]].text) is not None
         if is_engine and step[np.argmin(start)] == instance[0] and run_end[0] < first:
-            begin[0] = first
+            step_start[0] = first
     # outside steps: before the first, between, after the last
-    gap_start = np.append(min(first, int(begin[:1].min(initial=first))), finish)
-    gap_end = np.append(begin, max(last, int(finish[-1:].max(initial=last))))
-    window_start, window_end = np.concatenate((begin, gap_start)), np.concatenate((finish, gap_end))
+    gap_start = np.append(min(first, int(step_start[:1].min(initial=first))), step_end)
+    gap_end = np.append(step_start, max(last, int(step_end[-1:].max(initial=last))))
+    window_start, window_end = np.concatenate((step_start, gap_start)), np.concatenate((step_end, gap_end))
     order = np.argsort(window_start, kind="stable")
     order = order[window_end[order] > window_start[order]]
     instances = np.concatenate((instance, np.full(len(gap_start), NONE)))

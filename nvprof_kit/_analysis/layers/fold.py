@@ -105,12 +105,12 @@ def marked(rows: pd.DataFrame, groups: Iterable[Group]) -> pd.DataFrame:
     """Rows with the columns ``folded_into``, the label of the blocks that a row folds with, and ``unlike``, unless they
     have one.
     """
-    into, unlike = (np.full(len(rows), "", dtype=object) for _ in range(2))
+    into, differences = (np.full(len(rows), "", dtype=object) for _ in range(2))
     for group in groups:
         into[[*group.rows]] = group.label if group.count > 1 else ""
-        unlike[[*group.rows]] = group.difference
+        differences[[*group.rows]] = group.difference
     with_labels: pd.DataFrame = rows.assign(folded_into=into)
-    return with_labels if "unlike" in rows else with_labels.assign(unlike=unlike)
+    return with_labels if "unlike" in rows else with_labels.assign(unlike=differences)
 
 
 # ---------------------------------------------------------------- equal blocks of a model

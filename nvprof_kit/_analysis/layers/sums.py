@@ -232,36 +232,38 @@ def sum_layers(
     """
     trace, attribution = operations.trace, operations.attribution
     cell = cells.of_operations(attribution)
-    shown: Any = slice(None) if (cells.of_instance >= 0).all() else np.flatnonzero(cell >= 0)
-    cell = cell[shown]
-    start, end = (trace.ops[name].to_numpy()[shown] for name in ("start_ns", "end_ns"))
-    device, duration = devices_of(trace)[1][shown], end - start
+    selection: Any = slice(None) if (cells.of_instance >= 0).all() else np.flatnonzero(cell >= 0)
+    cell = cell[selection]
+    start, end = (trace.ops[name].to_numpy()[selection] for name in ("start_ns", "end_ns"))
+    device, duration = devices_of(trace)[1][selection], end - start
     shape, width = cells.shape, cells.shape[1]
     count = shape[0] * width
 
     def split(names: Sequence[str], code: npt.NDArray[np.integer[Any]]) -> dict[str, Int64Array]:
         """The durations by cell and part."""
-        table = exact_sums(cell * len(names) + code[shown], duration, count * len(names)).reshape(*shape, len(names))
+        table = exact_sums(cell * len(names) + code[selection], duration, count * len(names)).reshape(
+            *shape, len(names)
+        )
         return {name: table[:, :, index] for index, name in enumerate(names)}
 
     has_names = "name" in trace.ops
     kind = trace.ops["kind"].to_numpy()
-    part = np.zeros(len(kind), dtype=np.int8)
-    part[(kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))] = PARTS.index("copy_ns")
+    part_code = np.zeros(len(kind), dtype=np.int8)
+    part_code[(kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))] = PARTS.index("copy_ns")
     if has_names:
-        part[operations.classes.is_a("comm")] = PARTS.index("comm_ns")
-    sums = split(PARTS, part)
+        part_code[operations.classes.is_a("comm")] = PARTS.index("comm_ns")
+    sums = split(PARTS, part_code)
     self_ns = np.sum(list(sums.values()), axis=0)
     is_alone = alone(start, end, device)
     busy_ns = cells.with_nested(exact_sums(cell[is_alone], duration[is_alone], count).reshape(shape))
     op, cell_around = cells.around(np.flatnonzero(~is_alone), cell[~is_alone])
     busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
     calls, cpu_ns = _range_sums(attribution.ranges, cells)
-    replay = attribution.replay[shown]
+    replay = attribution.replay[selection]
     calls += _replays(cells, replay[replay >= 0], cell[replay >= 0])
     sums |= {
         "calls": calls,
-        "gpu_ops": np.bincount(cell[begins(trace.ops)[shown]], minlength=count).reshape(shape),
+        "gpu_ops": np.bincount(cell[begins(trace.ops)[selection]], minlength=count).reshape(shape),
         "gpu_self_ns": self_ns,
         "gpu_total_ns": cells.with_nested(self_ns),
         "gpu_busy_ns": busy_ns,

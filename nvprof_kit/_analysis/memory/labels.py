@@ -82,14 +82,12 @@ def _line(frames: Frames) -> str:
         chosen = (outside or python)[:_DEPTH]
         named = [f"{str(frame['filename']).rsplit('/', 1)[-1]}:{frame['line']} {frame['name']}" for frame in chosen]
     else:
-        functions = [name for frame in frames if not _ALLOCATOR.search(name := _function(str(frame["name"])))]
+        # C++ functions, without their arguments
+        plain = (str(frame["name"]).replace("(anonymous namespace)::", "") for frame in frames)
+        functions = [name.partition("(")[0].strip() or name for name in plain]
+        functions = [name for name in functions if not _ALLOCATOR.search(name)]
         named = [name for name in functions if not _DISPATCH.search(name)] or functions
     return " < ".join(named[:_DEPTH]) or NO_STACK
-
-
-def _function(name: str) -> str:
-    """A C++ function without its arguments."""
-    return name.replace("(anonymous namespace)::", "").partition("(")[0].strip() or name
 
 
 def size_class(sizes: pd.Series[int]) -> list[str]:

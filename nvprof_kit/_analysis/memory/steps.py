@@ -138,9 +138,9 @@ def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
     table = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
     frees = in_window.assign(start=in_window["end"], size_bytes=-in_window["size_bytes"])
     changes = pd.concat([in_window, frees]).sort_values("start", kind="stable", ignore_index=True)
-    place = [changes["layer"], changes["phase"]]
-    level = changes.groupby(place, observed=True, sort=False)["size_bytes"].cumsum()
-    table["peak_bytes"] = level.groupby(place, observed=True, sort=False).max()
+    owner = [changes["layer"], changes["phase"]]
+    level = changes.groupby(owner, observed=True, sort=False)["size_bytes"].cumsum()
+    table["peak_bytes"] = level.groupby(owner, observed=True, sort=False).max()
     kept_bytes = in_window["size_bytes"].where(in_window["end"] == events, 0)
     table["kept_bytes"] = kept_bytes.groupby([in_window["layer"], in_window["phase"]], observed=True, sort=False).sum()
     typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
