@@ -130,11 +130,8 @@ class Pass:
 
 def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
-    anchors = [anchor for anchor in sequence.anchors if not anchor.recomputed]
     recomputed_at = np.array([anchor.first for anchor in sequence.anchors if anchor.recomputed], dtype=np.int64)
-    passes: list[Pass] = []
-    for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
-        passes += [_without_pooling(sequence, model_pass) for model_pass in _split(sequence, list(group), direction)]
+    passes = [_without_pooling(sequence, model_pass) for model_pass in _split(sequence)]
     for index, model_pass in enumerate(passes):
         model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
         model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
@@ -186,20 +183,34 @@ def _outside(sequence: Sequence, start: int, end: int, passes: list[Pass]) -> In
     return positions[outside]
 
 
-def _split(sequence: Sequence, anchors: list[Anchor], direction: int) -> list[Pass]:
-    """Divide anchors of one direction into passes where the model's ends lie between two of them: kernels that
-    are at the ends only, or that may be and are not in what is near.
+def _split(sequence: Sequence) -> list[Pass]:
+    """Divide anchors into passes where their direction changes, or where the model's ends lie between two of them:
+    kernels that are at the ends only, or that may be and are not in what is near.
     """
-    outer = frozenset(sequence.token[sequence.outer].tolist())
-    inside = [frozenset(sequence.token[a.last + 1 : b.first].tolist()) & outer for a, b in pairwise(anchors)]
-    share = Counter(token for tokens in inside for token in tokens)
-    ends = {token for token in sequence.token[sequence.end].tolist() if share[token] < _COMMON * len(inside)}
-    breaks = []
-    for index, tokens in enumerate(inside):
-        near = inside[max(index - 2, 0) : index] + inside[index + 1 : index + 3]
-        if ends & tokens or tokens.difference(*near):
-            breaks.append(index + 1)
-    return [Pass(direction, anchors[start_at:end]) for start_at, end in pairwise([0, *breaks, len(anchors)])]
+    outer_tokens = frozenset(np.unique(sequence.token[sequence.outer]).tolist())
+    end_tokens = frozenset(np.unique(sequence.token[sequence.end]).tolist())
+    outer_of: dict[bytes, frozenset[int]] = {}
+    passes: list[Pass] = []
+    anchors = [anchor for anchor in sequence.anchors if not anchor.recomputed]
+    for direction, group in groupby(anchors, key=lambda anchor: anchor.direction):
+        of_direction = list(group)
+        inside = []
+        for before, after in pairwise(of_direction):
+            stretch = sequence.token[before.last + 1 : after.first]
+            key = stretch.tobytes()
+            if key not in outer_of:
+                outer_of[key] = outer_tokens.intersection(stretch.tolist())
+            inside.append(outer_of[key])
+        uses = Counter(token for tokens in inside for token in tokens)
+        ends = {token for token in uses if token in end_tokens and uses[token] < _COMMON * len(inside)}
+        breaks = []
+        for index, tokens in enumerate(inside):
+            near = inside[max(index - 2, 0) : index] + inside[index + 1 : index + 3]
+            if ends & tokens or tokens.difference(*near):
+                breaks.append(index + 1)
+        edges = [0, *breaks, len(of_direction)]
+        passes += [Pass(direction, of_direction[first:end]) for first, end in pairwise(edges)]
+    return passes
 
 
 def _without_pooling(sequence: Sequence, model_pass: Pass) -> Pass:
