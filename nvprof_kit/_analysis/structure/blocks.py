@@ -30,7 +30,7 @@ _SAME_ATTENTION = 0.7
 _CONTEXT = 8
 _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
-_NORM, _SOFTMAX = (list(CLASSES).index(name) for name in ("norm", "softmax"))
+_NORM, _SOFTMAX, _EMBEDDING = (list(CLASSES).index(name) for name in ("norm", "softmax", "embedding"))
 _LEAST_EDGE, _LEAST_RUN = 3, 3
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
@@ -146,7 +146,7 @@ def find_passes(sequence: Sequence) -> list[Pass]:
         model_pass.width = joined_of[span][2]
     aligner = Aligner(sequence)
     cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
-    is_post_norm = False
+    is_post_norm: bool | None = None
     for direction in (BACKWARD, FORWARD):  # a backward pass tells more of where a block ends
         for index, model_pass in enumerate(passes):
             if model_pass.direction != direction or not model_pass.width:
@@ -162,7 +162,7 @@ def find_passes(sequence: Sequence) -> list[Pass]:
                 edges = _cut(sequence, model_pass, (left, right), aligner, is_post_norm)
                 cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
                 if direction == BACKWARD:
-                    is_post_norm = is_post_norm or _is_post_norm(sequence, edges[1:-1])
+                    is_post_norm = bool(is_post_norm) or _is_post_norm(sequence, edges[1:-1])
             for (start, stop), block_anchors in zip(cuts[key], _groups(model_pass), strict=True):
                 block = Block(left + start, left + stop - 1, direction, block_anchors)
                 first, end = np.searchsorted(recomputed_at, (block.first, block.last + 1))
@@ -378,7 +378,7 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
 
 
 def _cut(
-    sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner, is_post_norm: bool
+    sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner, is_post_norm: bool | None
 ) -> list[int]:
     """Where the blocks of a pass begin, and where the last one ends."""
     token, (left, right) = sequence.token, bounds
@@ -391,6 +391,9 @@ def _cut(
         sums = sequence.sums[left:right]
     starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
     preference = np.where(sums | starts_block, _END_OF_BLOCK, 0.0)
+    if is_post_norm is None:  # without a backward pass: three look-ups, of words, positions and types, are BERT's
+        looked_up = sequence.coarse[max(left - 1, 0) : groups[0][0].first] == _EMBEDDING
+        is_post_norm = bool(np.count_nonzero(looked_up) > 2)
     if is_post_norm and model_pass.direction == FORWARD:
         preference += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
     relative = [(start - left, end - left) for start, end in spans]
