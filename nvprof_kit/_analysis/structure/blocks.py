@@ -39,6 +39,8 @@ _MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5
 _OTHER_PRODUCT = -0.25
 _END_OF_BLOCK = 0.6
 """How much sooner a block ends after a sum than elsewhere, in kernels."""
+_TIE = 0.3
+_NEAR = 3
 _LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
 
@@ -297,7 +299,10 @@ def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, 
     if len(gaps) < 5 or similarity(gaps[0], gaps[-1]) >= _SAME_BLOCK:
         return []
     change = next(index for index, gap in enumerate(gaps) if similarity(gap, gaps[0]) < _SAME_BLOCK)
-    if not 2 <= change <= len(gaps) - 3 or any(similarity(gap, gaps[-1]) < _SAME_BLOCK for gap in gaps[change + 1 :]):
+    rest = gaps[change + 1 :]
+    alike = all(similarity(gap, gaps[-1]) >= _SAME_BLOCK for gap in rest)
+    in_turn = len(rest) > 3 and all(similarity(*pair) >= _SAME_BLOCK for pair in zip(rest, rest[2:], strict=False))
+    if not 2 <= change <= len(gaps) - 3 or not (alike or in_turn):
         return []
     turn = slice(None, None, -1 if model_pass.direction == FORWARD else 1)
     size = min(len(gaps[0]), len(gaps[-1]))
@@ -390,12 +395,12 @@ def _cut(
     if not all(sums[start - left : end - left].any() for start, end in spans):
         sums = sequence.sums[left:right]
     starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
-    preference = np.where(sums | starts_block, _END_OF_BLOCK, 0.0)
+    preference = np.append(0.0, np.where(sums | starts_block, _END_OF_BLOCK, 0.0))
     if is_post_norm is None:  # without a backward pass: three look-ups, of words, positions and types, are BERT's
         looked_up = sequence.coarse[max(left - 1, 0) : groups[0][0].first] == _EMBEDDING
         is_post_norm = bool(np.count_nonzero(looked_up) > 2)
     if is_post_norm and model_pass.direction == FORWARD:
-        preference += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
+        preference[1:] += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
     relative = [(start - left, end - left) for start, end in spans]
     borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
     starts = _distinct([token[border:end] for border, (_, end) in zip(borders, spans, strict=True)])
@@ -432,7 +437,7 @@ def _borders(
         token: The tokens of the pass.
         spans: First position and end of each stretch.
         edges: What follows the last block, and what precedes the first.
-        preference: How much sooner a block ends after each kernel than elsewhere; 1 for a kernel explained.
+        preference: By position, how much sooner a block begins there than elsewhere; 1 for a kernel explained.
         aligner: Aligns them.
     """
     keys = [token[start:end].tobytes() for start, end in spans]
@@ -446,15 +451,8 @@ def _borders(
                 continue
             gap = token[start:end]
             by_ends = np.max([aligner.start(other, gap) for other in ends], axis=0)
-            by_starts = np.max([aligner.end(other, gap) for other in starts], axis=0)
-            by_starts[1:] -= preference[start:end][::-1] > 0  # no block starts with what one ends with
-            by_ends, by_starts = np.maximum.accumulate(by_ends), np.maximum.accumulate(by_starts)[::-1]
-            explained = by_ends + by_starts
-            explained[1:] += preference[start:end]
-            best = float(explained.max())
-            among = np.flatnonzero(explained >= best - 0.3)
-            # what neither explains belongs to the side of which less is explained
-            options[key] = best / max(len(gap), 1), int(among[-1 if by_starts.max() >= by_ends.max() else 0])
+            by_starts = np.max([aligner.end(other, gap) for other in starts], axis=0)[::-1]
+            options[key] = _border(by_ends, by_starts, preference[start : end + 1])
         best_share = max(share for share, _ in options.values())
         for key, (share, length) in options.items():
             if share >= best_share - 0.05:
@@ -463,6 +461,29 @@ def _borders(
         ends = [token[start : start + length] for start, _, length in solved]
         starts = [token[start + length : end] for start, end, length in solved]
     return [start + lengths[key] for key, (start, _) in zip(keys, spans, strict=True)]
+
+
+def _border(by_ends: FloatArray, by_starts: FloatArray, preference: FloatArray) -> tuple[float, int]:
+    """The share of a stretch that is explained, and where in it one block ends and the next begins.
+
+    Args:
+        by_ends: By position, how well what is before it agrees with the end of a block.
+        by_starts: By position, how well what is from it on agrees with the start of a block.
+        preference: By position, how much sooner a block begins there than elsewhere; 1 for a kernel explained.
+    """
+    by_starts = by_starts - np.append(preference[1:] > 0, False)  # no block starts with what one ends with
+    by_ends, by_starts = np.maximum.accumulate(by_ends), np.maximum.accumulate(by_starts[::-1])[::-1]
+    end = int(np.argmax(by_ends > by_ends[-1] - _TIE))
+    start = len(by_starts) - 1 - int(np.argmax(by_starts[::-1] > by_starts[0] - _TIE))
+    trusts_end = bool(by_ends[-1] > by_starts[0])
+    low, high = start, end  # where both explain, else where what neither explains would be of the side explained less
+    if end <= start:
+        low, high = (end - _NEAR, end + _NEAR) if trusts_end else (start - _NEAR, start + _NEAR)
+    low, high = max(low, 0), min(high, len(by_ends) - 1)
+    explained = by_ends + by_starts + preference
+    best = float(explained[low : high + 1].max())
+    ties = low + np.flatnonzero(explained[low : high + 1] > best - _TIE)
+    return best / max(len(by_ends) - 1, 1), int(ties[0 if trusts_end else -1])
 
 
 def _is_post_norm(sequence: Sequence, borders: list[int]) -> bool:
