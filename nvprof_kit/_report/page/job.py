@@ -52,7 +52,7 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     time = np.maximum.accumulate(time[order][first])
     at = np.concatenate(([0], at, reached[-1:]))  # before the first and behind the last point time goes on as it does
     time = np.concatenate((time[:1] - at[1], time, time[-1:] + at[-1] - at[-2]))
-    starts, ends = (np.interp(moments, at, time).astype(np.int64) for moments in (reached - length, reached))
+    starts, ends = (np.interp(positions, at, time).astype(np.int64) for positions in (reached - length, reached))
     pieces = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
     work: pd.DataFrame = pieces[pieces["end_ns"] > pieces["start_ns"]]
     return work
@@ -349,22 +349,31 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
     fitting = int((boxes.reindex(waits.index).cumsum() <= MAX_BOXES).sum())
     steps = sorted(map(int, waits.index[: max(fitting, 1)]))
     left_out = len(waits) - len(steps)
-    frames = []
+    both = []
     for rank in ranks:
         rank_points = points[points["rank"] == rank]
         work = work_of(rank_points, segments[segments["rank"] == rank])
-        frames += [work.assign(rank=rank), collectives_of(rank_points).assign(rank=rank)]
-    pieces = pd.concat(frames, ignore_index=True)
+        both += [work.assign(rank=rank), collectives_of(rank_points).assign(rank=rank)]
+    pieces = pd.concat(both, ignore_index=True)
     pieces = pieces[pieces["step"].isin(steps)]
     origin = int(pieces["start_ns"].min())
     starts, ends = (pieces.groupby("step")[name].agg(how) for name, how in (("start_ns", "min"), ("end_ns", "max")))
     windows: list[tuple[str, int | None, int, int]]
     windows = [(f"step {step}", step, starts[step], ends[step]) for step in steps if step >= 0 and step in starts]
     windows = [("all", None, origin, pieces["end_ns"].max())] * (len(windows) != 1) + windows
-    groups = [
-        {"label": f"rank {rank}", "rank": rank, "rows": _rank_rows(rank_pieces, origin, drawing)}
-        for rank, rank_pieces in pieces.groupby("rank", sort=True)
-    ]
+    groups = []
+    for rank, of_rank in pieces.groupby("rank", sort=True):
+        activity = of_rank["doing"]
+        is_work, is_collective = activity.isin(("compute", "copy")), activity.isin((WAITING, TRANSFER))
+        idle = of_rank[~is_work & ~is_collective & (activity != "communication")]
+        frames = [
+            ("work", of_rank[is_work].assign(text=of_rank["layer"])),
+            ("stall", idle.assign(text="idle: " + idle["doing"].astype(str))),
+            *(("collective", frame) for frame in apart(of_rank[is_collective].assign(phase=activity))),
+        ]
+        names = {"text": "text", "phase": "phase", "layer": "layer"}
+        rows = [drawing.row(kind, frame, origin, names) for kind, frame in frames if len(frame)]
+        groups.append({"label": f"rank {rank}", "rank": rank, "rows": rows})
     return {
         "start": origin,
         "steps": [
@@ -381,18 +390,3 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
         "groups": groups,
         "note": f"{left_out} more steps are not on the page" if left_out else "",
     }
-
-
-def _rank_rows(pieces: pd.DataFrame, origin: int, drawing: Drawing) -> list[dict[str, Any]]:
-    """The rows of a rank: its work, its idle time, and its collectives."""
-    activity = pieces["doing"]
-    is_work, is_collective = activity.isin(("compute", "copy")), activity.isin((WAITING, TRANSFER))
-    idle = pieces[~is_work & ~is_collective & (activity != "communication")]
-    collectives = pieces[is_collective].assign(phase=activity)
-    frames = [
-        ("work", pieces[is_work].assign(text=pieces["layer"])),
-        ("stall", idle.assign(text="idle: " + idle["doing"].astype(str))),
-        *(("collective", frame) for frame in apart(collectives)),
-    ]
-    names = {"text": "text", "phase": "phase", "layer": "layer"}
-    return [drawing.row(kind, frame, origin, names) for kind, frame in frames if len(frame)]

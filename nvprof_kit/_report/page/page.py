@@ -302,10 +302,10 @@ def _more_cells(sheet: Sheet, groups: Sequence[list[int]]) -> dict[str, list[dic
             columns[COLUMNS[name].name] = [_cell(mib_cell(count) if count else "", count) for count in counts]
     if sheet.flops is None or sheet.flops.peaks is None:
         return columns
-    tree, counted = sheet.layers.tree, sheet.flops.rows
+    tree, flop_rows = sheet.layers.tree, sheet.flops.rows
     for heading, name in (("MFU", "mfu"), ("of limit", "of_limit")):
         for phase in ("forward", "backward"):
-            rows = counted[counted["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
+            rows = flop_rows[flop_rows["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
             rows = rows.reindex(tree["layer"].where(tree["phase"].isin(["", phase]), "")).fillna(0.0)
             busy_ns = rows["gpu_busy_ns"].to_numpy()
             at_limit_ns = rows[name].to_numpy() * busy_ns

@@ -25,6 +25,10 @@ _LETTER = 0.0085
 """Width of a character of a label, as a fraction of the plot's width."""
 
 
+_LAST_PART = r"([^.]*(?:\.\d+)?)$"
+"""The last part of a layer's path: ``self_attn``, ``layers.3``."""
+
+
 def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None = None) -> Figure:
     """The timeline of one step.
 
@@ -81,16 +85,15 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
                 spans = drawn.spans[drawn.spans["lane"] == number]
                 for level, rows in spans.groupby("level", sort=True):
                     if depth is None or int(level) < depth:
-                        add("" if level else "layers", rows, colours(rows), rows["layer"].astype(str).map(_last_part))
+                        add(
+                            "" if level else "layers",
+                            rows,
+                            colours(rows),
+                            rows["layer"].astype(str).str.extract(_LAST_PART, expand=False),
+                        )
                 rows = drawn.ops[drawn.ops["lane"] == number]
                 add(lane_label(lane, drawn), rows, colours(rows))
     return bands
-
-
-def _last_part(path: str) -> str:
-    """The last part of a layer's path: ``self_attn``, ``layers.3``."""
-    parts = path.split(".")
-    return ".".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
 
 
 def _draw(axes: Axes, row: int, boxes: pd.DataFrame, window_start: int, window_ms: float) -> None:

@@ -44,7 +44,15 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
     parts += _who_waits(result.matrix, top)
     parts += _unlike(result.layers, top, fold)
     parts += _groups(result.groups, top)
-    parts += _bubbles(result.bubbles)
+    if result.bubbles is not None and len(result.bubbles):
+        by_stage = result.bubbles.groupby("stage", sort=True)
+        means = by_stage[["step_ns", "busy_ns", "wait_ns", "host_ns", "other_ns", "bubble_ns"]].mean()
+        means = means.assign(share=means["bubble_ns"] / means["step_ns"].clip(lower=1))
+        means.insert(0, "ranks", by_stage["rank"].nunique())
+        rows = means.reset_index().rename(columns={"wait_ns": "sends and receives_ns"})
+        share = percent(float(result.bubbles["ideal_share"].median()))
+        ideal = Text(f"Equal stages could not go below {share} with GPipe or 1F1B.", "dim")
+        parts += _section("Bubbles of the pipeline's stages, mean over steps", rows, len(rows), ideal)
     parts += _clocks(result.clocks)
     if len(result.critical_path):
         path = result.critical_path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum()
@@ -153,19 +161,6 @@ def _groups(groups: pd.DataFrame | None, top: int) -> Section:
     rows = groups.groupby(["parallel", "size"], sort=True, as_index=False).agg(**columns)
     rows = rows[["parallel", "groups", "size", "for example", "does"]].rename(columns={"size": "of ranks"})
     return _section("Parallel groups", rows, top)
-
-
-def _bubbles(bubbles: pd.DataFrame | None) -> Section:
-    """The bubble of each pipeline stage, averaged over steps and the stage's ranks."""
-    if bubbles is None or not len(bubbles):
-        return []
-    by_stage = bubbles.groupby("stage", sort=True)
-    means = by_stage[["step_ns", "busy_ns", "wait_ns", "host_ns", "other_ns", "bubble_ns"]].mean()
-    means = means.assign(share=means["bubble_ns"] / means["step_ns"].clip(lower=1))
-    means.insert(0, "ranks", by_stage["rank"].nunique())
-    ideal = f"Equal stages could not go below {percent(float(bubbles['ideal_share'].median()))} with GPipe or 1F1B."
-    rows = means.reset_index().rename(columns={"wait_ns": "sends and receives_ns"})
-    return _section("Bubbles of the pipeline's stages, mean over steps", rows, len(rows), Text(ideal, "dim"))
 
 
 def _clocks(clocks: pd.DataFrame) -> Section:
