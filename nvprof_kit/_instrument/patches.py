@@ -1,7 +1,7 @@
 """Temporary patches of PyTorch and other libraries, and what torch.compile must not compile.
 
-Importing the package changes nothing. Each patch of PyTorch is a `Shared`: installed for its first user and removed
-after its last. A user holds it with `Shared.hold`.
+Importing the package changes nothing. Each patch of PyTorch is in a `Patches`: installed for its first user and
+removed after its last. A user holds it with `Patches.hold`.
 
 A program may compile a decorated function. Its forwarder then runs in Python and emits the range around the compiled
 function. If the compiler traces a caller, it inlines the function without the forwarder.
@@ -244,7 +244,7 @@ class Handle(NamedTuple):
 
 
 class Hold:
-    """One user of a `Shared`; ends with `remove`, or when the user is garbage-collected."""
+    """One user of some `Patches`; ends with `remove`, or when the user is garbage-collected."""
 
     def __init__(self, user: object, release: Callable[[], None]) -> None:
         self._finalizer = weakref.finalize(user, release)
@@ -255,26 +255,30 @@ class Hold:
         self._finalizer()
 
 
-class Shared:
-    """A change with several users: installed for the first and undone after the last.
+class Patches:
+    """Patches, or handles of other changes, made together for the first user and removed after the last.
 
     Args:
-        install: Installs the change. Called for each user: keeps what is in place and restores what others removed.
-        undo: Undoes the change.
+        make: Makes the patches. If it raises, it must leave none installed.
+        renew: Called for each further user: restores what others removed.
     """
 
-    def __init__(self, install: Callable[[], None], undo: Callable[[], None]) -> None:
-        self._install = install
-        self._undo = undo
+    def __init__(self, make: Callable[[], list[Any]], renew: Callable[[], object] = nothing) -> None:
+        self._make = make
+        self._renew = renew
+        self._patches: list[Any] = []
         self._count = 0
         self._lock = threading.RLock()  # reentrant: a garbage collection may end one user while another is added
 
     def hold(self, user: object) -> Hold:
-        """Install the change until the result is removed or the user, which is held weakly, is garbage-collected."""
+        """Patch until the result is removed or the user, which is held weakly, is garbage-collected."""
         with self._lock:
             self._count += 1
             try:
-                self._install()
+                if self._patches:
+                    self._renew()
+                else:
+                    self._patches = self._make()
             except BaseException:
                 self._release()
                 raise
@@ -284,29 +288,9 @@ class Shared:
         with self._lock:
             self._count -= 1
             if not self._count:
-                self._undo()
-
-
-class Patches(Shared):
-    """Several patches, or handles of other changes, that are made together.
-
-    Args:
-        make: Makes the patches. If it raises, it must leave none installed.
-    """
-
-    def __init__(self, make: Callable[[], list[Any]]) -> None:
-        self._make = make
-        self._patches: list[Any] = []
-        super().__init__(self._make_once, self._remove)
-
-    def _make_once(self) -> None:
-        if not self._patches:
-            self._patches = self._make()
-
-    def _remove(self) -> None:
-        patches, self._patches = self._patches, []
-        for patch in reversed(patches):
-            patch.remove()
+                patches, self._patches = self._patches, []
+                for patch in reversed(patches):
+                    patch.remove()
 
 
 class Pausable(Protocol):
@@ -360,16 +344,20 @@ def _add_callbacks() -> None:
         skip_compiling_ranges()
 
 
-def _remove_callbacks() -> None:
-    import torch._dynamo as dynamo
+def _make_callbacks() -> list[Any]:
+    def remove() -> None:
+        import torch._dynamo as dynamo
 
-    handler = dynamo.callback_handler
-    for callbacks, callback in ((handler.start_callbacks, _begin_tracing), (handler.end_callbacks, _end_tracing)):
-        if callback in callbacks:
-            callbacks.remove(callback)
+        handler = dynamo.callback_handler
+        for callbacks, callback in ((handler.start_callbacks, _begin_tracing), (handler.end_callbacks, _end_tracing)):
+            if callback in callbacks:
+                callbacks.remove(callback)
+
+    _add_callbacks()
+    return [Handle(remove)]
 
 
-_callbacks = Shared(_add_callbacks, _remove_callbacks)
+_callbacks = Patches(_make_callbacks, _add_callbacks)
 
 
 def _begin_tracing(*arguments: Any) -> None:

@@ -123,13 +123,10 @@ class _Points(LoopHooks):
                     begin_phase = functools.partial(owner.phase, f"{name} {method}")
                     hooks.append(Patch(model, method, around(begin_phase, functools.partial(owner.phase, None))))
             else:
-                hooks += self._phase_of_calls(owner, name, model)
+                hooks += watch_calls(model, lambda *_call, name=name: owner.phase(name), lambda: owner.phase(None))
         if hasattr(self._pipe, "scheduler") and hasattr(self._pipe.scheduler, "step"):
             hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, owner, self._pipe)))
         return hooks
-
-    def _phase_of_calls(self, owner: Any, name: str, model: nn.Module) -> list[Any]:
-        return watch_calls(model, lambda *_call: owner.phase(name), lambda: owner.phase(None))
 
 
 def _ending_step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any]) -> Callable[..., Any]:

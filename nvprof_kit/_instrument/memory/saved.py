@@ -81,7 +81,9 @@ class SavedTensors:
             if not isinstance(module, torch.jit.ScriptModule)
         ]
         self._handles: list[Handle] = []
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            self._pack, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved
+        )
         self.resume()
         self._pausing = pause_while_tracing(self)
         self._hooks.__enter__()
@@ -159,8 +161,11 @@ class SavedTensors:
 
     @uncompiled
     def _enter(self, path: str, module: nn.Module) -> None:
-        if torch.is_grad_enabled() and not self._is_innermost():
-            self.hidden.add(path)
+        if torch.is_grad_enabled() and _innermost_hooks is not None:
+            pack = (_innermost_hooks(False) or [None])[0]
+            is_checkpoint = getattr(pack, "__module__", "") == "torch.utils.checkpoint"  # it saves nothing to count
+            if getattr(pack, "__self__", None) is not self and not is_checkpoint:
+                self.hidden.add(path)
         self._calls.items.append((path, module))
         self._note_weights(module)
 
@@ -170,16 +175,3 @@ class SavedTensors:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._weights:
                     self._weights[storage._cdata] = StorageWeakRef(storage)
-
-    def _is_innermost(self) -> bool:
-        """Whether autograd uses these hooks on this thread, or those of a checkpoint, which saves nothing to count."""
-        if _innermost_hooks is None:
-            return True
-        pack = (_innermost_hooks(False) or [None])[0]
-        return getattr(pack, "__self__", None) is self or getattr(pack, "__module__", "") == "torch.utils.checkpoint"
-
-
-def _unpack(saved: Any) -> torch.Tensor:
-    """Return the original tensor."""
-    tensor: torch.Tensor = saved.tensor if isinstance(saved, _Saved) else saved
-    return tensor
