@@ -745,7 +745,7 @@ class Capture:
             self._attributed_ops.trace = open_more(self._attributed_ops.trace, domain=self.domain, optional=missing)
         self._read |= missing
         if (reason := self._attributed_ops.trace.info.lacks) and not cpu_only:
-            raise CaptureError(f"{self.path}: {reason}; `layers` and `tables` still show CPU times")
+            raise CaptureError(f"{self.path}: {reason}; `layers` still shows CPU times")
         return self._attributed_ops
 
     def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions) -> tuple[Sheet, list[str]]:

@@ -188,10 +188,11 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = ops[matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
-    longest = products.loc[products["ns"].idxmax()]
+    layer, phase = costliest(products, "ns")
+    there = products[(products["layer"] == layer) & (products["phase"] == phase)]
     evidence = (
-        f"{len(products)} kernels, {program.ms(busy_ns)}{program.per_step}, the longest in {longest['layer']} "
-        f"{longest['phase']}: {longest['name'][:70]}"
+        f"{len(products)} kernels, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
+        f"{there['name'][there['ns'].idxmax()][:70]}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
     yield program.finding_in_ops(

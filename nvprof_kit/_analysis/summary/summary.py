@@ -103,7 +103,7 @@ class Summary(Result):
             UsageError: There are several views and none is named, or the view is not included.
         """
         if view is None and len(self.views) > 1:
-            raise UsageError(f"a table holds one view; name it, one of {', '.join(self.views)}")
+            raise UsageError(f"a table holds one view; name it (--view), one of {', '.join(self.views)}")
         return table_named(self.views, view or next(iter(self.views)))
 
 

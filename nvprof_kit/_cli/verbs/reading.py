@@ -12,7 +12,6 @@ from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.capture import open as open_capture
 from nvprof_kit._cli.output import WITHOUT_PLOT, Output, open_input, progress
 from nvprof_kit._cli.verb import READ, pop_opening
-from nvprof_kit._result import formats
 from nvprof_kit.errors import NvprofKitError, UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ READ.question(Capture.breakdown, "nvprof-kit breakdown run.sqlite --view idle", 
 
 @READ.question(Capture.summary, "nvprof-kit summary run.sqlite --view kernel --top 20", without=("model",))
 def summary(capture: Capture, view: tuple[Any, ...], **options: Any) -> Result:
-    data_format = click.get_current_context().obj.data_format
-    if data_format in formats.TABLES and len(view) != 1:
-        raise UsageError(f"--format {data_format} holds one view; name it with --view")
     return capture.summary(view, **options)
 
 

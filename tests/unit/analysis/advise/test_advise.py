@@ -443,6 +443,8 @@ def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, tmp_
     assert late.title == "The GPU waits for the host to launch"
     assert ("the host was long busy with something else" in late.evidence) == stalls
     assert late.saves_ns == 59_000
+    last_step = nvprof_kit.open(tmp_path / "run.sqlite").advise(steps=3).findings
+    assert ("host-busy" in {finding.rule for finding in last_step}) == stalls
 
 
 @pytest.mark.parametrize(("kind", "inside", "copies"), [(2, True, True), (1, True, False), (2, False, False)])
