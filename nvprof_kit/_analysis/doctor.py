@@ -87,11 +87,11 @@ def examine_issues(issues: Iterable[Issue]) -> Iterator[Finding]:
 
 def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     kernels, calls = capture.rows.get(_KERNELS, 0), capture.rows.get(_RUNTIME, 0)
-    if kernels and capture.lost:
+    if kernels and capture.lost_kernels:
         yield checked(
-            "error" if capture.lost > LOST_SHARE * capture.launches else "note",
+            "error" if capture.lost_kernels > LOST_SHARE * capture.launches else "note",
             "lost-events",
-            f"{capture.lost:,} of {capture.launches:,} kernel launches have no kernel in the capture",
+            f"{capture.lost_kernels:,} of {capture.launches:,} kernel launches have no kernel in the capture",
             "every sum lacks the time of these kernels; those launched at the end of a window ran after it ended",
             "end the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
         )
@@ -214,7 +214,7 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
 
 def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
     guesses = [text for text, _, _ in capture.complaints if GUESS.search(text)]
-    complete = capture.launches > 0 and not capture.lost
+    complete = capture.launches > 0 and not capture.lost_kernels
     if guesses and complete:
         yield checked(
             "ok",

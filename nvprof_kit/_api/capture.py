@@ -744,7 +744,7 @@ class Capture:
                 missing = optional_columns() - self._read  # it has to be unpacked or parsed whole again: once is enough
             self._attributed_ops.trace = open_more(self._attributed_ops.trace, domain=self.domain, optional=missing)
         self._read |= missing
-        if (reason := self._attributed_ops.trace.info.lacks) and not cpu_only:
+        if (reason := self._attributed_ops.trace.info.no_ops_reason) and not cpu_only:
             raise CaptureError(f"{self.path}: {reason}; `layers` still shows CPU times")
         return self._attributed_ops
 

@@ -52,7 +52,7 @@ def open_capture(
         optional: The optional columns of `nvprof_kit._trace.schema` to read, and the optional tables: ``calls``,
             ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``; with
             `BUSY_CALLS`, only calls that launch, wait, allocate or free.
-        cpu_only: Whether to read an nsys capture without GPU operations too; `CaptureInfo.lacks` then has the reason.
+        cpu_only: Whether to read an nsys capture without GPU operations too: see `CaptureInfo.no_ops_reason`.
 
     Returns:
         The capture's tables. `CaptureInfo.path` is the path as given.

@@ -382,8 +382,8 @@ class CaptureInfo:
         other_domains: Names of the NVTX domains that are not in `Trace.ranges`.
         evidence: What the layers are from where no option says it: `structure`, a known program; '' if they are ours.
         own_window: Whether the program started the collected window with cudaProfilerStart.
-        lacks: Why there are no operations, and what to do; '' if there are some. Without operations, only CPU times are
-            available.
+        no_ops_reason: Why there are no operations, and what to do; '' if there are some. Without operations, only CPU
+            times are available.
         warnings: What is missing or distorted, each with what to do.
     """
 
@@ -398,7 +398,7 @@ class CaptureInfo:
     session_ns: int = 0
     own_window: bool = False
     other_domains: tuple[str, ...] = ()
-    lacks: str = ""
+    no_ops_reason: str = ""
     evidence: str = ""
     warnings: tuple[Issue, ...] = ()
 

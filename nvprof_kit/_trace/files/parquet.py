@@ -69,8 +69,8 @@ class TableFolder(Database):
         """Rows of a small table, or few of a large one; see `Database.rows`."""
         rows: list[tuple[Any, ...]] = []
         for batch in self.batches(table, columns, where):
-            part = batch if limit < 0 else batch.slice(0, limit - len(rows))
-            rows += zip(*(plain(part.column(column)) for column in columns), strict=True)
+            batch = batch if limit < 0 else batch.slice(0, limit - len(rows))  # noqa: PLW2901
+            rows += zip(*(plain(batch.column(column)) for column in columns), strict=True)
             if 0 <= limit <= len(rows):
                 break
         return rows

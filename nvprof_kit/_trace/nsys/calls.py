@@ -112,20 +112,20 @@ def read_calls(db: Database, fetched: Fetched, nvtx: Nvtx | None) -> Columns:
     if "system" in fetched:  # no figure is a sum of them
         has_end = fetched["system"]["end_ns"] >= fetched["system"]["start_ns"]
         fetched["system"] = {name: values[has_end] for name, values in fetched["system"].items()}
-    parts: list[Columns] = []
+    calls_of_kind: list[Columns] = []
     names: list[str] = []
     for kind in [*fetched]:
-        part = fetched.pop(kind)
-        ids, index = distinct(part.pop("name"))
+        calls = fetched.pop(kind)
+        ids, index = distinct(calls.pop("name"))
         strings = strings_of(db, ids)
-        parts.append({**part, "name": index.astype(np.int32) + len(names), "kind": _kinds(kind, len(index))})
+        calls_of_kind.append({**calls, "name": index.astype(np.int32) + len(names), "kind": _kinds(kind, len(index))})
         names += [re.sub(r"_v\d+$", "", strings.get(id_) or "(unnamed call)") for id_ in ids.tolist()]
     if nvtx is not None:
-        part, operators = _operators(db, nvtx)
-        parts.append({**part, "name": part["name"] + len(names)})
+        calls, operators = _operators(db, nvtx)
+        calls_of_kind.append({**calls, "name": calls["name"] + len(names)})
         names += operators
     # pop: the columns as they were read are free before the next is made
-    columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in [*parts[0]]}
+    columns = {name: np.concatenate([calls.pop(name) for calls in calls_of_kind]) for name in [*calls_of_kind[0]]}
     return {**columns, "name": labels(columns["name"], names), "pid": process_of(columns["tid"])}
 
 
@@ -143,8 +143,8 @@ def _operators(db: Database, nvtx: Nvtx) -> tuple[Columns, list[str]]:
     labels_of = [db.strings.get(id_, "") for id_ in ids.tolist()]
     is_range = (events["kind"] == 59) & (events["end"] != MISSING_PAYLOAD)
     is_text, is_string = (
-        np.array([_IS_OPERATOR.fullmatch(str(text)) is not None for text in known], dtype=bool)
-        for known in (texts, labels_of)
+        np.array([_IS_OPERATOR.fullmatch(str(text)) is not None for text in candidates], dtype=bool)
+        for candidates in (texts, labels_of)
     )
     rows = np.flatnonzero(is_range & (is_text[code] | is_string[index]))
     row_labels = [labels_of[index[row]] or texts[code[row]] for row in rows.tolist()]

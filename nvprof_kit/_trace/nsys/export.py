@@ -103,7 +103,7 @@ def exported(report: Path, *, beside: Path) -> Path:
     options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
     in_parts = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
     in_parts &= current_thread() is main_thread()  # other threads export the other reports of a job
-    parts = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
+    choices = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
     for base in (stem, cached):
         target = base.with_name(f"{base.name}{ending}")
         try:
@@ -111,7 +111,7 @@ def exported(report: Path, *, beside: Path) -> Path:
                 cache.mkdir(parents=True, exist_ok=True)
             with _memory_for(report), _partial(target) as new:
                 command = [nsys, "export", "--type", kind, "--output", str(new), *options]
-                _run([[*command, *part, str(report)] for part in parts], report, beside)
+                _run([[*command, *choice, str(report)] for choice in choices], report, beside)
                 if not new.exists():
                     raise CaptureError(f"{beside}: nsys wrote no export of it; record or copy it again")
                 if target.is_dir():

@@ -43,7 +43,7 @@ class CaptureHealth:
         complaints: nsys's warnings and errors with their counts, most severe first; errors are marked. Messages about a
             process include the process.
         launches: Number of calls that launched a kernel.
-        lost: Number of these calls without a kernel in the capture.
+        lost_kernels: Number of these calls without a kernel in the capture.
         domains: Number of ranges in each NVTX domain; the default domain is ``''``.
         registered: Names of all registered NVTX domains, with or without ranges.
         open_ranges: Number of ranges without an end.
@@ -62,7 +62,7 @@ class CaptureHealth:
     rows: Mapping[str, int]
     complaints: tuple[tuple[str, int, bool], ...] = ()
     launches: int = 0
-    lost: int = 0
+    lost_kernels: int = 0
     domains: Mapping[str, int] | None = None
     registered: tuple[str, ...] = ()
     open_ranges: int = 0
@@ -119,7 +119,7 @@ def read_health(path: Path) -> CaptureHealth:
                 for text, (severity, keys) in nsys_messages(db).items()
             ),
             launches=launches,
-            lost=lost_count,
+            lost_kernels=lost_count,
             domains=dict(ranges),
             registered=tuple(nvtx.domain_names),
             open_ranges=int((events["end"] == MISSING_PAYLOAD).sum()),

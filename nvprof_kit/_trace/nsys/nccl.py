@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,13 @@ def _operations(db: Database) -> list[dict[str, Any]]:
         if kind not in kernels_of:
             name = "sendrecv" if kind in ("send", "recv", "alltoall", "gather", "scatter") else kind
             kernels_of[kind] = [kernel for kernel in kernels if name in kernel_names[kernel[4]]]
-        kernel = _kernel_of(kernels_of[kind], start, end)
-        if kernel is None:
+        # the one with the most overlap, of those that begin before the middle of the operation
+        after = bisect.bisect_right(kernels_of[kind], (start + end) // 2, key=lambda kernel: int(kernel[0]))
+        near = kernels_of[kind][max(after - _BACK, 0) : after]
+        overlaps = [min(kernel[1], end) - max(kernel[0], start) for kernel in near]
+        if max(overlaps, default=0) <= 0:
             continue
+        kernel = near[overlaps.index(max(overlaps))]
         operations.append({
             "start_ns": start,
             "end_ns": end,
@@ -154,16 +158,6 @@ def _operations(db: Database) -> list[dict[str, Any]]:
             "operation": int(id_) & (1 << 63) - 1,
         })  # fmt: skip
     return operations
-
-
-def _kernel_of(kernels: Sequence[tuple[Any, ...]], start: int, end: int) -> tuple[Any, ...] | None:
-    """The kernel with the most overlap, of those sorted by time; None if there is none."""
-    after = bisect.bisect_right(kernels, (start + end) // 2, key=lambda kernel: int(kernel[0]))
-    overlaps = [
-        (min(kernel[1], end) - max(kernel[0], start), kernel) for kernel in kernels[max(after - _BACK, 0) : after]
-    ]
-    overlap, kernel = max(overlaps, key=lambda pair: pair[0], default=(0, None))
-    return kernel if overlap > 0 else None
 
 
 def _plain(name: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.database import Database, Int64Array
+from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import distinct, few, labels
 from nvprof_kit._trace.nsys.sources import (
     COPY_KINDS,
@@ -44,7 +44,7 @@ _OPTIONAL = {
     "mangled": {"mangled": "mangledName"},
     "shared_bytes": {"static_bytes": "staticSharedMemory", "dynamic_bytes": "dynamicSharedMemory"},
     "registers": {"registers": "registersPerThread"},
-    **{f"{part}_{axis}": {f"{part}_{axis}": f"{part}{axis.upper()}"} for part in ("grid", "block") for axis in "xyz"},
+    **{f"{size}_{axis}": {f"{size}_{axis}": f"{size}{axis.upper()}"} for size in ("grid", "block") for axis in "xyz"},
 }
 """The columns of the tables for each optional column of the schema's ``ops``."""
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"} | {
@@ -66,30 +66,15 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     Each table is read alone, because in a union of them SQLite copies every value once more.
     """
     columns = _COLUMNS | {name: column for option in optional for name, column in _OPTIONAL.get(option, {}).items()}
-    parts = []
+    empty = np.zeros(0, dtype=np.int64)
+    ops_of_kind: list[Columns] = [dict.fromkeys(columns, empty) | {"kind": empty.astype(np.int8)}]
     for table in op_tables(db):
         # of a kernel there is no kind of copy, of a copy no name
         read = read_columns(db, table, columns)
-        read["kind"] = np.full(len(read["start_ns"]), OP_KINDS.index(OP_TABLES[table]), dtype=np.int8)
-        parts.append({name: _shared(values) for name, values in read.items()})
-    if not parts:
-        empty = np.zeros(0, dtype=np.int64)
-        return dict.fromkeys(columns, empty) | {"kind": empty.astype(np.int8)}
-    # pop: a part's column is free before the next is joined
-    return {name: _joined([part.pop(name) for part in parts]) for name in [*parts[0]]}
-
-
-def _shared(values: Int64Array) -> Int64Array:
-    """A column of one value without memory for each row: most captures have one process, one GPU and no graphs."""
-    is_same = len(values) and values[0] == values[-1] and (values == values[0]).all()
-    return np.broadcast_to(values[:1].copy(), len(values)) if is_same else values
-
-
-def _joined(parts: list[Int64Array]) -> Int64Array:
-    """The concatenated parts; if all of them have the same single value, without memory for each row."""
-    if all(array.strides == (0,) and array[0] == parts[0][0] for array in parts):
-        return np.broadcast_to(parts[0][:1], sum(map(len, parts)))
-    return np.concatenate(parts)
+        kind = np.full(len(read["start_ns"]), OP_KINDS.index(OP_TABLES[table]), dtype=np.int8)
+        ops_of_kind.append({**read, "kind": kind})
+    # pop: a column is free before the next is joined
+    return {name: np.concatenate([ops.pop(name) for ops in ops_of_kind]) for name in [*columns, "kind"]}
 
 
 def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:

@@ -66,8 +66,9 @@ def read_nsys(db: Database, request: Request) -> Trace:
         CaptureError: The file is not an nsys export, is damaged, or has no ranges of the domain or no operations.
     """
     domain, optional = request.domain, {*request.optional}
-    needed = {"META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", RUNTIME}
-    if "StringIds" not in db.tables or not needed & {*db.tables}:
+    if "StringIds" not in db.tables or {*db.tables}.isdisjoint(
+        ("META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", RUNTIME)
+    ):
         raise CaptureError(
             f"{db.named}: {db.kind}, but not an nsys export (no StringIds table); needed the output of `nsys export "
             f"--type {db.export_type}`"
@@ -257,7 +258,7 @@ def _info(
         session_ns=max((length for length in lengths if length < DAY_NS), default=0),
         own_window=bool(starts and db.rows(RUNTIME, ("nameId",), [Where("nameId", starts)], limit=1)),
         other_domains=tuple(sorted({*nvtx.domain_names} - {*named_domains(domain, nvtx.domain_names)})),
-        lacks=reason,
+        no_ops_reason=reason,
         evidence=evidence,
         warnings=(*issues, *db.warnings),
     )

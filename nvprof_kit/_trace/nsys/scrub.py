@@ -112,7 +112,13 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
             )
     try:
         with closing(sqlite3.connect("")) as db:  # SQLite unlinks the file of such a database when it opens it
-            _copy(source, db)
+            with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
+                plain = Path(folder) / "plain" if source.suffix == ".xz" else source
+                if plain != source:
+                    unpack(source, plain)
+                uri = f"file:{quote(os.fsencode(plain.resolve()))}?mode=ro&immutable=1"
+                with closing(sqlite3.connect(uri, uri=True)) as original:
+                    original.backup(db)
             with db:
                 removed = _take_out(db, pattern, source)
             with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
@@ -129,18 +135,6 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
     except UNREADABLE as error:
         raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
     return removed
-
-
-def _copy(source: Path, db: sqlite3.Connection) -> None:
-    """Copy an export, packed or not, into an open database."""
-    with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
-        plain = source
-        if source.suffix == ".xz":
-            plain = Path(folder) / "plain"
-            unpack(source, plain)
-        uri = f"file:{quote(os.fsencode(plain.resolve()))}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(uri, uri=True)) as original:
-            original.backup(db)
 
 
 _SET = f"UPDATE {{table}} SET value = {_GONE_TEXT} WHERE "

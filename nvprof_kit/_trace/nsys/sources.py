@@ -68,13 +68,17 @@ def check_columns(db: Database, optional: Iterable[str] = ()) -> None:
             fault = "a view" if name in db.views else "in other letters"
             raise db.refuse(f"{name} is {fault}, needed the table {table_name}")
     tables = (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
-    needed = {table: columns_of(table) for table in tables if table in db.tables}
-    if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in needed:
-        needed["NVTX_EVENTS"] = (*needed.get("NVTX_EVENTS", ()), "binaryData")
+    columns_by_table = {table: columns_of(table) for table in tables if table in db.tables}
+    if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in columns_by_table:
+        columns_by_table["NVTX_EVENTS"] = (*columns_by_table.get("NVTX_EVENTS", ()), "binaryData")
     if nodes := node_table(db):
-        needed[nodes] = ("start", "globalTid", *_NODE_COLUMNS)
-        needed |= {table: (*needed[table], "graphNodeId") for table in (KERNEL, MEMCPY, MEMSET) if table in needed}
-    for table, columns in needed.items():
+        columns_by_table[nodes] = ("start", "globalTid", *_NODE_COLUMNS)
+        columns_by_table |= {
+            table: (*columns_by_table[table], "graphNodeId")
+            for table in (KERNEL, MEMCPY, MEMSET)
+            if table in columns_by_table
+        }
+    for table, columns in columns_by_table.items():
         if missing := [column for column in columns if column not in db.tables.get(table, ())]:
             raise db.refuse(f"the table {table} has no column {' and no column '.join(missing)}")
 

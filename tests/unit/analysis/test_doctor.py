@@ -52,8 +52,8 @@ def test_all_is_well() -> None:
         ({"without_payloads": True}, "tables", "warning"),
         ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
         ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "nsys's messages", "note"),
-        ({"launches": 100, "lost": 26}, "lost events", "error"),
-        ({"launches": 10_000, "lost": 26}, "lost events", "note"),
+        ({"launches": 100, "lost_kernels": 26}, "lost events", "error"),
+        ({"launches": 10_000, "lost_kernels": 26}, "lost events", "note"),
         ({"homes": ("/home/ada",)}, "privacy", "note"),
         ({"complaints": (("No cuDNN events collected.", 1, False),)}, "nsys warning", "warning"),
         ({"whole_graphs": 5}, "CUDA graphs", "warning"),
@@ -79,7 +79,7 @@ def test_a_launch_without_its_kernel_is_counted(tmp_path: Path) -> None:
     file.call("cudaLaunchKernel_v7000", 130, 140)
     path = file.write()
     health = read_health(path)
-    assert (health.launches, health.lost) == (2, 1)
+    assert (health.launches, health.lost_kernels) == (2, 1)
     warnings = open_capture(path).info.warnings
     assert any(warning.startswith("1 of 2 kernel launches have no kernel in the capture") for warning in warnings)
 
@@ -158,7 +158,7 @@ def test_of_a_stream_capture_no_launch_is_called_lost(tmp_path: Path) -> None:
     file.call("cudaLaunchKernel_v7000", 30, 40)
     file.kernel(300, 350, launched=(110, 120))
     health = read_health(file.write())
-    assert (health.launches, health.lost) == (0, 0)
+    assert (health.launches, health.lost_kernels) == (0, 0)
 
 
 def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
