@@ -58,7 +58,10 @@ class Category(str, Enum):
 
 
 LAYER_CATEGORIES = (Category.FORWARD, Category.BACKWARD, Category.RECOMPUTE)
-"""Categories of layer ranges; their values are the layer phases in all tables."""
+"""Categories of layer ranges."""
+
+LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+"""Their values: the phases of a layer in all tables."""
 
 PHASE_CATEGORIES = (Category.PHASE, Category.OPTIMIZER, Category.DATA)
 """Categories of phases of the training or decoding loop."""

@@ -11,7 +11,7 @@ from nvprof_kit._trace.nsys.scrub import secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue, in_order
-from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES
+from nvprof_kit.names import DOMAIN, LAYER_PHASES
 
 OVERHEAD_SHARE = 0.01
 """Minimum share of profiler overhead in the window for a finding."""
@@ -58,7 +58,7 @@ def examine_trace(trace: Trace) -> tuple[Finding, ...]:
             "record with the activity CUDA: nvprof-kit record, or activities=[ProfilerActivity.CPU, "
             "ProfilerActivity.CUDA], on a GPU that no other profiler uses",
         )
-    layers = int((trace.ranges["category"].isin([category.value for category in LAYER_CATEGORIES])).sum())
+    layers = int((trace.ranges["category"].isin(LAYER_PHASES)).sum())
     if layers:
         ranges = checked("ok", "ranges", f"{layers:,} calls of modules")
     else:

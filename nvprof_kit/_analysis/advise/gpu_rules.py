@@ -11,7 +11,7 @@ import numpy as np
 from nvprof_kit._analysis.advise.program import FEW_TOKENS_NS, POINTWISE, Program, costliest, matching, share
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -339,7 +339,7 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
 
     # a collective's time includes waiting for other ranks
     kernels = program.kernels[(program.kernels["kernel_class"] != "comm") & (program.kernels["layer"] != NO_LAYER)]
-    kernels = kernels[kernels["phase"].isin([category.value for category in LAYER_CATEGORIES])]
+    kernels = kernels[kernels["phase"].isin(LAYER_PHASES)]
     sums = kernels.groupby(["layer_kind", "phase", "layer"], observed=True)["ns"].sum().reset_index()
     sums = sums[matching(sums["layer_kind"], _NUMBER)].astype({"layer": str, "phase": str})
     outliers = []

@@ -18,7 +18,16 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, cut, inherit, nest
 from nvprof_kit._trace.schema import SOUGHT, Trace
-from nvprof_kit.names import LAYER_CATEGORIES, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
+from nvprof_kit.names import (
+    LAYER_CATEGORIES,
+    LAYER_PHASES,
+    NO_PHASE,
+    PHASE_CATEGORIES,
+    Category,
+    RangeName,
+    parse_range,
+    step_number,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,8 +153,7 @@ def understand(trace: Trace) -> Ranges:
     is_backward = _is_one_of(names, name, (Category.BACKWARD,))
     in_backward = inherit(np.where(is_backward, row_numbers, NONE), nesting) >= 0
     is_recompute = in_backward & _is_one_of(names, name, (Category.FORWARD,))
-    layer_phases = [category.value for category in LAYER_CATEGORIES]
-    phases = np.unique([*map(_phase_of, names), *layer_phases, NO_PHASE])
+    phases = np.unique([*map(_phase_of, names), *LAYER_PHASES, NO_PHASE])
     phase = np.searchsorted(phases, [*map(_phase_of, names), Category.RECOMPUTE.value])
     phase = np.where(is_recompute, phase[-1], phase[name])
     step_range, pid = inherit(np.where(is_step, row_numbers, NONE), nesting), frame["pid"].to_numpy()

@@ -26,7 +26,7 @@ from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import CALL_KINDS, OP_KINDS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import LAYER_CATEGORIES, Category
+from nvprof_kit.names import LAYER_PHASES, Category
 
 NEEDED = frozenset({"calls", "name"})
 """Optional tables and columns of the trace of a capture."""
@@ -134,7 +134,7 @@ def _nodes(capture: Trace) -> pd.DataFrame:
 
 def _layers(capture: Trace, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFrame:
     """The capture's layers in which some of the nodes were created, from and to positions of nodes."""
-    layers = capture.ranges[capture.ranges["category"].isin([category.value for category in LAYER_CATEGORIES])]
+    layers = capture.ranges[capture.ranges["category"].isin(LAYER_PHASES)]
     # the nodes on the threads before, and on the layer's thread until then
     edges = {name: np.searchsorted(nodes["tid"], layers["tid"]) for name in ("start_ns", "end_ns")}
     for tid, created_ns in nodes.groupby("tid")["start_ns"]:

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range, strip_wrappers
+from nvprof_kit.names import LAYER_PHASES, Category, RangeName, parse_range, strip_wrappers
 
 OPERATORS = ("forward", "engine", "node")
 """The kinds of autograd operators: forward operators, the engine's events for a node, and the nodes themselves."""
 
-_LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 PAIR = ("start", "end")
 """The sides of a layer that two ranges bound: it lasts from the start of the first to the end of the second."""
 
@@ -101,7 +100,7 @@ class Rule:
             return Meaning(RangeName(layer, Category.USER), pair=self.pair, part=self.part)
         if layer:
             is_number = (phase or "").lower()
-            return Meaning(RangeName(layer, Category(is_number) if is_number in _LAYER_PHASES else Category.FORWARD))
+            return Meaning(RangeName(layer, Category(is_number) if is_number in LAYER_PHASES else Category.FORWARD))
         return Meaning(RangeName(phase, Category.PHASE) if phase else RangeName(text, Category.USER))
 
 
@@ -217,8 +216,8 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
             odd = str(error)
         if odd:
             raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
-    if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
-        raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
+    if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in LAYER_PHASES:
+        raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(LAYER_PHASES)}")
     operator = entry.get("operator", "")
     if operator not in ("", *OPERATORS):
         raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")

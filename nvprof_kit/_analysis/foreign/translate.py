@@ -21,13 +21,12 @@ from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, 
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES, Category, RangeName
+from nvprof_kit.names import DOMAIN, LAYER_PHASES, Category, RangeName
 
 BLOCK = re.compile(r"\.\d+(?:\.|$)")
 """Found in the path of a layer that is one of several alike."""
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
-_LAYERS = tuple(category.value for category in LAYER_CATEGORIES)
 _OPERATOR_COLUMNS = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
 _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
@@ -91,7 +90,7 @@ def _compiled(trace: Trace, share: float) -> Trace | None:
     if share > 1 / 3:
         return None
     old = trace.ranges["category"].cat
-    names = [Category.USER.value if name in _LAYERS else name for name in old.categories]
+    names = [Category.USER.value if name in LAYER_PHASES else name for name in old.categories]
     category = labels(old.codes.to_numpy(), names)
     warnings = tuple(issue for issue in trace.info.warnings if issue.code != "class-names")
     info, ranges = replace(trace.info, warnings=warnings), trace.ranges.assign(category=category)
@@ -109,7 +108,7 @@ def _share_in_blocks(trace: Trace) -> float:
     tid = np.where(created == NONE, launches.tid[call], nodes.tid[created])
     time = np.where(created == NONE, launches.time[call], nodes.time[created])
     nesting = nest(*(trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
-    is_layer = trace.ranges["category"].isin(_LAYERS) & trace.ranges["text"].str.contains(BLOCK)
+    is_layer = trace.ranges["category"].isin(LAYER_PHASES) & trace.ranges["text"].str.contains(BLOCK)
     block = np.append(inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting), NONE)
     return float((end - start)[block[nesting.innermost(tid, time)] != NONE].sum() / max((end - start).sum(), 1))
 

@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.layers.sums import LAYER_PHASES
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd

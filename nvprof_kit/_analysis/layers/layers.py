@@ -16,12 +16,12 @@ import numpy as np
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOptions, choose_steps, step_windows
-from nvprof_kit._analysis.layers.sums import LAYER_PHASES, MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
+from nvprof_kit._analysis.layers.sums import MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd

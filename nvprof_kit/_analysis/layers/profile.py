@@ -16,9 +16,10 @@ from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE, choose_steps
 from nvprof_kit._analysis.layers.layers import Layers, layers
-from nvprof_kit._analysis.layers.sums import LAYER_PHASES, SPLITS, Cells, sum_layers
+from nvprof_kit._analysis.layers.sums import SPLITS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import LAYER_PHASES
 
 if TYPE_CHECKING:
     import pandas as pd

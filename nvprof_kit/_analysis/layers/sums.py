@@ -29,12 +29,10 @@ from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.annotations import engine_phase
 from nvprof_kit._trace.schema import OP_KINDS, REPLAYED
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
+from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 
 if TYPE_CHECKING:
     import pandas as pd
-
-LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 PARTS = ("compute_ns", "comm_ns", "copy_ns")
 """Columns that split `gpu_self_ns`; they exist only if the operations' names were read."""

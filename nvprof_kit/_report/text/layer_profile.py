@@ -10,12 +10,12 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.sums import LAYER_PHASES
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, counted, is_missing, mib_cell
 from nvprof_kit._result.selection import UNFOLDED
+from nvprof_kit.names import LAYER_PHASES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

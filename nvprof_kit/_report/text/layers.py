@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_tree
 from nvprof_kit._analysis.layers.layers import NOTABLE
-from nvprof_kit._analysis.layers.sums import LAYER_PHASES, SPLITS
+from nvprof_kit._analysis.layers.sums import SPLITS
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.table import (
     FOLD_KINDS,
@@ -33,7 +33,7 @@ from nvprof_kit._report.text.texts import (
     percent,
     percents,
 )
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
