@@ -90,16 +90,11 @@ class _Page:
     unread_lines: list[int] = field(default_factory=list)
     messages: dict[str, list[str]] = field(default_factory=dict)
     launches: tuple[int, ...] = ()
-    _places: dict[str, int | None] = field(default_factory=dict)
 
     def column(self, name: str) -> int | None:
         """Index of a column; an NVTX column is found by prefix. None if absent."""
-        if name not in self._places:
-            matches = (
-                index for index, title in enumerate(self.header) if title == name or title.startswith(f"{name}:")
-            )
-            self._places[name] = next(matches, None)
-        return self._places[name]
+        matches = (index for index, title in enumerate(self.header) if title == name or title.startswith(f"{name}:"))
+        return next(matches, None)
 
 
 def read_csv(text: str, domain: str, named: str) -> NcuReport:
@@ -153,10 +148,11 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
     launch_line = next(filter(None, map(_LAUNCHES.fullmatch, lines[:header_line])), None)
     launches = tuple(int(number[:9]) for number in launch_line[1].split("|")) if launch_line else ()
     page = _Page(next(csv.reader([lines[header_line]])), messages=messages, launches=launches)
+    push, block, is_details = (page.column(name) for name in (_PUSH_POP, "Block Size", "Section Name"))
     for number, line in enumerate(lines[header_line + 1 :], header_line + 2):
         if not _ROW.match(line):  # output of the program or ncu, or the continuation of a rule's text
             continue
-        fields = _fields(line, page)
+        fields = _fields(line, len(page.header), push, block, short=is_details is not None)
         if fields is None:
             page.unread_lines.append(number)
         elif fields[0] == "":
@@ -189,15 +185,14 @@ def _nothing(messages: dict[str, list[str]], named: str, page: bool = False) -> 
     )
 
 
-def _fields(line: str, page: _Page) -> list[str] | None:
-    """The fields of a line, matched to the header; None if they do not fit.
+def _fields(line: str, width: int, push: int | None, block: int | None, *, short: bool) -> list[str] | None:
+    """The fields of a line, matched to a header of this width; None if they do not fit. On a details page lines may be
+    short.
 
     ncu does not escape quotes inside the NVTX cell, so the CSV parser can end a field too early there. Because ncu
     quotes all fields, the line is split at ``","``, and surplus parts belong to the NVTX cell.
     """
     plain = next(csv.reader([line]))
-    width, short = len(page.header), page.column("Section Name") is not None
-    push = page.column(_PUSH_POP)
     if (len(plain) == width or (short and width > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
         return plain + [""] * (width - len(plain))
     if push is None or not line.startswith('"'):
@@ -206,7 +201,7 @@ def _fields(line: str, page: _Page) -> list[str] | None:
     # the first field after the NVTX cells that is a block size and is followed by a grid size
     is_size = [_SIZE.fullmatch(cell) is not None for cell in quoted]
     sizes = (index for index in range(push, len(quoted) - 1) if is_size[index] and is_size[index + 1])
-    range_column, block = next(sizes, None), page.column("Block Size")
+    range_column = next(sizes, None)
     extra = range_column - block if range_column is not None and block is not None else len(quoted) - width
     if extra < 0 or len(quoted) - extra > width or (not short and len(quoted) - extra != width):
         return None
@@ -239,30 +234,22 @@ def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
 def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
     """The same from a page with one row per metric, each with its own unit; rows of rules have no metric."""
     name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
-    index_of_key: dict[tuple[str, ...], int] = {}
-    results: list[list[str]] = []
-    cells: Cells = {}
-    base: Units = {}
     process = page.column("Process ID")
+    results: dict[tuple[str, str], list[str]] = {}
+    values: dict[str, dict[tuple[str, str], tuple[str, float]]] = {}
+    units: dict[str, str] = {}
     for row in page.rows:
         key = (row[0], row[process] if process is not None else "")
-        if key not in index_of_key:
-            index_of_key[key] = len(results)
-            results.append(row)
-        if not row[name_at]:
-            continue
+        results.setdefault(key, row)
         unit, factor = base_unit(row[unit_at])
         name = metric_name(row[name_at], unit)
-        column, factors = cells.setdefault(name, []), base.setdefault(name, (unit, []))[1]
-        column += [""] * (index_of_key[key] + 1 - len(column))
-        factors += [1.0] * (index_of_key[key] + 1 - len(factors))
-        if column[index_of_key[key]] == "":  # a metric can appear in several sections
-            column[index_of_key[key]], factors[index_of_key[key]] = row[value_at], factor
-    for name, column in cells.items():
-        missing = len(results) - len(column)
-        column.extend([""] * missing)
-        base[name][1].extend([1.0] * missing)
-    return results, cells, base
+        if row[name_at] and values.setdefault(name, {}).get(key, ("", 1.0))[0] == "":  # it can be in several sections
+            values[name][key] = row[value_at], factor
+            units.setdefault(name, unit)
+    columns = {name: [of.get(key, ("", 1.0)) for key in results] for name, of in values.items()}
+    cells = {name: [cell for cell, _ in column] for name, column in columns.items()}
+    base = {name: (units[name], [factor for _, factor in column]) for name, column in columns.items()}
+    return list(results.values()), cells, base
 
 
 def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:

@@ -31,8 +31,6 @@ _BYTES_PER_SECOND = 2 << 20
 """CPU time limit, fixed and per number of bytes: a real file of 128 MB takes two seconds."""
 _MOST_FRAMES = 2000
 _LONGEST_NAME = 2000
-_BATCH = 2048
-"""So many rows are taken at a time: all their keys are read while the rows are in the processor's cache."""
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _CLEANED: dict[str, str] = {}
 
@@ -172,31 +170,16 @@ def _integers(rows: list[dict[str, Any]], name: str, noun: str, missing: int | N
             raise _Refused(_not(f"{noun}.{name}", "a whole number of 64 bits")) from None
 
 
-class _Codes(dict[str, int]):
-    """Numbers of texts, in order of first appearance; a text gets its number when it is first asked for."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def __missing__(self, text: object) -> int:
-        if not isinstance(text, str):
-            raise _Refused(_not(self._name, "a text"))
-        self[text] = len(self)
-        return len(self) - 1
-
-    def of(self, texts: Iterable[Any]) -> bytes:
-        """The numbers of texts, int64."""
-        try:
-            return array("q", map(self.__getitem__, texts)).tobytes()
-        except TypeError:  # a list or a dict
-            raise _Refused(_not(self._name, "a text")) from None
-
-
 def _texts(texts: Iterable[Any], name: str) -> tuple[bytes, list[str]]:
     """Texts as codes into their distinct values, in order of first appearance."""
-    codes = _Codes(name)
-    return codes.of(texts), _distinct(codes)
+    codes: dict[str, int] = {}
+    try:
+        numbers = array("q", [codes.setdefault(text, len(codes)) for text in texts])
+    except TypeError:  # a list or a dict
+        raise _Refused(_not(name, "a text")) from None
+    if not all(isinstance(text, str) for text in codes):
+        raise _Refused(_not(name, "a text"))
+    return numbers.tobytes(), _distinct(codes)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -218,28 +201,19 @@ def _whole_letters(text: str) -> str:
 
 def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
     rows = _rows(history, "device_traces", dict)
-    actions, labels = _Codes("device_traces.action"), _Codes("device_traces.user_metadata")
-    batches = []
-    for at in range(0, len(rows), _BATCH):
-        batch = rows[at : at + _BATCH]
-        try:
-            row_actions = list(map(itemgetter("action"), batch))
-        except KeyError:
-            raise _Refused(_not("device_traces.action", "in every row")) from None
-        batches.append({
-            **{name: _integers(batch, name, "device_traces", missing) for name, missing in _EVENT.items()},
-            "action": actions.of(row_actions),
-            "label": labels.of([row.get("user_metadata") or "" for row in batch]),
-            "stack": array("q", [
-                stacks.number(frames) if action == "alloc" and (frames := row.get("frames")) else -1
-                for row, action in zip(batch, row_actions, strict=True)
-            ]).tobytes(),
-        })  # fmt: skip
-    columns = {name: b"".join([part[name] for part in batches]) for name in (*_EVENT, "action", "label", "stack")}
-    return columns | {
-        "action": (columns["action"], _distinct(actions)),
-        "label": (columns["label"], _distinct(labels)),
-    }
+    try:
+        actions = [row["action"] for row in rows]
+    except KeyError:
+        raise _Refused(_not("device_traces.action", "in every row")) from None
+    return {
+        **{name: _integers(rows, name, "device_traces", missing) for name, missing in _EVENT.items()},
+        "action": _texts(actions, "device_traces.action"),
+        "label": _texts((row.get("user_metadata") or "" for row in rows), "device_traces.user_metadata"),
+        "stack": array("q", [
+            stacks.number(frames) if action == "alloc" and (frames := row.get("frames")) else -1
+            for row, action in zip(rows, actions, strict=True)
+        ]).tobytes(),
+    }  # fmt: skip
 
 
 _EVENT = {"addr": 0, "size": None, "stream": 0, "time_us": 0}
@@ -258,27 +232,21 @@ class _Stacks:
         self._frames: dict[int, int] = {}
 
     def number(self, frames: Any) -> int:
-        """Number of a call stack."""
-        code = self._lists.get(id(frames))
-        if code is None:
-            if not isinstance(frames, list) or len(frames) > _MOST_FRAMES:
-                raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
-            code = self._lists[id(frames)] = self._known(frames) if frames else self._new(frames)
-        return code
-
-    def _known(self, frames: list[Any]) -> int:
-        """Number of a list of frames. PyTorch writes a list for every event, of shared frames; a training loop has
-        only a few hundred distinct ones, and the last one with the same ends is mostly the same.
-        """
-        ends = id(frames[0]), id(frames[-1]), len(frames)
-        last = self._last.get(ends)
-        if last is not None and all(map(is_, frames, last[0])):
-            return last[1]
-        key = tuple(map(id, frames))
-        code = self._stacks.get(key)
-        if code is None:
-            code = self._stacks[key] = self._new(frames)
-        self._last[ends] = frames, code
+        """Number of a call stack. PyTorch writes a list for every event, of shared frames."""
+        if (code := self._lists.get(id(frames))) is not None:
+            return code
+        if not isinstance(frames, list) or len(frames) > _MOST_FRAMES:
+            raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
+        # a training loop has a few hundred distinct lists, and the last one with the same ends is mostly the same
+        ends = (id(frames[0]), id(frames[-1]), len(frames)) if frames else (0, 0, 0)
+        last, code = self._last.get(ends, ([], None))
+        if code is None or not all(map(is_, frames, last)):
+            key = tuple(map(id, frames))
+            if key not in self._stacks:
+                self._stacks[key] = self._new(frames)
+            code = self._stacks[key]
+            self._last[ends] = frames, code
+        self._lists[id(frames)] = code
         return code
 
     def _new(self, frames: list[Any]) -> int:
