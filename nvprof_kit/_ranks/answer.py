@@ -228,7 +228,15 @@ def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
             f"({listing(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
         )
     warnings += _of_steps(tables.step_ranges())
-    warnings += _without_match(tables.matched_steps())
+    steps = tables.matched_steps()
+    matched = steps[steps["matched"]]
+    lacking = steps[~steps["matched"] & steps["step"].isin(matched["step"]) & steps["rank"].isin(matched["rank"])]
+    ranges = lacking.groupby("rank")["step"].agg(["min", "max", "size"]).head(_WARNED_RANKS)
+    warnings += [
+        f"no collective of rank {rank} matches in {count} of the steps {first} to {last}, which other ranks have too: "
+        "its clock may have jumped, or its step numbers differ; it is judged by its other steps"
+        for rank, first, last, count in ranges.itertuples()
+    ]
     if mismatched := tables.unlike():
         warnings.append(
             f"{plural(mismatched, 'collective', 'is/are')} of different kinds on different ranks and left out"
@@ -237,22 +245,6 @@ def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
         verbs = "is on one rank only and/are on one rank only and"
         warnings.append(f"{plural(unmatched, 'collective', verbs)} cannot be matched")
     return warnings
-
-
-def _without_match(steps: pd.DataFrame) -> list[str]:
-    """Ranks without a match in steps in which others have some, but with matches in other steps.
-
-    Args:
-        steps: See `nvprof_kit._trace.jobs.tables.JobTables.matched_steps`.
-    """
-    matched = steps[steps["matched"]]
-    lacking = steps[~steps["matched"] & steps["step"].isin(matched["step"]) & steps["rank"].isin(matched["rank"])]
-    ranges = lacking.groupby("rank")["step"].agg(["min", "max", "size"]).head(_WARNED_RANKS)
-    return [
-        f"no collective of rank {rank} matches in {count} of the steps {first} to {last}, which other ranks have too: "
-        "its clock may have jumped, or its step numbers differ; it is judged by its other steps"
-        for rank, first, last, count in ranges.itertuples()
-    ]
 
 
 def _of_steps(steps: pd.DataFrame) -> list[str]:

@@ -68,15 +68,15 @@ def cause_shares(
     arrival, last = instances["arrival"].to_numpy(), instances["late_rank"].to_numpy()
     first_point = points.groupby("rank")["index"].size().cumsum().shift(1, fill_value=0)
     segments = _with_transfers(points, segments, first_point, arrival)
-    late, peer = (
+    late_rows, peer_rows = (
         (first_point.reindex(pairs[rank]).to_numpy() + pairs[index]).to_numpy(dtype=np.int64)
         for rank, index in (("late_rank", "late_index"), ("peer", "peer_index"))
     )
-    since = _last_common(points, first_point, pairs, late, peer)
+    since = _last_common(points, first_point, pairs, late_rows, peer_rows)
     has_common = since[0] != NONE
     started = np.flatnonzero(has_common)
     pieces = []
-    for sign, rows, common in ((1, late, since[0]), (-1, peer, since[1])):
+    for sign, rows, common in ((1, late_rows, since[0]), (-1, peer_rows, since[1])):
         of_side = pd.concat(
             [_activity(points, segments, common[started], rows[started]), _queued(points, rows[started], arrival)],
             ignore_index=True,
@@ -129,7 +129,11 @@ def _with_transfers(
 
 
 def _last_common(
-    points: pd.DataFrame, first_point: pd.Series[int], pairs: pd.DataFrame, late: Int64Array, peer: Int64Array
+    points: pd.DataFrame,
+    first_point: pd.Series[int],
+    pairs: pd.DataFrame,
+    late_rows: Int64Array,
+    peer_rows: Int64Array,
 ) -> Int64Array:
     """The last common point before each pair, as rows of the points of the late rank and its peer, shape ``(2, n)``;
     `NONE` if there is none.
@@ -141,8 +145,8 @@ def _last_common(
     @cache
     def common(first: int, second: int) -> tuple[Int64Array, Int64Array]:
         at_first, at_second = rows_of_rank[first], rows_of_rank[second]
-        _, *found = np.intersect1d(instance[at_first], instance[at_second], return_indices=True)
-        rows, its = found[0] + at_first.start, found[1] + at_second.start
+        _, *positions = np.intersect1d(instance[at_first], instance[at_second], return_indices=True)
+        rows, its = positions[0] + at_first.start, positions[1] + at_second.start
         together = np.abs(end[rows] - end[its]) <= TOGETHER_NS
         if together.any():
             rows, its = rows[together], its[together]
@@ -155,8 +159,8 @@ def _last_common(
     since = np.full((2, len(pairs)), NONE, dtype=np.int64)
     for number, (rank, other) in enumerate(zip(pairs["late_rank"].tolist(), pairs["peer"].tolist(), strict=True)):
         rows, its = common(rank, other)
-        at = int(np.searchsorted(rows, late[number])) - 1
-        while at >= 0 and its[at] >= peer[number]:
+        at = int(np.searchsorted(rows, late_rows[number])) - 1
+        while at >= 0 and its[at] >= peer_rows[number]:
             at -= 1
         if at >= 0:
             since[:, number] = rows[at], its[at]

@@ -176,8 +176,8 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         for rank in (ranks[number],)
     ]
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS)).set_index("rank").reindex(ranks)
-    whole = {"offset_ns": "Int64", "through": "Int64", "at_ns": "int64", "matched": "int64"}
-    typed: pd.DataFrame = frame.fillna({"at_ns": 0, "matched": 0}).astype(whole).reset_index()
+    kinds = {"offset_ns": "Int64", "through": "Int64", "at_ns": "int64", "matched": "int64"}
+    typed: pd.DataFrame = frame.fillna({"at_ns": 0, "matched": 0}).astype(kinds).reset_index()
     return typed
 
 
@@ -190,26 +190,18 @@ def _fits(ends: pd.DataFrame) -> list[tuple[int, int, Fit]]:
     first = ends.groupby("c")["rank"].transform("min")
     base = ends[ends["rank"] == first].rename(columns={"rank": "first", "end_ns": "base_ns", "took_ns": "base_took"})
     pairs = ends[ends["rank"] != first].merge(base.drop(columns="symmetric"), on=["c", "s", "k"])
-    pairs = pairs[_together(pairs)].sort_values(["c", "rank", "base_ns"], kind="stable")
+    # A sender is done once its message is on the way, so a send that starts long before its receive also ends long
+    # before it. Of sends and receives, only those in which one side waited for the other end together.
+    longer, shorter = pairs[["took_ns", "base_took"]].max(axis=1), pairs[["took_ns", "base_took"]].min(axis=1)
+    together = pairs["symmetric"] | ((longer >= WAITED_NS) & (longer >= WAITED_TIMES * shorter))
+    enough = together.groupby([pairs["c"], pairs["rank"]]).transform("sum") >= 3
+    pairs = pairs[together | ~enough].sort_values(["c", "rank", "base_ns"], kind="stable")
     own_ends, base_ends = pairs["end_ns"].to_numpy(), pairs["base_ns"].to_numpy()
     bounds = np.flatnonzero(pairs[["c", "rank"]].ne(pairs[["c", "rank"]].shift()).any(axis=1)).tolist()
     return [
         (int(pairs["first"].iloc[low]), int(pairs["rank"].iloc[low]), _fit(own_ends[low:high], base_ends[low:high]))
         for low, high in pairwise([*bounds, len(pairs)])
     ]
-
-
-def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """The pairs that end at the same time. A sender is done once its message is on the way, so a send that starts long
-    before its receive also ends long before it. Of sends and receives, only those in which one side waited for the
-    other end together. If there are too few of them, use all pairs.
-    """
-    longer, shorter = pairs[["took_ns", "base_took"]].max(axis=1), pairs[["took_ns", "base_took"]].min(axis=1)
-    waited = (longer >= WAITED_NS) & (longer >= WAITED_TIMES * shorter)
-    chosen = pairs["symmetric"] | waited
-    enough = chosen.groupby([pairs["c"], pairs["rank"]]).transform("sum") >= 3
-    together: npt.NDArray[np.bool_] = (chosen | ~enough).to_numpy(dtype=bool)
-    return together
 
 
 def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> Fit:

@@ -87,6 +87,7 @@ def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
 def movements(comm_ends: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """The ranks of a communicator, and how far the ends of two of them move relative to each other from one collective
     to the next: in `MOST_OF_THEM`, and in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few.
+    Neither offset nor drift of the clocks matters.
 
     Args:
         comm_ends: The ends of its collectives: s, k, rank, end_ns.
@@ -95,9 +96,18 @@ def movements(comm_ends: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float6
     count = comm_ends.groupby(["s", "rank"])["end_ns"].transform("size")
     complete = comm_ends[count == count.groupby(comm_ends["s"]).transform("max")]
     wide = complete.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
-    wide = wide.reindex(columns=sorted(comm_ends["rank"].unique()))
-    moved, rarely = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
-    return [int(str(rank)) for rank in wide.columns], moved, rarely
+    ranks = sorted(int(rank) for rank in comm_ends["rank"].unique())
+    wide = wide.reindex(columns=ranks)
+    changes = np.diff((wide - wide.min()).to_numpy(dtype=np.float64), axis=0)  # exact enough for differences
+    changes = changes[:: max(len(changes) // MOST_SAMPLES, 1)]
+    moved, rarely = (np.full((len(ranks), len(ranks)), np.inf) for _ in range(2))
+    for row in range(len(ranks) - 1):
+        distances = np.abs(changes[:, row + 1 :] - changes[:, row, None])
+        enough = np.flatnonzero(np.count_nonzero(~np.isnan(distances), axis=0) > 2)
+        if len(enough):
+            quantiles = np.nanquantile(distances[:, enough], (MOST_OF_THEM, NEARLY_ALL), axis=0)
+            moved[row, row + 1 + enough], rarely[row, row + 1 + enough] = quantiles
+    return ranks, moved, rarely
 
 
 def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.int64]) -> list[int]:
@@ -117,55 +127,26 @@ def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.i
 
 def _divided(moved: npt.NDArray[np.float64], parts: list[int]) -> list[int]:
     """The parts; one that consists of groups of equal size, far from each other, is divided into these."""
-    divided = list(parts)
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    divided = np.array(parts)
     for number in sorted(set(parts)):
-        members = [rank for rank, of in enumerate(parts) if of == number]
-        if len(members) < 4:
-            continue
+        members = np.flatnonzero(np.array(parts) == number)
         among = moved[np.ix_(members, members)]
-        for rank, first in zip(members, _equal_groups(among), strict=True):
-            divided[rank] = members[first]
-    return divided
-
-
-def _equal_groups(moved: npt.NDArray[np.float64]) -> list[int]:
-    """The first rank of each rank's group; 0 for all if they are not clearly several groups of equal size."""
-    parts = np.arange(len(moved))
-    upper = np.triu(np.ones_like(moved, dtype=bool), 1)
-    first_rank, second_rank = np.nonzero(upper & np.isfinite(moved))
-    for index in np.argsort(moved[first_rank, second_rank], kind="stable").tolist():
-        a, b = parts[first_rank[index]], parts[second_rank[index]]
-        if a == b:
+        upper = np.triu(np.isfinite(among), 1)
+        if len(members) < 4 or not upper.any():
             continue
-        sizes = np.unique(parts, return_counts=True)[1]
-        if sizes.min() > 1 and sizes.min() == sizes.max():
-            inside = parts[:, None] == parts[None, :]
-            least_distance = max(APART_NS, APART_TIMES * float(moved[upper & inside].max()))
-            if float(moved[upper & ~inside].min()) >= least_distance:
-                return [int(first) for first in parts]
-        parts[parts == b] = a
-    return [0] * len(parts)
-
-
-def _moved(ends: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """How far the ends of two ranks move relative to each other from one collective to the next: in `MOST_OF_THEM`, and
-    in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few. Neither offset nor drift of the clocks
-    matters.
-
-    Args:
-        ends: By collective and rank, NaN where there is none.
-    """
-    ranks = ends.shape[1]
-    steps = np.diff(ends, axis=0)
-    steps = steps[:: max(len(steps) // MOST_SAMPLES, 1)]
-    moved, rarely = (np.full((ranks, ranks), np.inf) for _ in range(2))
-    for rank in range(ranks - 1):
-        distances = np.abs(steps[:, rank + 1 :] - steps[:, rank, None])
-        enough = np.count_nonzero(~np.isnan(distances), axis=0) > 2
-        if enough.any():
-            quantiles = np.nanquantile(distances[:, enough], (MOST_OF_THEM, NEARLY_ALL), axis=0)
-            moved[rank, rank + 1 + np.flatnonzero(enough)], rarely[rank, rank + 1 + np.flatnonzero(enough)] = quantiles
-    return moved, rarely
+        merges = linkage(np.minimum(among, 1e18)[np.triu_indices(len(members), 1)], "single")
+        for count in range(len(members) // 2, 1, -1):
+            groups = fcluster(merges, count, "maxclust")
+            is_inside, sizes = groups[:, None] == groups[None, :], np.bincount(groups)[1:]
+            if sizes.min() < max(2, sizes.max()):
+                continue
+            apart = max(APART_NS, APART_TIMES * float(among[upper & is_inside].max()))
+            if float(among[upper & ~is_inside].min(initial=np.inf)) >= apart:
+                divided[members] = [members[groups == group][0] for group in groups]
+                break
+    return [int(part) for part in divided]
 
 
 GROUP_COLUMNS: Columns = {

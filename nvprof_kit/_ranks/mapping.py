@@ -116,7 +116,6 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     window = of_device[np.searchsorted(windows.start[of_device], gap_start, side="right") - 1]
     gaps = idle_causes(trace, attribution, windows, Gaps(window, gap_start, gap_end), host).gaps
     process = windows.devices[device].pid
-    collections = _collections(trace, process)
     in_step = of_device[windows.in_step[of_device]]
     inside = in_step[np.searchsorted(windows.start[in_step], lane.start, side="right") - 1] if len(in_step) else None
     step = np.full(len(lane.start), NONE, dtype=np.int64)
@@ -145,7 +144,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     identified = {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
     instances = windows.instance[in_step]
     step_times = {"step": windows.step[in_step], "start_ns": windows.start[in_step], "end_ns": windows.end[in_step]}
-    step_times |= _host_times(attribution, process, collections, instances)
+    step_times |= _host_times(trace, attribution, process, instances)
     is_shown = choose_steps(trace, attribution).shown[instances]
     return RankMap(
         ranks=_ordered("ranks", pd.DataFrame([{"rank": rank, **facts, **identified}])),
@@ -229,9 +228,9 @@ def _gaps(lane: _Lane, bounds: Int64Array) -> tuple[Int64Array, Int64Array, Int6
         bounds: Times at which a gap ends and the next begins.
     """
     is_idle = lane.op == NONE
-    begins = is_idle & (np.append(True, ~is_idle[:-1]) | np.isin(lane.start, bounds))
-    gap = np.where(is_idle, np.cumsum(begins) - 1, NONE)
-    start = lane.start[begins]
+    is_first = is_idle & (np.append(True, ~is_idle[:-1]) | np.isin(lane.start, bounds))
+    gap = np.where(is_idle, np.cumsum(is_first) - 1, NONE)
+    start = lane.start[is_first]
     return gap, start, start + exact_sums(gap[is_idle], (lane.end - lane.start)[is_idle], len(start))
 
 
@@ -315,16 +314,8 @@ def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 # ---------------------------------------------------------------- what held the host up
 
 
-def _collections(trace: Trace, pid: int) -> Int64Array:
-    """Starts and ends of the process's garbage collections, from ranges, shape ``(2, n)``."""
-    texts = trace.ranges["text"].cat
-    codes = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in texts.categories])
-    selected = np.isin(texts.codes.to_numpy(), codes) & (trace.ranges["pid"].to_numpy() == pid)
-    return np.stack([trace.ranges[edge].to_numpy()[selected] for edge in ("start_ns", "end_ns")])
-
-
 def _host_times(
-    attribution: Attribution, pid: int, collections: Int64Array, instances: Int64Array
+    trace: Trace, attribution: Attribution, pid: int, instances: Int64Array
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Host time of each step instance: loading_ns (data loading) and gc_ns.
 
@@ -344,11 +335,14 @@ def _host_times(
     order = np.argsort(step_starts, kind="stable")
     within = ranges.step_at(loads)
     following = np.append(order, NONE)[np.searchsorted(step_starts[order], ranges.start[loads])]
-    previous = np.append(order, NONE)[np.searchsorted(step_starts[order], collections[0], side="right") - 1]
+    texts = trace.ranges["text"].cat
+    codes = np.flatnonzero([COLLECTS.fullmatch(str(text)) is not None for text in texts.categories])
+    collections = trace.ranges[np.isin(texts.codes, codes) & (trace.ranges["pid"] == pid)]
+    previous = np.searchsorted(step_starts[order], collections["start_ns"], side="right") - 1
     times = {}
     for name, step, durations in (
         ("loading_ns", np.where(within >= 0, within, following), (ranges.end - ranges.start)[loads]),
-        ("gc_ns", previous, collections[1] - collections[0]),
+        ("gc_ns", np.append(order, NONE)[previous], (collections["end_ns"] - collections["start_ns"]).to_numpy()),
     ):
         times[name] = exact_sums(step[step >= 0], durations[step >= 0], count)[instances]
     return times

@@ -149,7 +149,7 @@ def _chain(
         candidates = {rank: [other for other in members[following] if may_pass(rank, other)] for rank in members[stage]}
         if sum(map(len, candidates.values())) > TRIED_PAIRS:
             break
-        matches = {rank: _best(sides, broken, rank, others) for rank, others in candidates.items()}
+        matches = {rank: _best(sides, broken, rank, of_rank) for rank, of_rank in candidates.items()}
         partners = [match[0] for match in matches.values() if match]
         if len(set(partners)) < len(partners) or not partners:
             break
@@ -178,8 +178,8 @@ def _best(
             fits.append((tried[0].cost, min(different, default=np.inf), candidate, tried[0].offset))
     if not fits:
         return None
-    (cost, rival, partner, best_offset), *others = sorted(fits)
-    if cost > FIT_NS or min([rival, *(other[0] for other in others)]) < CLEARER * cost:
+    (cost, rival, partner, best_offset), *rivals = sorted(fits)
+    if cost > FIT_NS or min([rival, *(other[0] for other in rivals)]) < CLEARER * cost:
         return None
     # assign the messages of all steps; from step to step, the offset follows the clocks' drift
     steps = sorted({step for step, _ in sides[rank].of} - broken[rank] - broken[partner])
@@ -192,8 +192,8 @@ def _best(
                 rows, partners, offset = [*rows, fit.rows], [*partners, fit.partners], fit.offset
             else:
                 without.add(step)
-    whole = _Fit(cost, best_offset, np.concatenate(rows), np.concatenate(partners), without)
-    return (partner, whole) if len(whole.rows) else None
+    assignment = _Fit(cost, best_offset, np.concatenate(rows), np.concatenate(partners), without)
+    return (partner, assignment) if len(assignment.rows) else None
 
 
 def _middle(steps: list[int]) -> int:

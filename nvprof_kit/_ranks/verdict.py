@@ -140,9 +140,9 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame) -> Ver
                 "because of collectives that match none of another rank; the rank that it waits for may be missing"
             )
             return Verdict(cause="collective", severity="warning", cost_ns_per_step=round(cost), sentence=sentence)
-        counted = costs[worst].dropna().index.tolist()
+        judged_steps = costs[worst].dropna().index.tolist()
         return _of_rank(
-            rank_faults, layers, worst, cost=cost, length=length, steps=counted, has_steps=len(all_steps) > 0
+            rank_faults, layers, worst, cost=cost, length=length, steps=judged_steps, has_steps=len(all_steps) > 0
         )
     return (
         link

@@ -98,11 +98,11 @@ def map_names(folder: Path) -> list[str]:
         CaptureError: A table of a map is missing.
     """
     names = {table: {file.name for file in (folder / table).glob("*.parquet")} for table in TABLES}
-    every = set().union(*names.values())
+    all_names = set().union(*names.values())
     for table in TABLES:
-        for name in sorted(every - names[table]):
+        for name in sorted(all_names - names[table]):
             raise CaptureError(f"{folder / table / name}: no such file, and the map is not whole without it; map again")
-    return sorted(every)
+    return sorted(all_names)
 
 
 def is_maps(folder: Path) -> bool:
@@ -183,10 +183,10 @@ class JobTables:
         has_operations = "SELECT min(known) FROM (SELECT max(operation) >= 0 AS known FROM collectives GROUP BY rank)"
         # if only some ranks have communicator ids, match by stream, which all ranks have
         by_stream = named.any() and not named.all()
-        counted = "row_number() OVER (PARTITION BY x.rank, stream, x.step ORDER BY x.index)"
+        row_number = "row_number() OVER (PARTITION BY x.rank, stream, x.step ORDER BY x.index)"
         self._ids = {
             "comm": "'stream ' || stream" if by_stream else "x.comm",
-            "number": counted if by_stream else "number",
+            "number": row_number if by_stream else "number",
             "sequence": "sequence" if numbered.all() else "-1",
             "operation": "operation" if self._value(has_operations) else "-1",
         }

@@ -242,11 +242,11 @@ class Events:
         if category == _PYTHON:
             parts[_MODULES] = [row for row in rows if not row.name or row.name.startswith(_MODULE)]
             parts[_COLLECTIONS] = [row for row in rows if row.name.startswith(_COLLECTIONS)]
-            others = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTIONS))]
-            rows = [row for row in others if isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000]
-        for part, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
+            functions = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTIONS))]
+            rows = [row for row in functions if isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000]
+        for kind, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
             if events:
-                columns = self._columns.setdefault(part, _Columns(part, self._names, self._shapes))
+                columns = self._columns.setdefault(kind, _Columns(kind, self._names, self._shapes))
                 columns.add(category, events, self._missing)
 
     def _check(self, named: Path) -> None:

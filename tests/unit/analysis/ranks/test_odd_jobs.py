@@ -14,7 +14,6 @@ from support.captures.tiny_ranks import AR, MS
 from nvprof_kit import open_job
 
 RANKS = Path(__file__).parents[3] / "data" / "ranks"
-KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
 
 def unpacked(folder: Path, name: str, rank: int) -> Path:
@@ -62,47 +61,6 @@ def test_other_windows_of_one_run_are_said(tmp_path: Path) -> None:
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)
     assert "not aligned" in str(job)
     assert job.report().save(tmp_path / "job.html").stat().st_size > 1000
-
-
-def stretched(file: Path, copies: int, period: int, drift: float, ahead: int) -> None:
-    """Repeat a capture, and let its clock be ahead and drift."""
-    with sqlite3.connect(file) as db:
-        ids = db.execute("SELECT max(correlationId) + 1 FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0]
-        low = db.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0]
-        for table in ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", KERNELS, "CUPTI_ACTIVITY_KIND_MEMCPY"):
-            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-            by = {"start": period, "end": period, "correlationId": ids}
-            made = ", ".join(f'"{name}" + copy * {by[name]}' if name in by else f'"{name}"' for name in columns)
-            only = "WHERE eventType IN (59, 60)" if table == "NVTX_EVENTS" else ""
-            db.execute(
-                f"INSERT INTO {table} WITH RECURSIVE counter(copy) AS (SELECT 1 UNION ALL SELECT copy + 1 FROM counter "
-                f"WHERE copy < {copies - 1}) SELECT {made} FROM counter, (SELECT * FROM {table} {only})"
-            )
-            told = ", ".join(
-                f'"{name}" = CAST("{name}" + {ahead} + round(("{name}" - {low}) * {drift}) AS INTEGER)'
-                for name in ("start", "end")
-            )
-            db.execute(f"UPDATE {table} SET {told}")
-    db.close()
-
-
-@pytest.mark.slow
-def test_a_long_capture_whose_clock_drifts(tmp_path: Path) -> None:
-    """A pair repeated to 3 s; rank 1's clock is 10 s ahead and gains 50 ppm. Repeated steps have the same numbers."""
-    files = [unpacked(tmp_path, "ddp-layer", rank) for rank in (0, 1)]
-    short = open_job(files, workers=1)
-    before, waited = short.clocks().to_frame().iloc[1], short.charges().to_frame()["wait_ns"].sum()
-    for file, drift, ahead in zip(files, (0, 50e-6), (0, 10**10), strict=True):
-        stretched(file, 10, 300 * MS, drift, ahead)
-    job = open_job(files, workers=1)
-    clock = job.clocks().to_frame().iloc[1]
-    assert clock["drift_ppm"] == pytest.approx(-50 / (1 + 50e-6), abs=0.1)
-    assert clock["offset_ns"] == pytest.approx(before["offset_ns"] - 10**10, abs=50_000)  # 50 ppm of less than 1 s
-    assert clock["residual_ns"] < 2 * before["residual_ns"]
-    assert job.charges().to_frame()["wait_ns"].sum() == pytest.approx(10 * waited, rel=1e-4)
-    assert (job.verdict.rank, job.verdict.layer) == (1, "model.layers.2.mlp")
-    assert job.verdict.cost_ns_per_step == pytest.approx(short.verdict.cost_ns_per_step, rel=0.5)
-    assert len(job._tables.step_lengths()) == 40
 
 
 def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(tmp_path: Path) -> None:
