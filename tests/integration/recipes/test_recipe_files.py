@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import execute
-from support.recipes import RECIPES, python, ranges, start, wait_for
+from support.recipes import RECIPES, python, ranges, run, start, wait_for
 
 SCRIPTS = sorted(RECIPES.parent.glob("*/*.sh"))
 PROGRAM = """
@@ -25,10 +25,6 @@ with nvprof_kit.record(schedule=None) as profiling:
 sys.exit(7)
 """
 STEPS = [text for number in range(4) for text in (f"step {number}", f"layers.{number}")]
-
-
-def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return execute(RECIPES / name, *argv, cwd=cwd, **variables)
 
 
 def without_cuda(folder: Path) -> str:
@@ -64,7 +60,7 @@ def test_a_recipe_under_nsys(
     nsys: str, name: str, variables: dict[str, str], expected: dict[str, list[str]], tmp_path: Path
 ) -> None:
     program = python(PROGRAM, tmp_path)
-    done = recipe(name, *program, cwd=tmp_path, NSYS=nsys, PRESET=without_cuda(tmp_path), **variables)
+    done = run(name, *program, cwd=tmp_path, NSYS=nsys, PRESET=without_cuda(tmp_path), **variables)
     assert done.returncode == 7, done.stderr
     assert {path.stem: ranges(path) for path in tmp_path.glob("*.sqlite")} == expected
 
@@ -78,9 +74,9 @@ def test_a_session(nsys: str, tmp_path: Path) -> None:
     try:
         wait_for(tmp_path / "began")
         for report in ("first", "second"):
-            assert recipe("start.sh", cwd=tmp_path, OUTPUT=report, **variables).returncode == 0
+            assert run("start.sh", cwd=tmp_path, OUTPUT=report, **variables).returncode == 0
             subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
-            done = recipe("stop.sh", cwd=tmp_path, **variables)
+            done = run("stop.sh", cwd=tmp_path, **variables)
             assert done.returncode == 0, done.stdout + done.stderr
             assert any(text.startswith("step ") for text in ranges(tmp_path / f"{report}.sqlite"))
     finally:
@@ -95,7 +91,7 @@ def test_a_session(nsys: str, tmp_path: Path) -> None:
 def test_a_preset_has_the_options_of_the_installed_nsys(nsys: str, preset: str, tmp_path: Path) -> None:
     """Each that ``profile`` takes; between them ``launch`` and ``start`` take the same."""
     printed = {
-        verb: recipe("preset.sh", verb, preset, cwd=tmp_path, NSYS=nsys).stdout.split()
+        verb: run("preset.sh", verb, preset, cwd=tmp_path, NSYS=nsys).stdout.split()
         for verb in ("profile", "launch", "start")
     }
     assert {"--trace=cuda,nvtx", "--sample=none"} <= {*map(_plain, printed["profile"])}
@@ -121,7 +117,7 @@ def test_the_command_of_a_container(variables: dict[str, str], words: list[str],
     engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     engine.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = recipe("container.sh", "nsys", "status", cwd=tmp_path, PATH=path, IMAGE="image:1", **variables)
+    done = run("container.sh", "nsys", "status", cwd=tmp_path, PATH=path, IMAGE="image:1", **variables)
     printed = done.stdout.splitlines()
     places = {"here": str(tmp_path), "recipes": str(RECIPES.parent)}
     assert done.returncode == 0 and printed[-3:] == ["image:1", "nsys", "status"]

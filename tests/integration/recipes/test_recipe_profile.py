@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sqlite3
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.cli import execute
+from support import recipes
+from support.recipes import python, ranges
 
-ROOT = Path(__file__).parents[3]
-PROFILE = [sys.executable, "-m", "nvprof_kit", "profile", "-o", "run"]
 PROGRAM = """
 import pathlib, signal, sys, time
 import nvprof_kit
@@ -28,13 +26,10 @@ for number in (2, 3):
 time.sleep(float(sys.argv[1]))
 sys.exit(7)
 """
-
-
 EVERYTHING = ["step 2", "layers.2", "step 3", "layers.3"]
 
 
-def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return execute(*PROFILE, *argv, cwd=cwd, **environment)
+run = partial(recipes.run, "profile")
 
 
 def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:
@@ -103,44 +98,17 @@ def test_a_stage_in_use_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_says_every_option(tmp_path: Path) -> None:
-    done = run("--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    options = (
-        "--output --force --preset --trace --nsys --min-free --dry-run --help --step --range --schedule --windows "
-        "--cuda-profiler --delay --duration --keep-running"
-    )
-    assert [option for option in options.split() if option not in done.stdout] == []
-
-
-def program(tmp_path: Path) -> list[str]:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return [sys.executable, "program.py"]
-
-
-def ranges(path: Path) -> list[str]:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-        return [
-            text
-            for (text,) in db.execute(
-                "SELECT coalesce(event.text, string.value) FROM NVTX_EVENTS event "
-                "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 59 ORDER BY event.start"
-            )
-            if text != "gc"
-        ]
-
-
 @pytest.mark.every_nsys
 def test_real_run(nsys: str, tmp_path: Path) -> None:
-    done = run("--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    done = run("--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
     assert "hello from the program" in done.stdout
     assert (tmp_path / "run.nsys-rep").stat().st_size > 0
     assert ranges(tmp_path / "run.sqlite") == EVERYTHING
 
-    again = run("--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    again = run("--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert (again.returncode, again.stdout) == (2, "")
-    forced = run("--force", "-t", "nvtx", "--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    forced = run("--force", "-t", "nvtx", "--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert forced.returncode == 7, forced.stderr
     assert ranges(tmp_path / "run.sqlite") == EVERYTHING
 
@@ -150,7 +118,7 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
 def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
     captured = []
     for seconds in ("2", "9", "30"):  # from nsys's start on; a busy machine may not have begun the program by then
-        words = ("-f", "-t", "nvtx", "--duration", seconds, "--", *program(tmp_path), "90")
+        words = ("-f", "-t", "nvtx", "--duration", seconds, "--", *python(PROGRAM, tmp_path), "90")
         done = run(*words, cwd=tmp_path, NSYS=nsys)
         captured = ranges(tmp_path / "run.sqlite") if (tmp_path / "run.sqlite").exists() else []
         if captured:
@@ -163,7 +131,7 @@ def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) ->
 @pytest.mark.nsys
 def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
     (tmp_path / "gpu_peaks.json").write_text("measured here")
-    words = ("-f", "-t", "nvtx", "--step", "3", "-o", "runs/run", "--", *program(tmp_path), "0.2")
+    words = ("-f", "-t", "nvtx", "--step", "3", "-o", "runs/run", "--", *python(PROGRAM, tmp_path), "0.2")
     done = run(*words, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
     assert ranges(tmp_path / "runs" / "run.sqlite") == ["step 3", "layers.3"]
@@ -188,7 +156,9 @@ for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
 @pytest.mark.slow
 def test_a_program_is_annotated_without_a_line(nsys: str, tmp_path: Path) -> None:
     name = str(tmp_path / "run")
-    done = run("--annotate", "-o", name, "-t", "nvtx", "--", sys.executable, "-c", UNANNOTATED, cwd=ROOT, NSYS=nsys)
+    done = run(
+        "--annotate", "-o", name, "-t", "nvtx", "--", sys.executable, "-c", UNANNOTATED, cwd=recipes.ROOT, NSYS=nsys
+    )
     assert done.returncode == 0, done.stderr
     assert "annotated TinyTransformer: 14 modules, 2 blocks among them" in done.stderr
     assert {"step 0", "step 1", "layers.1", "layers.1 backward"} <= set(ranges(tmp_path / "run.sqlite"))

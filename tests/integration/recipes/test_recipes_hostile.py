@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli import execute
 from support.recipes import VERBS, environment, gone, run, start, wait_for
 
 STAND_IN = r"""#!/bin/bash
@@ -86,7 +85,7 @@ def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) 
 
 
 def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
-    return execute(*VERBS[recipe], *argv, cwd=place, NSYS=str(tool / "nsys"), NCU=str(tool / "ncu"))
+    return run(recipe, *argv, cwd=place, NSYS=str(tool / "nsys"), NCU=str(tool / "ncu"))
 
 
 @pytest.mark.parametrize("recipe", ["profile", "launch", "ncu"])
