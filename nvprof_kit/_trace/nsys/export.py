@@ -102,7 +102,8 @@ def exported(report: Path, *, beside: Path) -> Path:
     # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
     options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
     in_parts = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
-    in_parts &= current_thread() is main_thread()  # other threads export the other reports of a job
+    # other threads export the other reports of a job, and parts take a third more processor time
+    in_parts &= current_thread() is main_thread() and (os.cpu_count() or 1) > 1
     choices = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
     for base in (stem, cached):
         target = base.with_name(f"{base.name}{ending}")

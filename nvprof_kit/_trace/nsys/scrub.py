@@ -46,8 +46,6 @@ _SPOOL_COLUMNS = (
 )
 _HOME = re.compile(r"(\\?/|\\{1,4})(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
 """Separators also as json and nested json escape them."""
-_HOMES = [f"%{path}%" for name in ("home", "Users") for path in (f"/{name}/", f"/{name}\\/", f"\\{name}\\")]
-_HOME_LIKE = " OR ".join(f"[{{0}}] LIKE '{like}'" for like in _HOMES)
 _HOME_VARIABLE = re.compile(r"(?:^|[;\0\n])(?:HOME|USERPROFILE)=\"?([^;\0\n\"]+)")
 _NAMED = ("TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
 """Tables in which the private values are found by their names."""
@@ -203,10 +201,9 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
             if column in columns.get(table, ()):
                 removed[kind] += db.execute(statement.format(table=table)).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
-    has_home = _HOME_LIKE + " OR instr([{0}], ?)" * len(outer_homes)
     for table, column in text_columns(db.execute, columns):
-        sql = f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE {has_home.format(column)}'
-        removed["names of home folders"] += db.execute(sql, outer_homes).rowcount
+        sql = f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE "{column}" <> homeless("{column}")'
+        removed["names of home folders"] += db.execute(sql).rowcount
     if pattern is not None:
         db.create_function("matches", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
         for table, names in columns.items():

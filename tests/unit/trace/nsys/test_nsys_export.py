@@ -86,6 +86,7 @@ def test_large_tables_are_exported_beside_the_rest(
             done
         done"""
     install(tmp_path, monkeypatch, export, kinds="parquetdir --tables= --append")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert len(open_capture(report).ops) == 1
     exported, whole = tmp_path / "run_pqtdir", tmp_path / "export_pqtdir"
     assert calls(tmp_path) == 3 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
