@@ -20,7 +20,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
-from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure
+from nvprof_kit._instrument.modules.annotate import ModelAnnotation, by_structure
 from nvprof_kit._instrument.modules.blocks import Submodule, class_name, unwrapped
 from nvprof_kit._instrument.modules.calls import annotated
 from nvprof_kit._instrument.patches import never_fails, warn
@@ -153,7 +153,7 @@ def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
     Raises:
         UsageError: The model is already annotated.
     """
-    return ModelAnnotation(model, _by_structure(Submodule(prefix, model)), backward=True, root=prefix)
+    return ModelAnnotation(model, by_structure(Submodule(prefix, model)), backward=True, root=prefix)
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

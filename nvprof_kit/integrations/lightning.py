@@ -68,14 +68,16 @@ class LayerCallback(Callback):  # type: ignore[misc]  # the package may be missi
         """End a micro-batch, and the step if the optimizer has stepped."""
         self.loop.batch_ends(trainer.global_step)
 
-    def _evaluation_begins(self, _trainer: Any, _pl_module: Any) -> None:
+    def on_validation_start(self, _trainer: Any, _pl_module: Any) -> None:
+        """An evaluation begins."""
         self.loop.evaluation_begins()
 
-    def _evaluation_ends(self, _trainer: Any, _pl_module: Any) -> None:
+    def on_validation_end(self, _trainer: Any, _pl_module: Any) -> None:
+        """An evaluation has ended."""
         self.loop.evaluation_ends()
 
-    on_sanity_check_start = on_validation_start = on_test_start = on_predict_start = _evaluation_begins
-    on_sanity_check_end = on_validation_end = on_test_end = on_predict_end = _evaluation_ends
+    on_sanity_check_start = on_test_start = on_predict_start = on_validation_start
+    on_sanity_check_end = on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, _trainer: Any, _pl_module: Any, _exception: BaseException) -> None:
         """The run fails; write what was recorded."""

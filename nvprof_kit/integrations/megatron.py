@@ -112,8 +112,12 @@ class _MegatronLoop(HostLoop):
     @never_fails
     def begin_training(self, chunks: Any, first: int) -> None:
         """Begin training with the model chunks of this rank."""
-        chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
-        self.begin([_innermost(chunk) for chunk in chunks], first=first)
+        models = []
+        for chunk in chunks if isinstance(chunks, (list, tuple)) else [chunks]:
+            while hasattr(chunk, "module"):  # wrappers (DistributedDataParallel, Float16Module), which call it in turn
+                chunk = chunk.module  # noqa: PLW2901
+            models.append(chunk)
+        self.begin(models, first=first)
         schedules = sys.modules.get(SCHEDULES)
         if schedules is not None and not self._patches:
             self._patches = [Patch(schedules, "backward_step", around(self.backward_begins, self.backward_ends))]
@@ -131,13 +135,6 @@ class _MegatronLoop(HostLoop):
             patch.remove()
         self._patches = ()
         self.end()
-
-
-def _innermost(chunk: Any) -> Any:
-    """A chunk without Megatron's wrappers (``DistributedDataParallel``, ``Float16Module``), which call it in turn."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
 
 
 def _around_train_step(loop: _MegatronLoop, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,11 +93,11 @@ def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _capturing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def _warmup_and_capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
+    def capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
         with engine().capturing(getattr(desc, "num_tokens", 0)):
             return method(runner, desc, *args, **kwargs)
 
-    return _warmup_and_capture
+    return capture
 
 
 def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:

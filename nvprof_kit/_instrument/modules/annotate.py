@@ -217,7 +217,7 @@ def range_model(
         levels = _levels(depth)
         submodules = [submodule for top in tops for submodule in (top, *descendants(top, levels))]
     else:
-        submodules = [submodule for top in tops for submodule in _by_structure(top)]
+        submodules = [submodule for top in tops for submodule in by_structure(top)]
     root = root or (class_name(unwrapped(top)) if components is None else type(model).__name__)
     replace_in_notebook(model)
     return ModelAnnotation(
@@ -246,7 +246,8 @@ def _levels(depth: int | str) -> int:
     raise UsageError(f"depth={depth!r} is neither a number of levels nor 'leaf'")
 
 
-def _by_structure(top: Submodule) -> list[Submodule]:
+def by_structure(top: Submodule) -> list[Submodule]:
+    """The modules to range by default: blocks and their children, and what is outside the blocks."""
     blocks = {submodule.path for submodule in find_blocks(top)}
     ancestors = {".".join(path.split(".")[:end]) for path in blocks for end in range(path.count(".") + 1)}
 

@@ -140,37 +140,33 @@ class Compiled:
         return self._wrappers.get(module, [module])
 
 
-def _compiling(compile_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep what is around a module's calls when its call is compiled in place."""
+def _follow_calls() -> list[Patch]:
+    def keep_compiling(compile_call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compile_call)
+        def compile_inside(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            _, functions = ModuleCall.of(module)
+            compile_call(module, *args, **kwargs)
+            ModuleCall.set(module, ModuleCall.of(module)[0], functions)
 
-    @functools.wraps(compile_call)
-    def compile_inside(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        _, functions = ModuleCall.of(module)
-        compile_call(module, *args, **kwargs)
-        ModuleCall.set(module, ModuleCall.of(module)[0], functions)
+        return compile_inside
 
-    return compile_inside
+    def keep_replicating(replicate: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(replicate)
+        def replicate_call(module: nn.Module) -> Any:
+            replica = replicate(module)  # has the module's attributes, and so its call
+            ModuleCall.set(replica, *ModuleCall.of(module))
+            return replica
 
+        return replicate_call
 
-def _replicating(replicate: Callable[..., Any]) -> Callable[..., Any]:
-    """A replica of ``nn.DataParallel``, which copies a module's attributes, must call itself."""
-
-    @functools.wraps(replicate)
-    def replicate_call(module: nn.Module) -> Any:
-        replica = replicate(module)
-        ModuleCall.set(replica, *ModuleCall.of(module))
-        return replica
-
-    return replicate_call
-
-
-followers = Patches(
-    lambda: [
-        Patch(nn.Module, "compile", _compiling),
-        Patch(nn.Module, "_replicate_for_data_parallel", _replicating),
+    return [
+        Patch(nn.Module, "compile", keep_compiling),
+        Patch(nn.Module, "_replicate_for_data_parallel", keep_replicating),
     ]
-)
-"""Makes what is around a module's calls follow them, while a user has something there."""
+
+
+followers = Patches(_follow_calls)
+"""Keeps what is around a module's calls when they are compiled in place, and in replicas of ``nn.DataParallel``."""
 
 
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
