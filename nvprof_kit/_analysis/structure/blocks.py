@@ -133,19 +133,16 @@ class Pass:
 def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
     recomputed_at = np.array([anchor.first for anchor in sequence.anchors if anchor.recomputed], dtype=np.int64)
-    passes = [_without_pooling(sequence, model_pass) for model_pass in _split(sequence)]
-    for index, model_pass in enumerate(passes):
-        model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
-        model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else len(sequence.token)
+    passes = _split(sequence)
     for split in (_split_runs, _split_stacks):
         passes = _each(passes, sequence, split)
-    joined_of: dict[bytes, tuple[int, list[bool], int]] = {}
+    widths: dict[bytes, tuple[int, int]] = {}
     for model_pass in passes:
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1].tobytes()
-        if span not in joined_of or joined_of[span][0] != len(model_pass.anchors):  # with the same kernels: alike
+        if span not in widths or widths[span][0] != len(model_pass.anchors):  # passes with the same kernels are alike
             model_pass.anchors = _join_inner(sequence, model_pass)
-            joined_of[span] = len(model_pass.anchors), [], _width(sequence, model_pass)
-        model_pass.width = joined_of[span][2]
+            widths[span] = len(model_pass.anchors), _width(sequence, model_pass)
+        model_pass.width = widths[span][1]
     aligner = Aligner(sequence)
     cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
     is_post_norm: bool | None = None
@@ -163,8 +160,12 @@ def find_passes(sequence: Sequence) -> list[Pass]:
             if key not in cuts:
                 edges = _cut(sequence, model_pass, (left, right), aligner, is_post_norm)
                 cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
-                if direction == BACKWARD:
-                    is_post_norm = bool(is_post_norm) or _is_post_norm(sequence, edges[1:-1])
+                if direction == BACKWARD:  # of such blocks it begins with a norm's, and ends without one before the sum
+                    begins_with_norm, ends_with_norm = (
+                        np.mean([(sequence.coarse[max(i + low, 0) : i + high] == _NORM).any() for i in edges[1:-1]])
+                        for low, high in ((0, 3), (-4, 0))
+                    )
+                    is_post_norm = bool(is_post_norm) or bool(begins_with_norm > 0.5 > ends_with_norm)
             for (start, stop), block_anchors in zip(cuts[key], _groups(model_pass), strict=True):
                 block = Block(left + start, left + stop - 1, direction, block_anchors)
                 first, end = np.searchsorted(recomputed_at, (block.first, block.last + 1))
@@ -210,106 +211,88 @@ def _split(sequence: Sequence) -> list[Pass]:
             near = inside[max(index - 2, 0) : index] + inside[index + 1 : index + 3]
             if ends & tokens or tokens.difference(*near):
                 breaks.append(index + 1)
-        edges = [0, *breaks, len(of_direction)]
-        passes += [Pass(direction, of_direction[first:end]) for first, end in pairwise(edges)]
+        for first, end in pairwise([0, *breaks, len(of_direction)]):
+            pass_anchors = of_direction[first:end]
+            is_softmax = [bool((sequence.coarse[a.first : a.last + 1] == _SOFTMAX).all()) for a in pass_anchors]
+            if len(is_softmax) > 3 and sum(is_softmax) == 1:  # at an edge: it pools what the blocks give
+                pass_anchors = pass_anchors[int(is_softmax[0]) : len(is_softmax) - int(is_softmax[-1])]
+            passes.append(Pass(direction, pass_anchors))
+    return _with_bounds(passes, len(sequence.token))
+
+
+def _with_bounds(passes: list[Pass], size: int) -> list[Pass]:
+    """The passes, each from the last anchor of the one before to the first anchor of the one after it."""
+    for index, model_pass in enumerate(passes):
+        model_pass.left = passes[index - 1].anchors[-1].last + 1 if index else 0
+        model_pass.right = passes[index + 1].anchors[0].first if index + 1 < len(passes) else size
     return passes
 
 
-def _without_pooling(sequence: Sequence, model_pass: Pass) -> Pass:
-    """The pass without a softmax at its edge where all others have fused attention: it pools what the blocks give."""
-    is_softmax = [bool((sequence.coarse[a.first : a.last + 1] == _SOFTMAX).all()) for a in model_pass.anchors]
-    if sum(is_softmax) == 1 and len(is_softmax) > 3:
-        first, end = int(is_softmax[0]), len(is_softmax) - int(is_softmax[-1])
-        model_pass.anchors = model_pass.anchors[first:end]
-    return model_pass
-
-
-def _each(
-    passes: list[Pass], sequence: Sequence, split: Callable[[Sequence, Pass], list[tuple[int, int, int]]]
-) -> list[Pass]:
-    """The passes, each divided before some anchors: their indices, where the part before ends at the latest, and where
-    the part after begins at the earliest.
-    """
+def _each(passes: list[Pass], sequence: Sequence, split: Callable[[Sequence, Pass], list[int]]) -> list[Pass]:
+    """The passes, each divided before the anchors with the indices that `split` gives."""
     divided: list[Pass] = []
-    cuts_of: dict[tuple[bytes, int], list[tuple[int, int, int]]] = {}  # passes with the same kernels are cut alike
+    cuts_of: dict[tuple[bytes, int], list[int]] = {}  # passes with the same kernels are cut alike
     for model_pass in passes:
-        anchors, origin = model_pass.anchors, model_pass.left
-        key = sequence.token[origin : model_pass.right].tobytes(), len(anchors)
+        key = sequence.token[model_pass.left : model_pass.right].tobytes(), len(model_pass.anchors)
         if key not in cuts_of:
-            cuts_of[key] = [(index, end - origin, start - origin) for index, end, start in split(sequence, model_pass)]
-        cuts = [(index, end + origin, start + origin) for index, end, start in cuts_of[key]]
-        for (first, _, left), (last, right, _) in pairwise(
-            [(0, 0, origin), *cuts, (len(anchors), model_pass.right, 0)]
-        ):
-            divided.append(Pass(model_pass.direction, anchors[first:last], left, right))
-    return divided
+            cuts_of[key] = split(sequence, model_pass)
+        edges = [0, *cuts_of[key], len(model_pass.anchors)]
+        divided += [Pass(model_pass.direction, model_pass.anchors[first:end]) for first, end in pairwise(edges)]
+    return _with_bounds(divided, len(sequence.token))
 
 
-def _split_runs(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
+def _split_runs(sequence: Sequence, model_pass: Pass) -> list[int]:
     """Where a pass is several runs of a model without a loss or a look-up between them, as the steps of a diffusion
     model: what is between two runs has all that is after the last and before the first, what is between blocks not; or
     kernels recur at a constant number of anchors before the first block of a run, and others after the last.
     """
-    token, anchors = sequence.token, model_pass.anchors
-    inner = ((a.last + 1, b.first) for a, b in pairwise(anchors))
-    edges = [(model_pass.left, anchors[0].first), *inner, (anchors[-1].last + 1, model_pass.right)]
-    both = np.concatenate([token[slice(*edges[0])], token[slice(*edges[-1])]])
-    width = int(token.max()) + 1
-    ends = np.bincount(both, minlength=width)
-    held = [np.minimum(np.bincount(token[start:end], minlength=width), ends).sum() for start, end in edges[1:-1]]
-    between = 1 + np.flatnonzero(np.array(held) == len(both))
+    anchors, size = model_pass.anchors, len(sequence.is_norm)
+    inner = [edge for anchor in anchors for edge in (anchor.first, anchor.last + 1)]
+    edges = [model_pass.left, *inner, model_pass.right]
+    gaps = [sequence.token[start:end] for start, end in zip(edges[0::2], edges[1::2], strict=True)]
+    ends = np.bincount(np.concatenate([gaps[0], gaps[-1]]), minlength=size)
+    in_both = [np.minimum(np.bincount(gap, minlength=size), ends).sum() for gap in gaps[1:-1]]
+    between = 1 + np.flatnonzero(np.array(in_both) == ends.sum())
     runs = np.diff([0, *between.tolist(), len(anchors)])
-    if 0 < len(between) < len(held) and (runs == runs[0]).all() and runs[0] >= _LEAST_RUN:
-        start_size = edges[0][1] - edges[0][0]
-        return [(gap, edges[gap][1] - start_size, edges[gap][1] - start_size) for gap in between.tolist()]
-    return _recurring_edges(sequence, edges)
-
-
-def _recurring_edges(sequence: Sequence, edges: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    gaps_of: dict[int, list[int]] = defaultdict(list)
-    for gap, (start, end) in enumerate(edges):
-        for token in np.unique(sequence.token[start:end]).tolist():
-            gaps_of[token].append(gap)
-    tokens_of: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for token, gaps in gaps_of.items():
-        if len(gaps) > 1 and len(set(np.diff(gaps))) == 1:
-            tokens_of[tuple(gaps)].append(token)
-    token_count = _LEAST_EDGE - 1
-    runs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    for pattern, tokens in tokens_of.items():
+    if 0 < len(between) < len(in_both) and (runs == runs[0]).all() and runs[0] >= _LEAST_RUN:
+        return [int(index) for index in between]
+    indices_of: dict[int, list[int]] = defaultdict(list)
+    for index, gap in enumerate(gaps):
+        for token in np.unique(gap).tolist():
+            indices_of[token].append(index)
+    tokens_of: dict[tuple[int, ...], int] = Counter(
+        tuple(indices) for indices in indices_of.values() if len(indices) > 1 and len(set(np.diff(indices))) == 1
+    )
+    token_count, cuts = _LEAST_EDGE - 1, set[int]()
+    for pattern, count in tokens_of.items():
         period = pattern[1] - pattern[0]
-        later = tuple(gap + period for gap in pattern)
-        count = len(tokens) + len(tokens_of.get(later, ()))
-        if later in tokens_of and period >= _LEAST_RUN and count > token_count:
-            token_count, runs = count, (pattern, later)
-    cuts: list[tuple[int, int, int]] = []
-    for gap in sorted({*runs[0], *runs[1]} - {0, len(edges) - 1}):
-        start, end = edges[gap]
-        after, before = (np.flatnonzero(np.isin(sequence.token[start:end], tokens_of[pattern])) for pattern in runs)
-        border = start + int(before[-1] + 1 if gap in runs[1] else after[0])
-        cuts.append((gap, border, border))
-    return cuts
+        later = tuple(index + period for index in pattern)
+        if later in tokens_of and period >= _LEAST_RUN and count + tokens_of[later] > token_count:
+            token_count, cuts = count + tokens_of[later], {*pattern, *later}
+    return sorted(cuts - {0, len(anchors)})
 
 
-def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[tuple[int, int, int]]:
+def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[int]:
     """Where the blocks of a pass become others, in the products before their attention too (after it backward), as
     double and single blocks do.
     """
-    anchors, spans, gaps = model_pass.anchors, _spans(model_pass), _gaps(sequence, model_pass)
+    spans, gaps = _spans(model_pass), _gaps(sequence, model_pass)
     if len(gaps) < 5 or similarity(gaps[0], gaps[-1]) >= _SAME_BLOCK:
         return []
     change = next(index for index, gap in enumerate(gaps) if similarity(gap, gaps[0]) < _SAME_BLOCK)
-    rest = gaps[change + 1 :]
-    alike = all(similarity(gap, gaps[-1]) >= _SAME_BLOCK for gap in rest)
-    in_turn = len(rest) > 3 and all(similarity(*pair) >= _SAME_BLOCK for pair in zip(rest, rest[2:], strict=False))
-    if not 2 <= change <= len(gaps) - 3 or not (alike or in_turn):
+    after = gaps[change + 1 :]
+    is_one_kind = all(similarity(gap, gaps[-1]) >= _SAME_BLOCK for gap in after)
+    is_in_turn = len(after) > 3 and all(
+        similarity(*pair) >= _SAME_BLOCK for pair in zip(after, after[2:], strict=False)
+    )
+    if not 2 <= change <= len(gaps) - 3 or not (is_one_kind or is_in_turn):
         return []
     turn = slice(None, None, -1 if model_pass.direction == FORWARD else 1)
     size = min(len(gaps[0]), len(gaps[-1]))
     differs = np.append(gaps[0][turn][:size] != gaps[-1][turn][:size], True)
     if sequence.product[spans[0]][turn][: int(np.argmax(differs))].any():
         return []
-    return [(change + 1, anchors[change + 1].first, anchors[change].last + 1)]
+    return [change + 1]
 
 
 def _context(sequence: Sequence, model_pass: Pass, index: int) -> Int64Array:
@@ -405,13 +388,13 @@ def _cut(
     borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
     starts = _distinct([token[border:end] for border, (_, end) in zip(borders, spans, strict=True)])
     ends = _distinct([token[start:border] for border, (start, _) in zip(borders, spans, strict=True)])
-    head = max((_longest(aligner.end(section, before)) for section in starts), default=(0.0, 0))
-    tail = max((_longest(aligner.start(section, after)) for section in ends), default=(0.0, 0))
-    return [groups[0][0].first - head[1], *borders, groups[-1][-1].last + 1 + tail[1]]
+    _, start = max((_longest(aligner.end(section, before)) for section in starts), default=(0.0, 0))
+    _, end = max((_longest(aligner.start(section, after)) for section in ends), default=(0.0, 0))
+    return [groups[0][0].first - start, *borders, groups[-1][-1].last + 1 + end]
 
 
-def _distinct(stretches: list[Int64Array]) -> list[Int64Array]:
-    return list({stretch.tobytes(): stretch for stretch in stretches}.values())[:_MOST_SIDES]
+def _distinct(sides: list[Int64Array]) -> list[Int64Array]:
+    return list({side.tobytes(): side for side in sides}.values())[:_MOST_SIDES]
 
 
 def _longest(scores: FloatArray) -> tuple[float, int]:
@@ -484,13 +467,6 @@ def _border(by_ends: FloatArray, by_starts: FloatArray, preference: FloatArray) 
     best = float(explained[low : high + 1].max())
     ties = low + np.flatnonzero(explained[low : high + 1] > best - _TIE)
     return best / max(len(by_ends) - 1, 1), int(ties[0 if trusts_end else -1])
-
-
-def _is_post_norm(sequence: Sequence, borders: list[int]) -> bool:
-    """Whether blocks of a backward pass begin with a norm's and do not end with one's before the sum."""
-    begins = [bool((sequence.coarse[border : border + 3] == _NORM).any()) for border in borders]
-    ends = [bool((sequence.coarse[max(border - 4, 0) : border] == _NORM).any()) for border in borders]
-    return bool(np.mean(begins) > 0.5 > np.mean(ends)) if borders else False
 
 
 def _groups(model_pass: Pass) -> list[tuple[Anchor, ...]]:

@@ -145,11 +145,11 @@ def sequences(trace: Trace) -> list[Sequence]:
 def _embedding_convolutions(token: Int64Array, convolution: Bools, anchors: tuple[Anchor, ...]) -> Bools:
     """Which kernels embed patches or sounds: convolutions that few stretches between anchors have."""
     positions = np.flatnonzero(convolution[token])
-    stretches = np.searchsorted([anchor.first for anchor in anchors], positions)
+    gaps = np.searchsorted([anchor.first for anchor in anchors], positions)
     embeds = np.zeros(len(token), dtype=bool)
     for kernel in np.unique(token[positions]):
         of_kernel = token[positions] == kernel
-        embeds[positions[of_kernel]] = len(np.unique(stretches[of_kernel])) <= len(anchors) / 4
+        embeds[positions[of_kernel]] = len(np.unique(gaps[of_kernel])) <= len(anchors) / 4
     return embeds
 
 
