@@ -328,52 +328,36 @@ class _Part(NamedTuple):
 def _parts(sequence: Sequence, block: Block, first: int) -> list[_Part]:
     """The parts of a block from the position `first` on, in order of launch."""
     positions = np.arange(first, block.last + 1)
-    backward = block.direction == BACKWARD
-    if backward:  # as in the forward pass: the backward pass runs the parts in reverse
+    is_backward = block.direction == BACKWARD
+    if is_backward:  # as in the forward pass: the backward pass runs the parts in reverse
         positions = positions[::-1]
     product, coarse = sequence.product[positions], sequence.coarse[positions]
-    names = [""] * len(positions)
-    spans = sorted((abs(edge.first - positions[0]), abs(edge.last - positions[0])) for edge in block.anchors)
-    spans = [(min(span), max(span)) for span in spans]
-    softmax = _CODE["softmax"]
-    start_at = 0
+    names = np.empty(len(positions), dtype=object)
+    left = 0
+    spans = sorted(sorted((abs(edge.first - positions[0]), abs(edge.last - positions[0]))) for edge in block.anchors)
     for number, span in enumerate(spans):
         start, end = span
-        state = (
-            coarse[start] == _CODE["ssm"] or not np.isin(coarse[start : end + 1], (_CODE["attention"], softmax)).any()
-        )
-        if (coarse[start : end + 1] == softmax).all():  # attention of several kernels: the products around its softmax
-            before, after = (np.flatnonzero(product[start_at:start]), np.flatnonzero(product[end + 1 :]))
-            start = start_at + int(before[-1]) if len(before) else start
+        classes = coarse[start : end + 1]
+        is_attention = np.isin(classes, (_CODE["attention"], _CODE["softmax"])).any() and classes[0] != _CODE["ssm"]
+        if (classes == _CODE["softmax"]).all():  # attention of several kernels: the products around its softmax
+            before, after = np.flatnonzero(product[left:start]), np.flatnonzero(product[end + 1 :])
+            start = left + int(before[-1]) if len(before) else start
             end = end + 1 + int(after[0]) if len(after) else end
-        prefix = "cross_" if number else ""
-        inputs = start_at + np.flatnonzero(product[start_at:start])
+        inputs = left + np.flatnonzero(product[left:start])
         outputs = end + 1 + np.flatnonzero(product[end + 1 :])
-        out = int(outputs[min(int(backward), len(outputs) - 1)]) if len(outputs) else end
-        for position in range(start_at, out + 1):
-            if position <= end:
-                before_products = len(inputs) == 0 or position < inputs[0]
-                projects = len(inputs) > 0 and position <= inputs[-1]
-                attention = "mixer" if state else "attention"
-                names[position] = prefix + (
-                    "norm" if before_products and position < start else "qkv" if projects else attention
-                )
-                for kind in ("rope", "kv_cache"):
-                    if coarse[position] == _CODE[kind]:
-                        names[position] = kind
-            else:
-                names[position] = prefix + "out"
-        start_at = out + 1
-    unsized = slice(start_at, len(positions))
-    products = start_at + np.flatnonzero(product[unsized])
-    expert = np.isin(coarse[unsized], (_CODE["experts"], _CODE["softmax"])).any()
-    for position in range(start_at, len(positions)):
-        names[position] = "mlp_norm" if len(products) and position < products[0] else "experts" if expert else "mlp"
-    runs = []
-    position = 0
-    for name, group in groupby(names):
-        size = len(list(group))
-        edges = int(positions[position]), int(positions[position + size - 1])
-        runs.append(_Part(name, min(edges), max(edges)))
-        position += size
-    return runs
+        out = int(outputs[min(int(is_backward), len(outputs) - 1)]) if len(outputs) else end
+        prefix = "cross_" if number else ""
+        qkv = slice(inputs[0], inputs[-1] + 1) if len(inputs) else slice(start, start)
+        names[left : qkv.start] = f"{prefix}norm"
+        names[qkv] = f"{prefix}qkv"
+        names[qkv.stop : end + 1] = prefix + ("attention" if is_attention else "mixer")
+        for kind in ("rope", "kv_cache"):
+            names[left : end + 1][coarse[left : end + 1] == _CODE[kind]] = kind
+        names[end + 1 : out + 1] = f"{prefix}out"
+        left = out + 1
+    has_experts = np.isin(coarse[left:], (_CODE["experts"], _CODE["softmax"])).any()
+    names[left:] = "experts" if has_experts else "mlp"
+    names[left:][np.cumsum(product[left:]) == 0] = "mlp_norm" if product[left:].any() else names[-1]
+    cuts = np.flatnonzero(names[1:] != names[:-1]) + 1
+    edges = [(positions[start], positions[end - 1]) for start, end in pairwise([0, *cuts, len(names)])]
+    return [_Part(name, int(min(edge)), int(max(edge))) for name, edge in zip(names[[0, *cuts]], edges, strict=True)]
