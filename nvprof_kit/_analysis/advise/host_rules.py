@@ -116,7 +116,7 @@ def launch(program: Program) -> Iterator[Finding]:
         if part["idle_ns"].sum():
             yield program.finding_in_idle(
                 "launch", title, part, fix=part_fix, refuted_by=part_refuted_by, confidence=confidence,
-                saves=saves * part["idle_ns"].sum() / total_ns, note="".join(f"; {note}" for note in notes),
+                saves=saves * (part["idle_ns"].sum() / total_ns), note="".join(f"; {note}" for note in notes),
             )  # fmt: skip
 
 

@@ -434,7 +434,14 @@ class Cover:
 
     def contains(self, lane: Int64Array, time: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether each moment is covered in its lane, shape ``(m,)`` each."""
-        return self.inside(lane, time, time + 1) > 0
+        if not len(self._begins):
+            return np.zeros(len(time), dtype=bool)
+        lane_number = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
+        key = self._line.at(lane_number, self._line.within(time))
+        index = np.searchsorted(self._begins, key, side="right") - 1
+        is_open = (index >= 0) & (key < self._ends[index]) & (self._lanes[lane_number] == lane)
+        within: npt.NDArray[np.bool_] = is_open & (time >= self._line.origin)
+        return within
 
     def _until(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Covered time before a moment, relative to an arbitrary zero of the lane."""

@@ -283,8 +283,8 @@ class HostActivity:
         self.in_phase = self.in_layer | np.append(ranges.phase_range >= 0, False)
         frames = trace.frames if with_functions else None
         self.functions = Functions(frames) if frames is not None and len(frames) else None
-        is_profiler = host.overhead & ~host.named(_LOADING_OVERHEAD)
-        overhead = np.flatnonzero(is_profiler & touches((starts, ends), host.start, host.end))
+        overhead = np.flatnonzero(host.overhead & ~host.named(_LOADING_OVERHEAD))
+        overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
         self.profiler = Cover(host.pid(overhead), host.start[overhead], host.end[overhead])
         tid, start, end = self._loading(np.flatnonzero(cause == CODE["loading"]))
         self.loading = Cover(tid, start, end)
@@ -307,7 +307,10 @@ class HostActivity:
         self._moments = _sorted_moments([self._at(*change) for change in changes])
         threads = Counter(host.threads.values())
         calls = {pid: host.of_process(pid, rows) for pid in threads if threads[pid] > 1}
-        self._of_process = {pid: (its, _sorted_moments([host.start[its], host.end[its]])) for pid, its in calls.items()}
+        self._of_process = {
+            pid: (np.append(rows, NONE), host.start[rows], _sorted_moments([host.start[rows], host.end[rows]]))
+            for pid, rows in calls.items()
+        }
 
     def pieces(self, waits: pd.DataFrame) -> pd.DataFrame:
         """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
@@ -365,11 +368,10 @@ class HostActivity:
 
     def _of_callers(self, pid: int, intervals: pd.DataFrame) -> pd.DataFrame:
         """Cut intervals of a process where a CUDA call begins or ends, with the thread that is in one or calls next."""
-        host, (calls, moments) = self.host, self._of_process[pid]
+        host, (calls, starts, moments) = self.host, self._of_process[pid]
         row, start, end = _cut(moments, intervals["start"].to_numpy(), intervals["end"].to_numpy())
-        begins, calls = host.start[calls], np.append(calls, NONE)
-        latest = calls[np.searchsorted(begins, start, side="right") - 1]
-        following = calls[np.searchsorted(begins, end, side="left")]
+        latest = calls[np.searchsorted(starts, start, side="right") - 1]
+        following = calls[np.searchsorted(starts, end, side="left")]
         call = np.where(host.end[latest] > start, latest, following)
         tid = np.where(call == NONE, intervals["tid"].to_numpy()[row], host.tid[call])
         parts: pd.DataFrame = intervals.iloc[row].assign(tid=tid, start=start, end=end)

@@ -23,7 +23,7 @@ from nvprof_kit._trace.schema import OP_KINDS, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
 """Gaps processed at a time, to limit memory."""
 
 PLACE = ("layer", "phase", "operator", "call")
@@ -87,7 +87,8 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     parts["operator"] = labels(parts["operator"].to_numpy(), names)
     parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index(NAMES, dtype=object))
     gap_table = pd.DataFrame({"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start})
-    largest = parts.loc[parts.groupby("gap")["idle_ns"].idxmax()]
+    by_length = np.lexsort((-parts["idle_ns"].to_numpy(), parts["gap"].to_numpy()))  # of equals, the first
+    largest = parts.iloc[by_length[np.flatnonzero(np.diff(parts["gap"].to_numpy()[by_length], prepend=-1))]]
     for name in ("cause", *PLACE):
         gap_table[name] = largest[name].array
     return Idle(gap_table, parts, waits)
@@ -121,12 +122,9 @@ def _split(
         function = functions.at(tid, start, (gaps["end"] - gaps["start"]).loc[of_gap].to_numpy())
         function[(pieces["call"] != NONE) | activity.in_layer[pieces["range"]]] = NONE
     operator = activity.operator[pieces["call"]]
-    operator_name = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
-    pieces = pieces.assign(
-        event=activity.rows[pieces["call"]],
-        cause=_causes(pieces, activity, function, gaps["is_graph"].loc[of_gap].to_numpy()),
-        operator=np.where(function == NONE, operator_name, len(host.names) - 1 + function),
-    )
+    operator = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
+    operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
+    cause = _causes(pieces, activity, function, gaps["is_graph"].loc[of_gap].to_numpy())
     queued = gaps[gaps["until"] < gaps["end"]]
     call, launcher = queued["call"].to_numpy(), queued["tid"].to_numpy()
     # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
@@ -134,26 +132,20 @@ def _split(
     is_copy = (call != NONE) & host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
     is_copy &= (queued["end"] - queued["until"] >= LONG_NS).to_numpy()
     cases = [is_copy, call == NONE, queued["is_graph"]]
-    queued = queued[["end"]].assign(
-        gap=queued.index,
-        start=queued["until"],
-        range=innermost_range(launcher, host.start[call]),
-        event=np.where(is_copy, copy, NONE),
-        cause=np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"]),
-        operator=NONE,
-    )
-    columns = ["gap", "cause", "range", "operator", "event", "start", "end"]
-    parts = pd.concat([pieces[columns], queued[columns]], ignore_index=True)
-    event = parts["event"].to_numpy()
+    of_queued = np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"])
+    in_call = activity.rows[pieces["call"]]
+    event = np.concatenate((in_call, np.where(is_copy, copy, NONE)))
+    range_ = np.concatenate((pieces["range"], innermost_range(launcher, host.start[call])))
+    start = np.concatenate((start, queued["until"]))
+    idle_ns = np.concatenate((pieces["end"], queued["end"])) - start
     keys = {
-        "gap": parts["gap"].to_numpy(),
-        "cause": parts["cause"].to_numpy(),
-        "layer": layers[parts["range"]],
-        "phase": phases[parts["range"]],
-        "operator": parts["operator"].to_numpy(),
+        "gap": np.concatenate((of_gap, queued.index)),
+        "cause": np.concatenate((cause, of_queued)),
+        "layer": layers[range_],
+        "phase": phases[range_],
+        "operator": np.concatenate((operator, np.full(len(queued), NONE))),
         "call": np.where((event != NONE) & ~host.operator[event], host.name[event], NONE),
     }
-    start, idle_ns = parts["start"].to_numpy(), (parts["end"] - parts["start"]).to_numpy()
     sums = exact_sums(np.searchsorted(gaps.index, keys["gap"]), idle_ns, len(gaps))
     if not np.array_equal(sums, gaps["end"] - gaps["start"]):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
@@ -164,17 +156,29 @@ def _split(
     parts = pd.DataFrame({name: values[order[first]] for name, values in keys.items()})
     parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
     parts["start_ns"] = start[order[first]]
-    # a wait as a gap begins, or inside it: the device had already run dry, and runs dry whenever the host waits for it
-    awaited = launching[launching["late_until"] > launching["start"]]
+    return parts, _waits(gaps, pieces.assign(event=in_call), activity, layers, phases)
+
+
+def _waits(
+    gaps: pd.DataFrame, pieces: pd.DataFrame, activity: HostActivity, layers: Codes, phases: Codes
+) -> pd.DataFrame:
+    """The rows of `Idle.waits`: a wait as a gap begins, or inside it: the device had already run dry, and runs dry
+    whenever the host waits for it.
+    """
+    import pandas as pd
+
+    host = activity.host
+    awaited = gaps[gaps["late_until"] > gaps["start"]]
     event = awaited["event"].to_numpy()
-    awaited = awaited.assign(gap=awaited.index, range=innermost_range(host.tid[event], host.start[event]))
-    awaited["lost_ns"] = np.minimum(awaited["late_until"], awaited["end"]) - awaited["start"]
-    dry = pieces[host.waits[pieces["event"]] & ~pieces["gap"].isin(awaited.index)].drop_duplicates("gap")
-    dry = dry.assign(lost_ns=gaps["end"].loc[dry["gap"]].to_numpy() - dry["start"])
-    columns = ["gap", "range", "event", "lost_ns"]
-    waits = pd.concat([awaited[columns], dry[columns]], ignore_index=True)
+    range_ = activity.ranges.nesting.innermost(host.tid[event], host.start[event])
+    lost_ns = np.minimum(awaited["late_until"], awaited["end"]) - awaited["start"]
+    awaited = awaited[["event"]].assign(gap=awaited.index, range=range_, lost_ns=lost_ns)
+    inside = pieces[host.waits[pieces["event"]] & ~pieces["gap"].isin(awaited.index)].drop_duplicates("gap")
+    lost_ns = gaps["end"].loc[inside["gap"]].to_numpy() - inside["start"]
+    waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
     places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
-    return parts, waits.assign(**places)[["gap", *places, "lost_ns"]]
+    in_order: pd.DataFrame = waits.assign(**places)[["gap", *places, "lost_ns"]]
+    return in_order
 
 
 def _causes(

@@ -183,8 +183,8 @@ def copy_table(
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
     frame = _transfers(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
-    pairs = [*zip(frame["device"].tolist(), frame["copy"].astype(str), strict=True)]
-    links = {(gpu, copy): link_of(trace.info.gpu_name(gpu), copy) for gpu, copy in set(pairs)}
+    pairs = [*zip(frame["device"].tolist(), np.asarray(frame["copy"], dtype=object).tolist(), strict=True)]
+    links = {(gpu, copy): link_of(trace.info.gpu_name(gpu), str(copy)) for gpu, copy in set(pairs)}
     frame["link"] = np.array([links[pair].name for pair in pairs], dtype=object)
     peak = np.array([links[pair].gb_per_s for pair in pairs], dtype=np.float64)
     frame["at_peak_ns"] = frame["bytes"] / peak
