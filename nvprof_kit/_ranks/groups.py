@@ -142,11 +142,11 @@ def _divided(moved: npt.NDArray[np.float64], parts: list[int]) -> list[int]:
             is_inside, sizes = groups[:, None] == groups[None, :], np.bincount(groups)[1:]
             if sizes.min() < max(2, sizes.max()):
                 continue
-            apart = max(APART_NS, APART_TIMES * float(among[upper & is_inside].max()))
-            if float(among[upper & ~is_inside].min(initial=np.inf)) >= apart:
+            least_distance = max(APART_NS, APART_TIMES * float(among[upper & is_inside].max()))
+            if float(among[upper & ~is_inside].min(initial=np.inf)) >= least_distance:
                 divided[members] = [members[groups == group][0] for group in groups]
                 break
-    return [int(part) for part in divided]
+    return [int(first) for first in divided]
 
 
 GROUP_COLUMNS: Columns = {
@@ -275,6 +275,17 @@ class ListedGroups:
                 chosen |= dict.fromkeys(sample)
         return sorted([*chosen, *(rank for rank in ranks if rank not in chosen)][:limit])
 
+    def partitions(self, ranks: Sequence[int]) -> list[dict[int, GroupName]]:
+        """By description: the group of each rank, where each rank is in exactly one group of that description."""
+        group_of_rank: dict[str, dict[int, GroupName]] = {}
+        several: set[str] = set()
+        for rank in ranks:
+            for group in filter(lambda group: len(group.ranks) > 1, self.of.get(rank, ())):
+                described = group.description or group.name
+                if group_of_rank.setdefault(described, {}).setdefault(rank, group) is not group:
+                    several.add(described)
+        return [of for name, of in sorted(group_of_rank.items()) if len(of) == len(ranks) and name not in several]
+
     def may_pass(self, first: int, second: int) -> bool:
         """Whether two ranks can send to each other: they share a group, of pipeline parallelism if they have one."""
         if first not in self.of or second not in self.of:
@@ -333,7 +344,7 @@ def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.Da
         ranks, moved, _ = movements(comm_ends)
         size = comm_ends.groupby("rank")["size"].max().reindex(ranks).to_numpy()
         fits = []
-        for groups in _partitions(marked_groups, ranks_of_comm[str(comm)]):
+        for groups in marked_groups.partitions(ranks_of_comm[str(comm)]):
             first = {
                 name: min(group.ranks)
                 for name, group in {candidate.name: candidate for candidate in groups.values()}.items()
@@ -356,15 +367,3 @@ def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.Da
         if fits and fits[0][0] <= APART_SHARE * fits[0][1]:
             rows += [(str(comm), rank, number) for rank, number in fits[0][3].items()]
     return part_table(rows)
-
-
-def _partitions(marked_groups: ListedGroups, ranks: Sequence[int]) -> list[dict[int, GroupName]]:
-    """By description: the group of each rank, where each rank is in exactly one group of that description."""
-    group_of_rank: dict[str, dict[int, GroupName]] = {}
-    several: set[str] = set()
-    for rank in ranks:
-        for group in marked_groups.of.get(rank, ()):
-            described = group.description or group.name
-            if len(group.ranks) > 1 and group_of_rank.setdefault(described, {}).setdefault(rank, group) is not group:
-                several.add(described)
-    return [of for name, of in sorted(group_of_rank.items()) if len(of) == len(ranks) and name not in several]

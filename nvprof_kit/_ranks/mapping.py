@@ -104,7 +104,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     layer, phase = (owners[rows] for owners in op_owners(attribution))
     ops = _Operations(start, end, sort[rows], launch, numbers[attribution.step[rows]], layer, phase)
     comm = communications(trace, host, rows, ops.sort == COMM, launch=ops.launch, step=ops.step, rank=rank)
-    ready, gates = _ready(ops, comm.ops), _gates(ops, comm.ops)
+    ready, gates = _arrivals(ops, comm.ops)
     cuts = np.unique(np.concatenate((ready, end[comm.ops][gates], windows.start, windows.end)))
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
     lane = _lane(ops, cuts)
@@ -164,24 +164,21 @@ def _device(trace: Trace, of_op: Int64Array, sort: npt.NDArray[np.int8], allowed
     return int(np.where(allowed, weights, -1).argmax())
 
 
-def _ready(ops: _Operations, collectives: Int64Array) -> Int64Array:
-    """When each collective could have begun: after its launch and the end of compute and copies launched before it."""
+def _arrivals(ops: _Operations, collectives: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+    """When each collective could have begun: after its launch and the end of compute and copies launched before it; and
+    whether the device computed nothing when it ended.
+    """
     order = np.argsort(ops.launch, kind="stable")
     work = np.where(ops.sort[order] == COMM, _BEFORE_ALL, ops.end[order])
     until = np.empty(len(order), dtype=np.int64)
     until[order] = np.concatenate(([_BEFORE_ALL], np.maximum.accumulate(work)[:-1]))
     possible = np.maximum(until[collectives], ops.launch[collectives])
-    return np.clip(possible, ops.start.min(initial=0), ops.start[collectives])
-
-
-def _gates(ops: _Operations, collectives: Int64Array) -> npt.NDArray[np.bool_]:
-    """Whether the device computed nothing when each collective ended."""
-    works = np.flatnonzero(ops.sort == COMPUTE)
-    works = works[np.argsort(ops.start[works], kind="stable")]
-    latest_end = np.append(np.maximum.accumulate(ops.end[works]), _BEFORE_ALL)
-    previous = np.searchsorted(ops.start[works], ops.end[collectives], side="left") - 1
-    quiet: npt.NDArray[np.bool_] = latest_end[previous] <= ops.end[collectives]
-    return quiet
+    ready = np.clip(possible, ops.start.min(initial=0), ops.start[collectives])
+    computing = np.flatnonzero(ops.sort == COMPUTE)
+    computing = computing[np.argsort(ops.start[computing], kind="stable")]
+    latest_end = np.append(np.maximum.accumulate(ops.end[computing]), _BEFORE_ALL)
+    previous = np.searchsorted(ops.start[computing], ops.end[collectives], side="left") - 1
+    return ready, latest_end[previous] <= ops.end[collectives]
 
 
 # ---------------------------------------------------------------- device activity

@@ -117,6 +117,20 @@ class _Side(NamedTuple):
         pairs = [(self.of.get((step, kind), _NONE), other.of.get((step, its), _NONE), kind) for kind, its in _KINDS]
         return [pair for pair in pairs if len(pair[0])]
 
+    def costs(self, other: _Side, rows: Ints, its: Ints, kind: str, offset: int) -> npt.NDArray[np.float64]:
+        """How badly each of these messages fits each of another rank with this clock offset, in ns."""
+        start, end, size = (times[rows][:, None] for times in (self.start, self.end, self.size))
+        its_start, its_end = other.start[its][None, :] + offset, other.end[its][None, :] + offset
+        if kind == "Send":
+            distance = its_end - np.maximum(end, np.minimum(its_start, its_end))
+        elif kind == "Recv":
+            distance = end - np.maximum(its_end, np.minimum(start, end))
+        else:
+            distance = end - its_end
+        its_size = other.size[its][None, :]
+        size_differs = (size != its_size) & (size >= 0) & (its_size >= 0)
+        return np.where(size_differs, WORST_NS, np.minimum(np.abs(distance), WORST_NS)).astype(np.float64)
+
     def without(self, rows: Ints, steps: set[int]) -> _Side:
         """The messages without some of them, and without steps."""
         of = {key: of_key[~np.isin(of_key, rows)] for key, of_key in self.of.items() if key[0] not in steps}
@@ -232,7 +246,7 @@ def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fi
             broken.add(step)
             continue
         for first_rows, its, kind in pairs:
-            cost = _cost(first, second, (first_rows, its), kind, offset)
+            cost = first.costs(second, first_rows, its, kind, offset)
             columns = _in_order(cost)
             rows, partners = [*rows, first_rows], [*partners, its[columns]]
             costs.append(float(cost[np.arange(len(first_rows)), columns].sum()))
@@ -242,22 +256,6 @@ def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fi
     better = int(np.median(close)) if len(close) else offset
     mean = sum(costs) / len(all_rows) if len(all_rows) else np.inf
     return _Fit(mean, better, all_rows, all_partners, broken)
-
-
-def _cost(first: _Side, second: _Side, rows: tuple[Ints, Ints], kind: str, offset: int) -> npt.NDArray[np.float64]:
-    """How badly each message of the first rank fits each of the second, in ns."""
-    first_rows, its = rows
-    start, end = first.start[first_rows][:, None], first.end[first_rows][:, None]
-    its_start, its_end = second.start[its][None, :] + offset, second.end[its][None, :] + offset
-    if kind == "Send":
-        distance = its_end - np.maximum(end, np.minimum(its_start, its_end))
-    elif kind == "Recv":
-        distance = end - np.maximum(its_end, np.minimum(start, end))
-    else:
-        distance = end - its_end
-    size, its_size = first.size[first_rows][:, None], second.size[its][None, :]
-    size_differs = (size != its_size) & (size >= 0) & (its_size >= 0)
-    return np.where(size_differs, WORST_NS, np.minimum(np.abs(distance), WORST_NS)).astype(np.float64)
 
 
 def _in_order(cost: npt.NDArray[np.float64]) -> Ints:

@@ -240,12 +240,12 @@ def _of_rank(
     if layer is None and top in ("work", "host"):
         # most of the cost may lie in one phase outside layers, such as the optimizer
         sums: Any = top_faults.groupby(["layer", "phase"])["cost_ns"].sum()
-        place = sums.idxmax()
+        owner = sums.idxmax()
         work: Any = rank_layers.groupby(["layer", "phase"])["peers_ns"].sum()
-        usual = float(work.get(place, 0.0) / work.sum()) if len(work) and work.sum() else 0.0
+        usual = float(work.get(owner, 0.0) / work.sum()) if len(work) and work.sum() else 0.0
         share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
-        if place[0] == NO_LAYER and share > 0.5 and share >= 1.5 * usual:
-            phase = None if place[1] == NO_PHASE else str(place[1])
+        if owner[0] == NO_LAYER and share > 0.5 and share >= 1.5 * usual:
+            phase = None if owner[1] == NO_PHASE else str(owner[1])
             where = " outside layers" if phase is None else f" outside layers, in the {phase} phase"
     cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
     place_cost = float(_medians(top_faults.assign(kind=top), ["kind"], steps).sum())

@@ -211,14 +211,14 @@ class JobTables:
     def _show_members(self) -> None:
         """Set the query for the collectives with their keys, and count them: c, comm, s, rank, n."""
         keys = {"c": _C, "s": _S, "k": _K}
-        joins, part = [], "0"
+        joins, split = [], "0"
         if self._value("SELECT count(*) FROM parts"):
             joins.append(f"LEFT JOIN parts AS p ON p.comm = {self._ids['comm']} AND p.rank = x.rank")
-            part = "coalesce(part, 0)"
+            split = "coalesce(part, 0)"
         if self._value("SELECT count(*) FROM renumbered"):
             joins.append("LEFT JOIN renumbered AS r ON r.rank = x.rank AND r.index = x.index")
             keys = {name: f"coalesce(r.{name}, {key})" for name, key in keys.items()}
-        columns = ", ".join(f"{key.format(part=part, **self._ids)} AS {name}" for name, key in keys.items())
+        columns = ", ".join(f"{key.format(part=split, **self._ids)} AS {name}" for name, key in keys.items())
         members = _MEMBERS.format(comm=self._ids["comm"], keys=columns, joins=" ".join(joins))
         self._query(f"CREATE OR REPLACE VIEW members AS {members}")
         self._query(
