@@ -11,7 +11,6 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold import fold_tree
 from nvprof_kit._analysis.layers.layers import NOTABLE
 from nvprof_kit._analysis.layers.sums import SPLITS
-from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.table import (
     FOLD_KINDS,
     FOLD_RANKS,
@@ -159,10 +158,9 @@ def layers_by_step(result: Layers) -> pd.DataFrame:
     """
     rows, tree = result.rows, result.tree
     steps = rows["instance"].astype(object).where(rows["instance"].notna(), OUTSIDE)
-    self_ns = rows["gpu_self_ns"].groupby([row_names(rows), steps]).sum().unstack(fill_value=0).astype("int64")
-    self_ns = self_ns[[*sorted(set(self_ns) - {OUTSIDE}), *({OUTSIDE} & set(self_ns))]]
-    times: pd.DataFrame = self_ns.reindex(row_names(tree).tolist(), fill_value=0)
-    times[:] = ModelTree(tree["layer"].tolist(), tree["parent"].tolist()).with_nested(times.to_numpy())
+    total_ns = rows["gpu_total_ns"].groupby([row_names(rows), steps]).sum().unstack(fill_value=0).astype("int64")
+    total_ns = total_ns[[*sorted(set(total_ns) - {OUTSIDE}), *({OUTSIDE} & set(total_ns))]]
+    times: pd.DataFrame = total_ns.reindex(row_names(tree).tolist(), fill_value=0)
     times.loc["total"] = times[(tree["depth"] == 0).to_numpy()].sum()
     return times
 
