@@ -41,6 +41,8 @@ _END_OF_BLOCK = 0.6
 """How much sooner a block ends after a sum than elsewhere, in kernels."""
 _TIE = 0.3
 _NEAR = 3
+_HOPELESS = 25.0
+"""An alignment that is so much worse than the best is not continued."""
 _LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
 
@@ -61,7 +63,10 @@ class Aligner:
             kernel in common, less for those that differ. Gaps cost little more when they are long, but each matrix
             product and each sum in them. Shape ``(len(other) + 1,)``.
         """
-        tokens, other = np.ascontiguousarray(tokens[:_LONGEST]), np.ascontiguousarray(other)
+        tokens, other = (
+            np.ascontiguousarray(tokens[: min(_LONGEST, len(other) + _LONGEST // 8)]),
+            np.ascontiguousarray(other),
+        )
         key = tokens.tobytes(), other.tobytes()
         if key not in self._scores:
             self._scores[key] = self._align(tokens, other[:_LONGEST], len(other) + 1)
@@ -89,7 +94,7 @@ class Aligner:
             before = np.maximum.accumulate(column - skipped)
             column[1:] = np.maximum(column[1:], before[:-1] + _OPEN + skipped[1:])
             best[: len(column)] = np.maximum(best[: len(column)], column)
-            if column.max() < best.max() - 60:
+            if column.max() < best.max() - _HOPELESS:
                 break
             above = column
         return best
