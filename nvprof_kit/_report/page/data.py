@@ -26,9 +26,8 @@ from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
 from nvprof_kit._analysis.timeline import Timeline, idle_by_step, timeline
 from nvprof_kit._report.page.timeline import Drawing, ShownStep
-from nvprof_kit._report.text.layers import heading, row_names, time_name
-from nvprof_kit._report.text.texts import Milliseconds, cell, filled, is_missing, percent, saving
-from nvprof_kit._report.text.texts import heading as column_heading
+from nvprof_kit._report.text.layers import capitalized, row_names, time_name
+from nvprof_kit._report.text.texts import Milliseconds, cell, filled, heading, is_missing, percent, saving
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -240,7 +239,7 @@ def headlines(sheet: Sheet) -> list[tuple[str, str, str]]:
     """The numbers at the top of the page: label, value, details."""
     result, summary, flops = sheet.layers, sheet.layers.summary, sheet.flops
     several = summary.steps > 1
-    label = heading(time_name(result)) + (" per step" if several else "")
+    label = capitalized(time_name(result)) + (" per step" if several else "")
     total = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1)).with_unit(summary.total_ns)
     lines = [(label, total, f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if several else ""))]
     if len(sheet.steps):
@@ -369,7 +368,7 @@ def page_table(frame: pd.DataFrame, name: str, title: str, about: str, command: 
         "name": name,
         "title": title,
         "about": about,
-        "heads": [(column_heading(str(name), mib=True), printed[name].dtype.kind in "iufb") for name in printed],
+        "heads": [(heading(str(name), mib=True), printed[name].dtype.kind in "iufb") for name in printed],
         "rows": [
             [
                 (cell(str(name), value, mib=True), "" if isinstance(value, str) or is_missing(value) else value)

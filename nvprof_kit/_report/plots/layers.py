@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvprof_kit._report.plots.plots import PHASE_COLOURS, canvas, legend_above
-from nvprof_kit._report.text.layers import heading, row_names, time_name
+from nvprof_kit._report.text.layers import capitalized, row_names, time_name
 from nvprof_kit._report.text.texts import counted, fit, percent
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def figure(result: Layers) -> Figure:
     bars = _bars(result.tree, result.depth or next(fitting, 1))
     steps = max(result.summary.steps, 1)
     gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
-    times = f"{heading(time_name(result))}, ms{' per step' if steps > 1 else ''}"
+    times = f"{capitalized(time_name(result))}, ms{' per step' if steps > 1 else ''}"
     size = (10, 1.7 + 0.28 * len(bars))
-    drawn, axes = canvas(size, f"{heading(time_name(result))} by layer{gpu}", times, grid="x")
+    drawn, axes = canvas(size, f"{capitalized(time_name(result))} by layer{gpu}", times, grid="x")
     left = 0 * bars["forward"]
     for phase in _PHASES:
         lengths = bars[phase] / steps / 1e6

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
-from nvprof_kit._report.text.layers import header, heading, steps_table, time_name, tree_table
+from nvprof_kit._report.text.layers import capitalized, header, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, counted, is_missing, mib_cell
 from nvprof_kit._result.selection import UNFOLDED
@@ -79,8 +79,8 @@ def time_figure(profile: LayerProfile) -> Figure:
     """
     blocks = curve_points(profile)
     gpus = f" on {counted(profile.layers.info.gpus)}" if profile.layers.info.gpus else ""
-    title = f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases"
-    figure, axes = canvas((12, 5.5), title, y=f"{heading(time_name(profile.layers))} per step, ms", grid="y")
+    title = f"{capitalized(time_name(profile.layers))} of each layer{gpus}, all phases"
+    figure, axes = canvas((12, 5.5), title, y=f"{capitalized(time_name(profile.layers))} per step, ms", grid="y")
     for number, (kind, rows) in enumerate(blocks.groupby("kind", sort=False)):
         colour, times = PALETTE[number % (len(PALETTE) - 2)], rows.select_dtypes("number") / 1e6
         axes.fill_between(rows.index, times["min_ns"], times["max_ns"], color=colour, alpha=0.18, linewidth=0)

@@ -273,7 +273,7 @@ def header(result: Layers) -> list[RenderableType]:
     if steps > 1:
         per_step = Milliseconds.for_total(summary.total_ns, steps).with_unit(summary.total_ns)
         amount = f"{per_step} per step ({amount} in {steps} steps)"
-    lines = [f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations"]
+    lines = [f"{capitalized(time_name(result))}: {amount}, {summary.ops:,} operations"]
     if info.on_gpu and summary.wall_ns:
         wall = Milliseconds.for_total(summary.wall_ns, steps).with_unit(summary.wall_ns)
         look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
@@ -304,7 +304,7 @@ def time_name(result: Layers) -> str:
     return "GPU time" if result.info.on_gpu else "operator time"
 
 
-def heading(text: str) -> str:
+def capitalized(text: str) -> str:
     """Capitalize the first letter of a text."""
     return text[:1].upper() + text[1:]
 
