@@ -284,7 +284,11 @@ def timers(
     steps: StepOptions = ALL_STEPS,
 ) -> Timers:
     """Statistics, skew and verdict of the stages that ranks timed; the arguments are those of `TimerLog.timers`."""
-    calls = _chosen(logs, steps)
+    calls = logs.stages
+    if steps.selects:
+        number = np.arange(int(calls["call"].max()) + 1)
+        calls = calls[chosen_steps(steps, number, logs.path)[calls["call"].to_numpy()]].reset_index(drop=True)
+        calls["stage"] = calls["stage"].cat.remove_unused_categories()
     order = calls.groupby("stage", observed=True)["start_ns"].min().sort_values(kind="stable").index
     calls = calls.assign(
         stage=calls["stage"].cat.reorder_categories(list(order), ordered=True),
@@ -318,17 +322,6 @@ def timers(
         warnings=(*logs.warnings, *_warnings(calls)),
         by_call=by == "call",
     )
-
-
-def _chosen(logs: TimerLogs, steps: StepOptions) -> pd.DataFrame:
-    """The included calls of each stage, numbered from 0 on each rank."""
-    if not steps.selects:
-        return logs.stages
-    number = np.arange(int(logs.stages["call"].max()) + 1)
-    is_chosen = chosen_steps(steps, number, logs.path)
-    stages: pd.DataFrame = logs.stages[is_chosen[logs.stages["call"].to_numpy()]].reset_index(drop=True)
-    stages["stage"] = stages["stage"].cat.remove_unused_categories()
-    return stages
 
 
 def _skew(calls: pd.DataFrame) -> pd.DataFrame:

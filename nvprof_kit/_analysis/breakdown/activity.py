@@ -98,13 +98,13 @@ def levels(
     """
     line = Line.over((windows[1], intervals[1]), (windows[2], intervals[2]))
     opens, closes = (line.at(windows[0], edge) for edge in windows[1:])
-    moments = np.concatenate((*(line.at(intervals[0], edge) for edge in intervals[1:]), opens, closes))
+    positions = np.concatenate((*(line.at(intervals[0], edge) for edge in intervals[1:]), opens, closes))
     change = np.concatenate((weight, -weight, np.zeros(2 * len(opens), dtype=np.int64)))
-    order = np.argsort(moments, kind="stable")
-    moments, change, total = moments[order], change[order], np.int64(0)
-    for low in range(0, len(moments) - 1, _BLOCK):
-        length = np.diff(moments[low : low + _BLOCK + 1])
-        start, level = moments[low : low + len(length)], total + np.cumsum(change[low : low + len(length)])
+    order = np.argsort(positions, kind="stable")
+    positions, change, total = positions[order], change[order], np.int64(0)
+    for low in range(0, len(positions) - 1, _BLOCK):
+        length = np.diff(positions[low : low + _BLOCK + 1])
+        start, level = positions[low : low + len(length)], total + np.cumsum(change[low : low + len(length)])
         total = level[-1]
         window = np.searchsorted(opens, start, side="right") - 1
         inside = (length > 0) & (window >= 0)

@@ -327,12 +327,12 @@ def _check(steps: pd.DataFrame) -> None:
 
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
-    counted = parts[is_counted].reset_index(drop=True)
-    groups = counted.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)["idle_ns"]
+    chosen_parts = parts[is_counted].reset_index(drop=True)
+    groups = chosen_parts.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)["idle_ns"]
     table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
     order = ["idle_ns", "longest_ns", "longest"]
     table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)
-    table["longest_at_ns"] = counted["start_ns"].to_numpy()[table["longest"].to_numpy(dtype=np.int64)]
+    table["longest_at_ns"] = chosen_parts["start_ns"].to_numpy()[table["longest"].to_numpy(dtype=np.int64)]
     for name in ("cause", *PLACE):
         table[name] = table[name].astype(object).fillna("").astype(str)
     selected: pd.DataFrame = table[list(IDLE_COLUMNS)]

@@ -368,8 +368,8 @@ class HostActivity:
 
     def _of_callers(self, pid: int, intervals: pd.DataFrame) -> pd.DataFrame:
         """Cut intervals of a process where a CUDA call begins or ends, with the thread that is in one or calls next."""
-        host, (calls, starts, moments) = self.host, self._of_process[pid]
-        row, start, end = _cut(moments, intervals["start"].to_numpy(), intervals["end"].to_numpy())
+        host, (calls, starts, cuts) = self.host, self._of_process[pid]
+        row, start, end = _cut(cuts, intervals["start"].to_numpy(), intervals["end"].to_numpy())
         latest = calls[np.searchsorted(starts, start, side="right") - 1]
         following = calls[np.searchsorted(starts, end, side="left")]
         call = np.where(host.end[latest] > start, latest, following)
@@ -391,9 +391,9 @@ class HostActivity:
         launching = launching[length[launching] >= LONG_LAUNCH_NS]
         if len(launching):  # few captures have one, and to find the first launches takes a while
             is_long[launching] = np.isin(rows[launching], host.first_launches)
-        own: Int64Array = np.where(is_long, of_long, of_name)
-        own[(own == CODE["copy"]) & host.waits[rows]] = CODE["sync"]
-        return own
+        cause_of_call: Int64Array = np.where(is_long, of_long, of_name)
+        cause_of_call[(cause_of_call == CODE["copy"]) & host.waits[rows]] = CODE["sync"]
+        return cause_of_call
 
     def _prepares(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """Which calls are the long first call of an operator."""
@@ -462,20 +462,20 @@ class HostActivity:
 
 def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:
     """The distinct times, ascending."""
-    moments = np.sort(np.concatenate(times))
-    distinct: Int64Array = moments[np.append(True, np.diff(moments) > 0)[: len(moments)]]
+    sorted_times = np.sort(np.concatenate(times))
+    distinct: Int64Array = sorted_times[np.append(True, np.diff(sorted_times) > 0)[: len(sorted_times)]]
     return distinct
 
 
-def _cut(moments: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _cut(cuts: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Cut intervals at sorted moments inside them: the interval, start and end of each part."""
-    low = np.searchsorted(moments, start, side="right")
-    counts = np.maximum(np.searchsorted(moments, end, side="left") - low, 0) + 1
+    low = np.searchsorted(cuts, start, side="right")
+    counts = np.maximum(np.searchsorted(cuts, end, side="left") - low, 0) + 1
     row = np.repeat(np.arange(len(start)), counts)
     last = np.cumsum(counts) - 1
     first = last - counts + 1
     of_part = np.arange(len(row)) - 1 + (low - first)[row]
-    starts = moments[np.clip(of_part, 0, len(moments) - 1)] if len(moments) else start[row]
+    starts = cuts[np.clip(of_part, 0, len(cuts) - 1)] if len(cuts) else start[row]
     starts[first] = start
     ends = np.append(starts[1:], 0)[: len(row)]
     ends[last] = end

@@ -113,9 +113,9 @@ def _split(
     pieces = activity.pieces(waits)
     is_cut = pieces["late_until"].between(pieces["start"], pieces["end"], inclusive="neither")
     if is_cut.any():
-        late = pieces[is_cut]
-        pieces.loc[is_cut, "end"] = late["late_until"]
-        pieces = pd.concat([pieces, late.assign(start=late["late_until"])], ignore_index=True)
+        after_wait = pieces[is_cut]
+        pieces.loc[is_cut, "end"] = after_wait["late_until"]
+        pieces = pd.concat([pieces, after_wait.assign(start=after_wait["late_until"])], ignore_index=True)
     tid, start, of_gap = (pieces[name].to_numpy() for name in ("tid", "start", "gap"))
     function = np.full(len(pieces), NONE)
     if functions is not None:  # outside calls, operators and layers

@@ -160,7 +160,7 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     similar; since all of them may wait, the assumed minimum is capped at a multiple of the first decile of the name.
     """
     has_size = calls["bytes"].notna()
-    calls = calls.assign(**{place: calls[place].cat.codes.where(~has_size, -1) for place in ("layer", "phase")})
+    calls = calls.assign(**{owner: calls[owner].cat.codes.where(~has_size, -1) for owner in ("layer", "phase")})
     groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
     fastest_ns, slowest_ns, group_size = (groups.transform(how) for how in ("min", "max", "size"))
     steady = (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)

@@ -267,24 +267,24 @@ def flops(
     rows.index = pd.MultiIndex.from_frame(rows[["layer", "phase"]])
     ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
     times = ran["times"].dropna().to_dict()
-    whole, uncaptured = _whole(operations, program, times, of_gpu, choice)
+    overall, uncaptured = _whole(operations, program, times, of_gpu, choice)
     notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
     has_attention = bool(rows["attention_flops"].sum() > 0)
-    reasons = _why_above(whole.busy_hfu, has_attention, {*counts.operators["dtype"]}, of_gpu)
+    reasons = _why_above(overall.busy_hfu, has_attention, {*counts.operators["dtype"]}, of_gpu)
     above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {reasons}")]
     gpus = ", ".join(sorted(set(info.gpus))) or "the GPU"
     no_peak = f"no peak is known of {gpus}: no HFU and MFU; give it with --peak bf16=989e12"
     return Flops(
         rows=table,
-        whole=whole,
+        whole=overall,
         peaks=of_gpu,
         counts=counts.path,
         info=info,
         warnings=(
             *info.warnings,
             *join_warnings(trace, attribution.ranges, attribution.unjoined),
-            *(above if whole.above_the_peak else ()),
+            *(above if overall.above_the_peak else ()),
             *left_out_warnings(choice),
             *_warnings(program, times, uncaptured, shares, info),
             *([] if of_gpu or not info.on_gpu else [Issue("no-peak", "note", 1.0, no_peak)]),

@@ -256,8 +256,8 @@ def _traffic(name: str, call: _Call, widths: dict[int, int]) -> tuple[list[int],
     elif name.startswith("nll_loss") and name.endswith("backward"):
         reads[1] = 0
     mask = call.value(len(call.types) - 1) if name.endswith("norm_backward") else None
-    again = [tensor.bytes for argument in arguments[: arguments_read_again(name, mask)] for tensor in argument]
-    return ([] if name.startswith("new_") or name.endswith("_like") else reads + again), writes
+    second_reads = [tensor.bytes for argument in arguments[: arguments_read_again(name, mask)] for tensor in argument]
+    return ([] if name.startswith("new_") or name.endswith("_like") else reads + second_reads), writes
 
 
 def _elements(tensors: Sequence[_Tensor]) -> int:

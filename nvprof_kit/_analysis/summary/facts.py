@@ -188,15 +188,16 @@ class Facts(Operations):
         table: pd.DataFrame = summed.reset_index()
         return table
 
-    def busy(self, intervals: pd.DataFrame, **names: str) -> pd.DataFrame:
+    def busy(self, intervals: pd.DataFrame, length: str, **names: str) -> pd.DataFrame:
         """How many intervals there are, and the length of their union.
 
         Args:
             intervals: Columns ``step``, ``start``, ``end`` and ``lane``, and ``is_call`` where not each counts.
+            length: The column for the length.
             names: Further columns of the result.
 
         Returns:
-            A row for each step if views have one, else one; none without intervals: ``step``, ``calls``, ``busy_ns``.
+            A row for each step if views have one, else one; none without intervals: ``step``, ``calls``, the length.
         """
         import pandas as pd
 
@@ -208,7 +209,7 @@ class Facts(Operations):
             {
                 "step": steps.astype(np.int64),
                 "calls": np.bincount(group, weights=is_call, minlength=len(steps)).astype(np.int64),
-                "busy_ns": union_lengths(start, end, lane, group, len(steps)) if len(steps) else group,
+                length: union_lengths(start, end, lane, group, len(steps)) if len(steps) else group,
             }
         )
         named: pd.DataFrame = table.assign(**names)
@@ -220,7 +221,7 @@ class Facts(Operations):
         intervals = intervals.set_axis(["start", "end"], axis=1).assign(
             lane=self.windows.of_op[ops], step=self.step_of_op[ops], is_call=begins(self.trace.ops)[ops]
         )
-        return self.busy(intervals, **names)
+        return self.busy(intervals, "gpu_total_ns", **names)
 
     def with_ratios(self, table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         """The named columns, and CPU and GPU time with their shares of the wall time."""

@@ -158,16 +158,13 @@ def _overview(facts: Facts) -> pd.DataFrame:
     of_ops = {"kernel": (kind == OP_KINDS.index("kernel")) & ~is_comm, "communication": is_comm}
     of_ops |= {name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")}
     of_calls = {"CUDA API": ~(host.overhead | host.operator | host.system)[:-1], "profiler": host.overhead[:-1]}
-    gpu = [facts.busy_ops(np.flatnonzero(mask & facts.counted), event=name) for name, mask in of_ops.items()]
-    cpu = []
+    unions = [facts.busy_ops(np.flatnonzero(mask & facts.counted), event=name) for name, mask in of_ops.items()]
     for name, mask in of_calls.items():
         calls = facts.counted_calls(np.flatnonzero(mask))
         step = facts.step_of_calls(calls) if facts.by_step else 0
         intervals = pd.DataFrame({"start": host.start[calls], "end": host.end[calls], "lane": host.tid[calls]})
-        cpu.append(facts.busy(intervals.assign(step=step), event=name))
-    table = pd.concat([*(part.rename(columns={"busy_ns": "gpu_total_ns"}) for part in gpu),
-                       *(part.rename(columns={"busy_ns": "cpu_total_ns"}) for part in cpu)])  # fmt: skip
-    return facts.with_ratios(table, ["event", "calls"])
+        unions.append(facts.busy(intervals.assign(step=step), "cpu_total_ns", event=name))
+    return facts.with_ratios(pd.concat(unions), ["event", "calls"])
 
 
 def _model(facts: Facts) -> pd.DataFrame:
@@ -178,24 +175,20 @@ def _model(facts: Facts) -> pd.DataFrame:
     part_of_op = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
     phases = pd.Series(ranges.phase_text).str.lower()
     is_phase = ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
-    part_of_range = (
-        phases.map({phase: _part(phase) for phase in phases.unique()}).where(is_phase, NONE).to_numpy(np.int64)
-    )
+    part_of_range = phases.map(_part).where(is_phase, NONE).to_numpy(np.int64)
     is_call = ranges.first & ~inside_its_like(part_of_range, ranges)
-    for code, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
-        is_named = (phases == part).to_numpy()
+    for code, model_part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+        is_named = (phases == model_part).to_numpy()
         if (is_named & (part_of_range == code)).any():
             is_call &= is_named | (part_of_range != code)
     tables = []
-    for code, part in enumerate(MODEL_PARTS):
-        gpu = facts.busy_ops(np.flatnonzero((part_of_op == code) & facts.counted), part=part)
+    for code, model_part in enumerate(MODEL_PARTS):
+        gpu = facts.busy_ops(np.flatnonzero((part_of_op == code) & facts.counted), part=model_part)
         rows = facts.counted_ranges(np.flatnonzero(part_of_range == code))
         columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
         intervals = pd.DataFrame({name: values[rows] for name, values in columns.items()})
-        cpu = facts.busy(intervals.assign(step=steps_around(ranges, rows)), part=part)
-        gpu = gpu.rename(columns={"calls": "gpu_ops", "busy_ns": "gpu_total_ns"})
-        cpu = cpu.rename(columns={"busy_ns": "cpu_total_ns"})
-        tables.append(gpu.merge(cpu, on=["step", "part"], how="outer", sort=False))
+        cpu = facts.busy(intervals.assign(step=steps_around(ranges, rows)), "cpu_total_ns", part=model_part)
+        tables.append(gpu.rename(columns={"calls": "gpu_ops"}).merge(cpu, on=["step", "part"], how="outer", sort=False))
     return facts.with_ratios(pd.concat(tables), ["part", "calls", "gpu_ops"])
 
 

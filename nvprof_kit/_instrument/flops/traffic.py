@@ -234,8 +234,10 @@ def accesses_of(schema: Any, arguments: dict[str, Any], out: Any) -> Accesses:
         return Accesses({}, {}, {}, created)  # a view, or a number read back
     reads, writes = _touched(name, arguments, reads, writes + results)
     number = arguments_read_again(name, arguments.get("output_mask"))
-    again = [(arguments[argument.name], _size(arguments[argument.name])) for argument in schema.arguments[:number]]
-    return Accesses(_by_storage(reads), _by_storage(again), _by_storage(writes), created)
+    second_reads = [
+        (arguments[argument.name], _size(arguments[argument.name])) for argument in schema.arguments[:number]
+    ]
+    return Accesses(_by_storage(reads), _by_storage(second_reads), _by_storage(writes), created)
 
 
 def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) -> tuple[Sizes, Sizes]:

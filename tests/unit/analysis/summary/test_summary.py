@@ -166,7 +166,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "nvjet_a" in run(group, ["summary", path]).output
     csv = run(group, ["summary", path, "--view", "memory", "--format", "csv"]).output
     assert csv.splitlines()[0].startswith("copy,memory,calls,cpu_total_ns")
-    assert "name it with --view" in str(run(group, ["summary", path, "--format", "csv"]).exception)
+    assert "name it (--view)" in str(run(group, ["summary", path, "--format", "csv"]).exception)
     assert "no such column" in str(run(group, ["summary", path, "--sort", "x"]).exception)
 
 
