@@ -35,10 +35,14 @@ def capture_warnings(db: Database, ops: Columns, launches: int) -> list[Issue]:
     def warn(code: str, share: float, text: str, severity: Severity = "warning") -> None:
         issues.append(Issue(code, severity, share, text))
 
-    unseen, replays = _whole_graphs(db, ops)
+    replays, unseen = graph_launches(db), 0
+    for process in np.unique(replays["pid"]).tolist():
+        by_node = ops["correlation"][(ops["graph_node"] >= 0) & (ops["pid"] == process)]
+        unseen += int((~np.isin(replays["correlation"][replays["pid"] == process], by_node)).sum())
     if unseen:
-        warn("whole-graphs", unseen / replays,
-             f"{unseen} of {replays} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
+        count = len(replays["pid"])
+        warn("whole-graphs", unseen / count,
+             f"{unseen} of {count} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
              "record with --cuda-graph-trace=node")  # fmt: skip
     window = max(int(ops["end_ns"].max()) - int(ops["start_ns"].min()), 1) if len(ops["start_ns"]) else 1
     if (overhead_ns := _overhead(db, ops)) > _OVERHEAD_SHARE * window:
@@ -90,15 +94,6 @@ def graph_launches(db: Database) -> Columns:
     columns = {"pid": "globalTid", "correlation": "correlationId"}
     read = read_columns(db, RUNTIME, columns, [Where("nameId", names)])
     return {**read, "pid": process_of(read["pid"])}
-
-
-def _whole_graphs(db: Database, ops: Columns) -> tuple[int, int]:
-    """Number of CUDA graph replays without node tracing, whose kernels are indistinguishable or missing; and of all."""
-    launches, unseen = graph_launches(db), 0
-    for process in np.unique(launches["pid"]).tolist():
-        seen = ops["correlation"][(ops["graph_node"] >= 0) & (ops["pid"] == process)]
-        unseen += int(np.count_nonzero(~np.isin(launches["correlation"][launches["pid"] == process], seen)))
-    return unseen, len(launches["pid"])
 
 
 def _overhead(db: Database, ops: Columns) -> int:
