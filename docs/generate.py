@@ -191,7 +191,7 @@ def _rules() -> str:
     for name, rule in rules.items():
         paragraphs = [" ".join(text.split()) for text in (rule.look.__doc__ or "").split("\n\n")]
         saves = next(text.removeprefix("Saves: ") for text in paragraphs if text.startswith("Saves: "))
-        least = f"{100 * rule.least:g} %" if rule.least else ""
+        least = f"{100 * rule.min_share:g} %" if rule.min_share else ""
         lines.append(f"| `{name}` | {paragraphs[0].removesuffix('.')} | {least} | {saves.removesuffix('.')} |")
     return "\n".join(lines)
 

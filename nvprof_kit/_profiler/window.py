@@ -186,7 +186,11 @@ class WindowRecorder(Sink):
             self._undo.callback(self._sampler.stop)
 
     def stop(self, window: Window) -> None:
-        """Write the trace, analyze it, and write the results."""
+        """Write the trace, analyze it, and write the results; rank 0 prints the head of the log."""
+        from nvprof_kit._report.text.layer_profile import profile_head, profile_report
+        from nvprof_kit._report.text.table import print_to, text_of
+        from nvprof_kit._result.writer import write_file
+
         if self._tool is not None:
             self._tool.stop(window)
         with self._timed("write_ns"):
@@ -216,7 +220,9 @@ class WindowRecorder(Sink):
         if self.throughput is not None:
             facts += str(self.throughput.summary()).splitlines()
         with self._timed():
-            self._write_log(profile, facts)
+            write_file(self._path(f"rank_{rank()}.log"), text_of(profile_report(profile, facts), to_file=True))
+            if self.echo and rank() == 0:
+                print_to(sys.stdout, [*profile_head(profile, facts), f"Files: {self._path('*')}"])
             self.recorded.append(Recorded(window, recorder.path, profile, cost))
             if self.on_trace_ready is not None:
                 self.on_trace_ready(recorder.path, window)
@@ -263,16 +269,6 @@ class WindowRecorder(Sink):
         write_file(self._path("cuda_time_plot.png"), encode(time_figure(profile), "png"))
         if boundaries:
             write_file(self._path("memory_usage_line_chart.png"), encode(curve_figure(boundaries), "png"))
-
-    def _write_log(self, profile: LayerProfile, facts: list[str]) -> None:
-        """Write the summary log, and print its head on rank 0."""
-        from nvprof_kit._report.text.layer_profile import profile_head, profile_report
-        from nvprof_kit._report.text.table import print_to, text_of
-        from nvprof_kit._result.writer import write_file
-
-        write_file(self._path(f"rank_{rank()}.log"), text_of(profile_report(profile, facts), to_file=True))
-        if self.echo and rank() == 0:
-            print_to(sys.stdout, [*profile_head(profile, facts), f"Files: {self._path('*')}"])
 
     def cancel(self) -> None:
         """End a warm-up without a window, a window without steps, or an active recording after an error."""

@@ -37,10 +37,10 @@ LOW = 0.5
 
 
 class Rule(NamedTuple):
-    """A rule: the function that yields its findings, and the least share of the steps' time that one must save."""
+    """A rule: the function that yields its findings, and the share of the steps' time that each must save."""
 
     look: Callable[..., Iterator[Finding]]
-    least: float = 0.0
+    min_share: float = 0.0
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -177,7 +177,7 @@ def advise(
             finding
             for rule in RULES.values()
             for finding in rule.look(program)
-            if finding.saves_ns >= rule.least * program.wall_ns
+            if finding.saves_ns >= rule.min_share * program.wall_ns
         ]
     )
     if program.captures_in_steps:

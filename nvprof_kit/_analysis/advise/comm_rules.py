@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.advise.program import Program, share
+from nvprof_kit._analysis.advise.program import Program, at, share
 from nvprof_kit._findings import Finding
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks"
     title = "Exposed communication"
     fix = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
-    shares_stream = _shares_stream(program)
+    kernels, collectives, stream = program.kernels, _collectives(program), ["pid", "device", "stream"]
+    computing = kernels[kernels["kernel_class"] != "comm"].groupby(stream).size()
+    is_shared = collectives.set_index(stream).index.isin(computing.index[computing > 1])
+    shares_stream = 2 * collectives["ns"][is_shared].sum() > collectives["ns"].sum()
     if in_turns or shares_stream:
         evidence += f"; {share(moving_ns - alone_ns, moving_ns)} of the transfer time is overlapped by compute"
     if shares_stream:
@@ -72,18 +75,7 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
 def _collectives(program: Program, row: Any = None) -> pd.DataFrame:
     """The collectives of these steps, or only those in the layer and phase of a row."""
     ops: pd.DataFrame = program.ops[program.ops["kernel_class"] == "comm"]
-    if row is not None:
-        ops = ops[(ops["layer"] == row["layer"]) & (ops["phase"] == row["phase"])]
-    return ops
-
-
-def _shares_stream(program: Program) -> bool:
-    """Whether most of the communication runs on streams that also compute."""
-    kernels, stream = program.kernels, ["pid", "device", "stream"]
-    computing = kernels[kernels["kernel_class"] != "comm"].groupby(stream).size()
-    collectives = _collectives(program)
-    shares = collectives.set_index(stream).index.isin(computing.index[computing > 1])
-    return bool(2 * collectives["ns"][shares].sum() > collectives["ns"].sum())
+    return ops if row is None else at(ops, row["layer"], row["phase"])
 
 
 def rank_waits(program: Program) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.program import FEW_TOKENS_NS, POINTWISE, Program, costliest, matching, share
+from nvprof_kit._analysis.advise.program import FEW_TOKENS_NS, POINTWISE, Program, at, costliest, matching, share
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -95,8 +95,8 @@ def copies(program: Program) -> Iterator[Finding]:
 
 def _moves_of(row: Any, moves: pd.DataFrame) -> pd.DataFrame:
     """The copies that a row of the copies' table holds."""
-    place = ["layer", "phase", "copy", "memory"]
-    chosen: pd.DataFrame = moves[(moves[place].astype(str) == row[place].astype(str).to_numpy()).all(axis=1)]
+    keys = ["layer", "phase", "copy", "memory"]
+    chosen: pd.DataFrame = moves[(moves[keys].astype(str) == row[keys].astype(str).to_numpy()).all(axis=1)]
     return chosen
 
 
@@ -105,18 +105,18 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 
     Saves: Them and the idle between.
     """
-    kernels, steps, place = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
+    kernels, steps, keys = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
     small = kernels[kernels["ns"] < SMALL_NS]
-    storms = small.groupby(place, observed=True)["ns"].agg(small="size", small_ns="sum")
-    storms["count"] = kernels.groupby(place, observed=True).size()
+    storms = small.groupby(keys, observed=True)["ns"].agg(small="size", small_ns="sum")
+    storms["count"] = kernels.groupby(keys, observed=True).size()
     storms = storms[(storms["small"] >= STORM_COUNT * steps) & (storms["small"] >= STORM_SHARE * storms["count"])]
     if not len(storms):
         return
-    launches = program.times.launches.set_index(place)["idle_ns"].to_dict()
+    launches = program.times.launches.set_index(keys)["idle_ns"].to_dict()
     storms["idle_ns"] = [launches.get(layer_and_phase, 0) for layer_and_phase in storms.index]
     storms = storms.iloc[np.argsort(-(storms["idle_ns"] + storms["small_ns"]).to_numpy(), kind="stable")]
     (layer, phase), worst = storms.index[0], storms.iloc[0]
-    short = small[small.set_index(place).index.isin(storms.index)]
+    short = small[small.set_index(keys).index.isin(storms.index)]
     waits = worst["idle_ns"] >= WAITS_SHARE * worst["small_ns"]
     evidence = (
         f"in {layer} {phase} {worst['small'] // steps} of {worst['count'] // steps} kernels{program.per_step} are "
@@ -127,7 +127,7 @@ def small_kernels(program: Program) -> Iterator[Finding]:
         evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
     optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
     yield program.finding_in_ops(
-        "small-kernels", "Many small kernels", evidence, short[(short["layer"] == layer) & (short["phase"] == phase)],
+        "small-kernels", "Many small kernels", evidence, at(short, layer, phase),
         saves=int(storms["idle_ns"].sum()) + program.busy_ns(short),
         fix="a fused optimizer (fused=True or foreach=True), " * bool(optimizer)
         + "torch.compile, a CUDA graph, or a fused kernel for this layer",
@@ -146,12 +146,12 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
     is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
     is_light &= (ops["layer"] != NO_LAYER) & ~ops.index.isin(score_kernels(program).index)  # fused attention has none
-    place = np.flatnonzero(is_light.to_numpy()[order])
-    light = ops.iloc[order[place]]
+    positions = np.flatnonzero(is_light.to_numpy()[order])
+    light = ops.iloc[order[positions]]
     where = light[["lane", "stream", "call_of_layer"]].to_numpy()
-    begins = np.diff(place, prepend=-2) != 1
-    begins[1:] |= (where[1:] != where[:-1]).any(axis=1)
-    light = light.assign(chain=begins.cumsum())
+    is_start = np.diff(positions, prepend=-2) != 1
+    is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
+    light = light.assign(chain=is_start.cumsum())
     light["length"] = light.groupby("chain")["ns"].transform("size")
     light = light[light["length"] >= CHAIN_LENGTH]
     light["saved_ns"] = light["ns"] * (1 - 1 / light["length"])
@@ -189,10 +189,10 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
     layer, phase = costliest(products, "ns")
-    there = products[(products["layer"] == layer) & (products["phase"] == phase)]
+    longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
         f"{len(products)} kernels, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
-        f"{there['name'][there['ns'].idxmax()][:70]}"
+        f"{longest['name'].iloc[0][:70]}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
     yield program.finding_in_ops(
@@ -208,13 +208,13 @@ def score_kernels(program: Program) -> pd.DataFrame:
     between two products of a layer.
     """
     kernels = program.kernels
-    classes, place = kernels["kernel_class"], [kernels["layer"], kernels["phase"]]
+    classes, keys = kernels["kernel_class"], [kernels["layer"], kernels["phase"]]
     softmaxes, products, fused = (
-        (classes == name).groupby(place, observed=True).transform("sum") for name in ("softmax", "gemm", "attention")
+        (classes == name).groupby(keys, observed=True).transform("sum") for name in ("softmax", "gemm", "attention")
     )
     is_light = classes.isin(POINTWISE)
     softmax_ns, light_ns = (
-        kernels["ns"].where(chosen).groupby(place, observed=True).transform("median")
+        kernels["ns"].where(chosen).groupby(keys, observed=True).transform("median")
         for chosen in (classes == "softmax", is_light)
     )
     # each softmax has a product before and one after it, and takes longer than what works on the activations; that of
@@ -236,10 +236,10 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     if not len(scores):
         return
     (layer, phase), saves = costliest(scores, "ns"), program.busy_ns(scores)
-    there_ns = scores["ns"][(scores["layer"] == layer) & (scores["phase"] == phase)].sum()
+    scores_ns = at(scores, layer, phase)["ns"].sum()
     evidence = (
         f"{program.of_wall(saves)} in softmax, scale, mask and copy kernels over the scores between the products, in "
-        f"{scores['layer'].nunique()} layers; most in {layer} {phase}: {program.ms(there_ns)}"
+        f"{scores['layer'].nunique()} layers; most in {layer} {phase}: {program.ms(scores_ns)}"
     )
     yield program.finding_in_ops(
         "unfused-attention", "Attention is not fused", evidence, scores, confidence="high",
@@ -354,18 +354,18 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     table["excess_ns"] = table["ns"] - table["usual_ns"]
     table = table.sort_values("excess_ns", ascending=False, kind="stable")
     for block, places in table.groupby(table["layer"].str.extract(_BLOCK, expand=False), sort=False):
-        worst, place = places.iloc[0], ["layer", "phase"]
-        of_block = kernels[kernels.set_index(place).index.isin(places.set_index(place).index)]
+        worst, keys = places.iloc[0], ["layer", "phase"]
+        of_block = kernels[kernels.set_index(keys).index.isin(places.set_index(keys).index)]
         evidence = (
             f"{worst['layer']} {worst['phase']}: {program.ms(worst['ns'])} of its own compute{program.per_step}, while "
             f"the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"
         )
         if len(places) > 1:
-            others = ", ".join(f"{place.layer} {place.phase}" for place in places.iloc[1:5].itertuples())
-            evidence += f"; {block} also takes longer in {len(places) - 1} more: {others}"
+            slower = ", ".join(f"{row.layer} {row.phase}" for row in places.iloc[1:5].itertuples())
+            evidence += f"; {block} also takes longer in {len(places) - 1} more: {slower}"
         yield program.finding_in_ops(
             "outlier-layer", "A layer slower than its peers", evidence,
-            of_block[(of_block["layer"] == worst["layer"]) & (of_block["phase"] == worst["phase"])],
+            at(of_block, worst["layer"], worst["phase"]),
             saves=min(int(places["excess_ns"].sum()), program.busy_ns(of_block)), confidence="high",
             fix="compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "
             "different shape, dtype or algorithm",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, costliest, kinds, matching, ms
+from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
@@ -109,14 +109,14 @@ def launch(program: Program) -> Iterator[Finding]:
         "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an "
         "index for all of them), do it every N steps, or compile that function"
     )
-    for part, title, part_fix, part_refuted_by in (
+    for rows_of_kind, title, fix_of_kind, refuted_by_of_kind in (
         (rows[in_loop & is_loop], "Kernels outside the layers are launched one by one", loop_fix, "it stays as it is"),
         (rows[~(in_loop & is_loop)], "The GPU waits for the host to launch", fix, refuted_by),
     ):
-        if part["idle_ns"].sum():
+        if rows_of_kind["idle_ns"].sum():
             yield program.finding_in_idle(
-                "launch", title, part, fix=part_fix, refuted_by=part_refuted_by, confidence=confidence,
-                saves=saves * (part["idle_ns"].sum() / total_ns), note="".join(f"; {note}" for note in notes),
+                "launch", title, rows_of_kind, fix=fix_of_kind, refuted_by=refuted_by_of_kind, confidence=confidence,
+                saves=saves * (rows_of_kind["idle_ns"].sum() / total_ns), note="".join(f"; {note}" for note in notes),
             )  # fmt: skip
 
 
@@ -189,11 +189,11 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     gaps = gaps[gaps["cause"].isin(("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)]
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
-    place = ["layer", "phase"]
-    by_step = gaps.astype(dict.fromkeys(place, str)).groupby([*place, "window"])["idle_ns"].sum().unstack(fill_value=0)
+    keys = ["layer", "phase"]
+    by_step = gaps.astype(dict.fromkeys(keys, str)).groupby([*keys, "window"])["idle_ns"].sum().unstack(fill_value=0)
     usual = by_step.reindex(columns=steps, fill_value=0).median(axis=1).reset_index(name="ns")
-    starts = program.ops.astype(dict.fromkeys(place, str)).groupby(place)["start_ns"].min()
-    usual = usual.join(starts.rename("start"), on=place).assign(kind=kinds(usual["layer"]))
+    starts = program.ops.astype(dict.fromkeys(keys, str)).groupby(keys)["start_ns"].min()
+    usual = usual.join(starts.rename("start"), on=keys).assign(kind=kinds(usual["layer"]))
     peers = usual[usual["kind"] != usual["layer"]].groupby(["kind", "phase"])
     usual["excess"] = usual["ns"] - peers["ns"].transform("median")
     usual["peers"] = peers["ns"].transform("size")
@@ -201,8 +201,8 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2) & ~is_first]
     if len(usual):
         worst = usual.loc[usual["excess"].idxmax()]
-        there = gaps[(gaps["layer"] == worst["layer"]) & (gaps["phase"] == worst["phase"])]
-        longest = there.loc[there["idle_ns"].idxmax()]
+        gaps = at(gaps, worst["layer"], worst["phase"])
+        longest = gaps.iloc[int(gaps["idle_ns"].to_numpy().argmax())]
         evidence = (
             f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
             f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
@@ -227,16 +227,16 @@ def sync(program: Program) -> Iterator[Finding]:
     if not _notable(waits, program):
         return
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
-    places = sorted((place for _, place in equal_layers), key=lambda place: -int(place["lost_ns"].sum()))[:PLACES]
-    places = [places[0], *(place for place in places[1:] if _notable(place, program))]
-    rest_ns = int(waits["lost_ns"].sum()) - sum(int(place["lost_ns"].sum()) for place in places)
+    places = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[:PLACES]
+    places = [places[0], *(rows for rows in places[1:] if _notable(rows, program))]
+    rest_ns = int(waits["lost_ns"].sum()) - sum(int(rows["lost_ns"].sum()) for rows in places)
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for place in places:
-        saves, rest_ns = int(place["lost_ns"].sum()) + rest_ns, 0  # what is in no place of its own is with the first
-        by_layer = place.groupby("layer", sort=False)["lost_ns"].sum()
-        in_layer = place[place["layer"] == by_layer.idxmax()]
+    for rows in places:
+        saves, rest_ns = int(rows["lost_ns"].sum()) + rest_ns, 0  # what is in no place of its own is with the first
+        by_layer = rows.groupby("layer", sort=False)["lost_ns"].sum()
+        in_layer = rows[rows["layer"] == by_layer.idxmax()]
         worst = in_layer.loc[in_layer["lost_ns"].idxmax()]
         evidence = (
             f"{program.of_wall(saves)} idle in gaps that begin while the host waits for the GPU; most after "
@@ -245,8 +245,8 @@ def sync(program: Program) -> Iterator[Finding]:
         )
         if len(by_layer) > 1:
             evidence += (
-                f"; in {len(by_layer)} layers like it {program.ms(place['lost_ns'].sum())}, "
-                f"{_number(len(place), program)}"
+                f"; in {len(by_layer)} layers like it {program.ms(rows['lost_ns'].sum())}, "
+                f"{_number(len(rows), program)}"
             )
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         start = int(gaps["start_ns"].iloc[int(worst["gap"])])
@@ -294,7 +294,7 @@ def host_busy(program: Program) -> Iterator[Finding]:
     """
     stalls = program.stalls.assign(longest_ns=program.stalls["idle_ns"], longest_at_ns=program.stalls["start_ns"])
     off_cpu = program.idle("off_cpu")
-    for rows, column, doing in (
+    for rows, column, activity in (
         (program.idle("python"), "operator", "the host runs Python outside layers"),
         (off_cpu[off_cpu["layer"] == NO_LAYER], "call", "the thread that launches is on no CPU"),
         (stalls.assign(named=""), "named", "the host neither launches nor calls CUDA, in long stretches"),
@@ -306,7 +306,7 @@ def host_busy(program: Program) -> Iterator[Finding]:
         named = ", ".join(f"{text or 'no call'}: {program.ms(ns)}" for text, ns in by_name.items())
         yield program.finding_in_idle(
             "host-busy", f"The GPU waits for {name or 'something unknown on the host'}", rows, confidence="medium",
-            note=f"; while {doing}{f', most in {named}' if name else ''}",
+            note=f"; while {activity}{f', most in {named}' if name else ''}",
             fix=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process"
             if name
             else "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
@@ -349,7 +349,7 @@ def loading(program: Program) -> Iterator[Finding]:
     else:
         layer, phase = costliest(rows, "idle_ns")
         gaps, ranges = program.gaps, program.attribution.ranges
-        gaps = gaps[(gaps["cause"] == "loading") & (gaps["layer"] == layer) & (gaps["phase"] == phase)]
+        gaps = at(gaps[gaps["cause"] == "loading"], layer, phase)
         starts = np.sort(ranges.start[np.array([name.text == layer for name in ranges.names])[ranges.name]])
         calls = np.searchsorted(starts, gaps["start_ns"] + gaps["idle_ns"], side="right")
         during, number = "", len(np.unique(calls[calls > 0]))
@@ -407,11 +407,11 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     of_gpu = (steps["process"] == process) & (steps["device"] == device)
     parts = steps[["compute_ns", "exposed_copy_ns", *(f"idle_{cause}_ns" for cause in CAUSES)]]
     more_ns = parts[of_gpu & is_slow] - parts[of_gpu & ~is_slow].median().fillna(0)
-    part = str(more_ns.sum().idxmax()).removesuffix("_ns")
-    cause = part.removeprefix("idle_")
+    grown = str(more_ns.sum().idxmax()).removesuffix("_ns")
+    cause = grown.removeprefix("idle_")
     if cause == "launch" and program.steps_are_alike:
         return  # the host launches the same, but was disturbed
-    more = {"compute": "computing", "exposed_copy": "copying"}.get(part) or f"idle: {CAUSES[cause]}"
+    more = {"compute": "computing", "exposed_copy": "copying"}.get(grown) or f"idle: {CAUSES[cause]}"
     worst = steps.loc[steps["wall_ns"][of_gpu].idxmax()]
     evidence = (
         f"{(of_gpu & is_slow).sum()} of {of_gpu.sum()} steps take more than {UNSTABLE} times the median of "
@@ -421,7 +421,7 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     if len(lost_ns) > 1:
         evidence += f"; seen on {len(lost_ns)} GPUs, this one loses most"
     fix = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
-    if part == "compute":
+    if grown == "compute":
         fix = (
             "compare the kernels of these steps with the others' (nvprof-kit summary --view kernel --by step): longer "
             "batches can be grouped by length or packed; if the same kernels take longer, the GPU's clocks fell"

@@ -231,8 +231,8 @@ class Program(Operations):
     ) -> Finding:  # fmt: skip
         """A finding about operations, at the layer and phase with most of their time, which is saved if not given."""
         layer, phase = costliest(ops, "ns")
-        there = ops[(ops["layer"] == layer) & (ops["phase"] == phase)]
-        longest = there.loc[there["ns"].idxmax()]
+        ops_there = at(ops, layer, phase)
+        longest = ops_there.iloc[int(ops_there["ns"].to_numpy().argmax())]
         return Finding(
             rule, title, evidence, layer, phase, int(longest["start_ns"]), int(longest["end_ns"]),
             self.busy_ns(ops) if saves is None else int(saves), fix, confidence, refuted_by, symptom_of,
@@ -244,12 +244,12 @@ class Program(Operations):
     ) -> Finding:  # fmt: skip
         """A finding about rows of `idle`, at the layer and phase with most of it, which is saved if not given."""
         layer, phase = costliest(idle, "idle_ns")
-        there = idle[(idle["layer"] == layer) & (idle["phase"] == phase)]
-        longest = there.loc[there["longest_ns"].idxmax()]
+        rows = at(idle, layer, phase)
+        longest = rows.iloc[int(rows["longest_ns"].to_numpy().argmax())]
         where = ", ".join(name for name in (longest["operator"], longest["call"]) if name)
         evidence = (
             f"{self.of_wall(idle['idle_ns'].sum())} idle; most in {layer} {phase}: "
-            f"{self.ms(there['idle_ns'].sum())}{self.per_step}; longest stretch there: {ms(longest['longest_ns'])}"
+            f"{self.ms(rows['idle_ns'].sum())}{self.per_step}; longest stretch there: {ms(longest['longest_ns'])}"
             f"{f', in {where}' if where else ''}{note}"
         )
         start, saved = int(longest["longest_at_ns"]), idle["idle_ns"].sum() if saves is None else saves
@@ -269,6 +269,12 @@ def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
     by_place = rows.groupby(["layer", "phase"], observed=True, sort=False)[weight].sum()
     layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
     return str(layer), str(phase)
+
+
+def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
+    """The rows of a layer and phase."""
+    chosen: pd.DataFrame = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
+    return chosen
 
 
 def matching(names: pd.Series[Any], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:

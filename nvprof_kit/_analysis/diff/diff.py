@@ -436,7 +436,7 @@ def _rows(
         if len(keys):
             times = [run.reindex(keys, fill_value=0).to_numpy(dtype=np.float64) for run in runs]
             # layers whose paths differ only in their numbers are equal
-            equals, _ = pd.factorize(pd.Series([(_NUMBER.sub("*", layer), *others) for layer, *others in keys]))
+            equals, _ = pd.factorize(pd.Series([(_NUMBER.sub("*", key[0]), *key[1:]) for key in keys]))
             run_noise = noise.step if level == "step" else noise.operations
             widen = level in ("layer", "layer class")
             changes[level] = effects(times[: len(before)], times[len(before) :], equals, run_noise, widen)

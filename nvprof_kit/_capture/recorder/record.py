@@ -352,10 +352,10 @@ def tool_attached() -> bool:
     return session.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
 
 
-def part_of(path: Path, part: str) -> Path:
+def part_of(path: Path, label: str) -> Path:
     """The trace path of a rank or a window: ``run.rank3.json.gz`` of ``run.json.gz``."""
     name, dot, suffix = path.name.partition(".json")
-    return path.with_name(f"{name}.{part}{dot}{suffix}")
+    return path.with_name(f"{name}.{label}{dot}{suffix}")
 
 
 def of_rank(path: Path) -> Path:

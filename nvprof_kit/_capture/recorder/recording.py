@@ -127,9 +127,9 @@ class Recording:
     def _announce(self, path: Path, window: Window | None = None) -> None:
         """Print that a trace is written."""
         self._wrote = True
-        shown = min(str(path), os.path.relpath(path), key=len)
+        name = min(str(path), os.path.relpath(path), key=len)
         steps = f", steps {window.first_step} to {window.last_step}" if window is not None else ""
-        say(f"wrote {shown}{steps}; next: nvprof-kit layers {shown}")
+        say(f"wrote {name}{steps}; next: nvprof-kit layers {name}")
 
     def nothing(self) -> str:
         """Why there is no trace at the program's end; '' if there is one, or if the reason was already printed."""
@@ -163,10 +163,8 @@ class Recording:
     def _count(self, source: object, *, ends: bool) -> None:
         """A source signals the end of a step, or the begin of one, which ends the one before."""
         is_first, self._counts = self._counts is None, self._counts or source
-        if self._counts == source and (ends or not is_first):
-            self._step_is_over()
-
-    def _step_is_over(self) -> None:
+        if self._counts != source or (is_first and not ends):
+            return
         if os.getpid() != self._pid or threading.get_ident() != self._thread:
             return
         self._steps += 1
