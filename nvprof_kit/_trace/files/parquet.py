@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pyarrow.compute
 import pyarrow.parquet
+from pyarrow import compute
 
 from nvprof_kit._trace.files.database import Database, Where, int64, is_integer, is_text, plain
 from nvprof_kit.errors import CaptureError
@@ -57,9 +57,16 @@ class TableFolder(Database):
             raise self.refuse(f"the table {table} has no column {min(missing)}")
         for batch in file.batches([*dict.fromkeys((*columns, *(condition.column for condition in where)))]):
             for condition in where:
-                if not is_integer(batch.column(condition.column).type):
-                    raise self.broken(f"{table}.{condition.column} is {batch.column(condition.column).type}")
-                batch = batch.filter(_meets(batch.column(condition.column), condition))  # noqa: PLW2901
+                array = batch.column(condition.column)
+                if not is_integer(array.type):
+                    raise self.broken(f"{table}.{condition.column} is {array.type}")
+                is_met = compute.is_in(int64(array), value_set=pyarrow.array([*condition.values], pyarrow.int64()))
+                is_met = compute.invert(is_met) if condition.excluded else is_met
+                if array.null_count and condition.or_null:
+                    is_met = compute.or_(is_met, array.is_null())
+                elif array.null_count:
+                    is_met = compute.and_(is_met, array.is_valid())
+                batch = batch.filter(is_met)  # noqa: PLW2901
             if batch.num_rows:
                 yield batch
 
@@ -103,20 +110,6 @@ class TableFolder(Database):
             for batch in self.batches(table, names) if names else ():
                 for name in names:
                     yield from filter(None, plain(batch.column(name).unique()))
-
-
-def _meets(array: Any, condition: Where) -> Any:
-    """Which values of an integer column meet a condition."""
-    values = pyarrow.array(map(int, condition.values), pyarrow.int64())
-    is_met = pyarrow.compute.is_in(int64(array), value_set=values)
-    is_met = pyarrow.compute.invert(is_met) if condition.excluded else is_met
-    if not array.null_count:
-        return is_met
-    return (
-        pyarrow.compute.or_(is_met, array.is_null())
-        if condition.or_null
-        else pyarrow.compute.and_(is_met, array.is_valid())
-    )
 
 
 class _Files(Mapping[str, frozenset[str]]):
