@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._ranks.groups import ListedGroups, groups_of, listed_groups, listed_parts
-from nvprof_kit._ranks.stages import stages_of
+from nvprof_kit._ranks.groups import ListedGroups, listed_groups, separate
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
-from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,11 +55,6 @@ collectives seem to drift faster, they are not those of the same collectives.
 
 SAMPLES = 100
 """Approximate number of collectives per rank used to align its clock; a small job uses all of them."""
-
-MOST_SEPARATED = 256
-"""Maximum number of ranks whose ends are compared to separate communicators identified only by their streams. In a job
-with more, a sample decides which of the listed groups a communicator is.
-"""
 
 LEAST_FLOOR_NS = 2_000
 """Lower bound of the clock resolution."""
@@ -121,9 +114,11 @@ def align_job(tables: JobTables) -> Alignment:
     warnings = marked_groups.warnings
     members = tables.stream_members()
     if len(ranks) > 2 and len(members):
-        warnings += _separate(tables, members, marked_groups)
+        warnings += separate(tables, members, marked_groups)
     if len(ranks) > 1 and len(members):
-        warnings += _match_messages(tables, marked_groups)
+        from nvprof_kit._ranks.messages import match_messages
+
+        warnings += match_messages(tables, marked_groups)
     odd_steps = tables.odd_steps()
     ends = tables.ends(1 if rows <= FEW else max(largest // SAMPLES, 1))
     is_even = ends.merge(odd_steps.assign(odd=True), on=["c", "s"], how="left")["odd"].isna().to_numpy()
@@ -249,54 +244,3 @@ def _by_time(members: pd.DataFrame, floor: int) -> pd.DataFrame:
     members.loc[double, "k"] = 2_000_000_000 + np.flatnonzero(double)
     renumbered: pd.DataFrame = members[["rank", "index", "c", "s", "k"]]
     return renumbered
-
-
-def _separate(tables: JobTables, members: pd.DataFrame, marked_groups: ListedGroups) -> tuple[str, ...]:
-    """Separate communicators identified by streams into the groups that marks list, else into those found by time.
-
-    Returns:
-        A warning about communicators of too many ranks to be separated, whose collectives are left out.
-    """
-    import pandas as pd
-
-    ranks = sorted(tables.ranks["rank"].tolist())
-    compares_all = len(ranks) <= MOST_SEPARATED
-    ends = tables.stream_ends(ranks if compares_all else marked_groups.sampled(ranks, MOST_SEPARATED))
-    marked_parts = listed_parts(ends, marked_groups, members)
-    timed_parts = groups_of(ends[~ends["comm"].isin(marked_parts["comm"])])
-    warnings: tuple[str, ...] = ()
-    if not compares_all:
-        several = timed_parts.groupby("comm")["part"].nunique()
-        mixed = members[members["comm"].isin(several.index[several > 1])]
-        timed_parts = mixed.assign(part=mixed["rank"])
-        if len(mixed):
-            warnings = (
-                f"{plural(mixed['comm'].nunique(), 'communicator', 'is/are')} known only by stream, and by time "
-                "several groups of ranks share one: their collectives are not matched, as groups are found by time for "
-                f"at most {MOST_SEPARATED} ranks; profile with nvprof_kit.step() or annotate_model: the marks list "
-                "them",
-            )
-    tables.split(pd.concat([marked_parts, timed_parts], ignore_index=True))
-    return warnings
-
-
-def _match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str, ...]:
-    """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
-    from nvprof_kit._ranks.messages import numbered, pair_messages
-
-    ranks, world_size = tables.ranks["rank"], int(tables.ranks["world_size"].max())
-    messages = tables.messages()
-    if not len(messages) or (world_size < 3 and ranks.max() < 2):
-        return ()
-    stages = stages_of(tables.layer_medians)
-    # within a stage, messages form a ring in which all ranks take part at the same time
-    if len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any():
-        return ()
-    if len(ranks) > MOST_SEPARATED:
-        numbers, warnings = numbered(messages, f"partners are found by time for at most {MOST_SEPARATED} ranks")
-    elif world_size not in (-1, len(ranks)):
-        numbers, warnings = numbered(messages, "partners are found by time if all ranks of the job are there")
-    else:
-        numbers, warnings = pair_messages(messages, stages, marked_groups.may_pass)
-    tables.renumber(numbers)
-    return warnings

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import JobTables
-from nvprof_kit.issues import listing
+from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import Category, GroupName, parse_groups
 
 if TYPE_CHECKING:
@@ -367,3 +367,38 @@ def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.Da
         if fits and fits[0][0] <= APART_SHARE * fits[0][1]:
             rows += [(str(comm), rank, number) for rank, number in fits[0][3].items()]
     return part_table(rows)
+
+
+MOST_SEPARATED = 256
+"""Maximum number of ranks whose ends are compared to separate communicators identified only by their streams. In a job
+with more, a sample decides which of the listed groups a communicator is.
+"""
+
+
+def separate(tables: JobTables, members: pd.DataFrame, marked_groups: ListedGroups) -> tuple[str, ...]:
+    """Separate communicators identified by streams into the groups that marks list, else into those found by time.
+
+    Returns:
+        A warning about communicators of too many ranks to be separated, whose collectives are left out.
+    """
+    import pandas as pd
+
+    ranks = sorted(tables.ranks["rank"].tolist())
+    compares_all = len(ranks) <= MOST_SEPARATED
+    ends = tables.stream_ends(ranks if compares_all else marked_groups.sampled(ranks, MOST_SEPARATED))
+    marked_parts = listed_parts(ends, marked_groups, members)
+    timed_parts = groups_of(ends[~ends["comm"].isin(marked_parts["comm"])])
+    warnings: tuple[str, ...] = ()
+    if not compares_all:
+        several = timed_parts.groupby("comm")["part"].nunique()
+        mixed = members[members["comm"].isin(several.index[several > 1])]
+        timed_parts = mixed.assign(part=mixed["rank"])
+        if len(mixed):
+            warnings = (
+                f"{plural(mixed['comm'].nunique(), 'communicator', 'is/are')} known only by stream, and by time "
+                "several groups of ranks share one: their collectives are not matched, as groups are found by time for "
+                f"at most {MOST_SEPARATED} ranks; profile with nvprof_kit.step() or annotate_model: the marks list "
+                "them",
+            )
+    tables.split(pd.concat([marked_parts, timed_parts], ignore_index=True))
+    return warnings

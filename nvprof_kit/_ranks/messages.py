@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._ranks.groups import MOST_SEPARATED, ListedGroups
+from nvprof_kit._ranks.stages import stages_of
 from nvprof_kit.issues import listing, plural
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from nvprof_kit._trace.jobs.tables import JobTables
 
 Ints = npt.NDArray[np.int64]
 
@@ -46,6 +50,26 @@ _KINDS = (("Send", "Recv"), ("Recv", "Send"), ("SendRecv", "SendRecv"))
 """The kinds of a message on the first and on the second rank of a pair."""
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
+def match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str, ...]:
+    """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
+    ranks, world_size = tables.ranks["rank"], int(tables.ranks["world_size"].max())
+    messages = tables.messages()
+    if not len(messages) or (world_size < 3 and ranks.max() < 2):
+        return ()
+    stages = stages_of(tables.layer_medians)
+    # within a stage, messages form a ring in which all ranks take part at the same time
+    if len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any():
+        return ()
+    if len(ranks) > MOST_SEPARATED:
+        numbers, warnings = numbered(messages, f"partners are found by time for at most {MOST_SEPARATED} ranks")
+    elif world_size not in (-1, len(ranks)):
+        numbers, warnings = numbered(messages, "partners are found by time if all ranks of the job are there")
+    else:
+        numbers, warnings = pair_messages(messages, stages, marked_groups.may_pass)
+    tables.renumber(numbers)
+    return warnings
 
 
 def pair_messages(

@@ -100,7 +100,7 @@ def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monke
 @pytest.mark.parametrize("listed", [True, False])
 def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With marks, a sample of the ranks decides which groups share a stream; without, nothing is matched wrongly."""
-    monkeypatch.setattr("nvprof_kit._ranks.clocks.MOST_SEPARATED", 10)
+    monkeypatch.setattr("nvprof_kit._ranks.groups.MOST_SEPARATED", 10)
     fault = Fault("slow_gpu", 9, size=2)
     job = SyntheticJob(5, 4, 6, 20, fault=fault, seed=9, named=False, sized=False, listed=listed)
     said = opened(job, tmp_path)
