@@ -65,21 +65,22 @@ def test_the_mark_bears_the_rank(sink, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one.text, one.category.value, one.payload) for one in said] == [("rank 3 of 8", "user", 3)]
 
 
-def test_the_first_step_marks_inside_its_range(sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """nsys may capture that step alone."""
-    launched(monkeypatch, RANK="3", WORLD_SIZE="8")
+@pytest.mark.parametrize(
+    ("variables", "lines"),
+    [
+        ({}, ["step 0", "mark rank 3 of 8", "step 1"]),  # inside the first step, which nsys may capture alone
+        # in every step where the capture may begin late
+        ({"NVPROF_KIT_RANK_MARK": "step"}, ["step 0", "mark rank 3 of 8", "step 1", "mark rank 3 of 8"]),
+    ],
+)
+def test_steps_with_the_mark(
+    variables: dict[str, str], lines: list[str], sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch, RANK="3", WORLD_SIZE="8", **variables)
     for number in range(2):
         with step(number):
             pass
-    assert sink.lines == ["step 0", "mark rank 3 of 8", "step 1"]
-
-
-def test_every_step_where_the_capture_may_begin_late(sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched(monkeypatch, RANK="0", WORLD_SIZE="2", NVPROF_KIT_RANK_MARK="step")
-    for number in range(2):
-        with step(number):
-            pass
-    assert sink.lines == ["step 0", "mark rank 0 of 2", "step 1", "mark rank 0 of 2"]
+    assert sink.lines == lines
 
 
 def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch) -> None:
