@@ -341,7 +341,21 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
         issues.append(Issue("no-layers", "error", 1.0, text))
     elif not total_ns and len(trace.ops):
         issues.append(Issue("no-time", "error", 1.0, "all operations of the capture have no length"))
-    issues += [*join_warnings(trace, attribution.ranges, attribution.unjoined), *_lost(trace, attribution)]
+    issues += join_warnings(trace, attribution.ranges, attribution.unjoined)
+    # nsys stops recording CUDA at a callback that it does not know, such as nsys 2023.4 on a CUDA 13 driver
+    ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
+    is_layer = ranges.is_one_of(LAYER_CATEGORIES)
+    later, count = 0, np.count_nonzero(is_layer)
+    for process in np.unique(pid):
+        last = trace.api["start_ns"].to_numpy()[pid == process].max()
+        later += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
+    if later > NOTABLE * count:
+        text = (
+            f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, "
+            "so the table is too small; capture a window (profile --step N, --delay, cudaProfilerStart), or use an "
+            "nsys as new as the driver"
+        )
+        issues.append(Issue("lost-launches", "error", later / count, text))
     graphs = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     if graphs and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
         text = (
@@ -350,29 +364,6 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
         )
         issues.append(Issue("whole-graphs", "warning", graphs / len(trace.ops), text))
     return (*issues, *_outside(trace, attribution, choice))
-
-
-def _lost(trace: Trace, attribution: Attribution) -> list[Issue]:
-    """Warn about layers that still ran after the last launch: the profiler stopped recording CUDA before the end.
-
-    Seen with nsys 2023.4 on a CUDA 13 driver, in captures of a whole run: nsys stops at a callback that it does not
-    know.
-    """
-    ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
-    is_layer = ranges.is_one_of(LAYER_CATEGORIES)
-    later = 0
-    for process in np.unique(pid):
-        last = trace.api["start_ns"].to_numpy()[pid == process].max()
-        later += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
-    count = np.count_nonzero(is_layer)
-    if later <= NOTABLE * count:
-        return []
-    text = (
-        f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, so "
-        "the table is too small; capture a window (profile --step N, --delay, cudaProfilerStart), or use an nsys as "
-        "new as the driver"
-    )
-    return [Issue("lost-launches", "error", later / count, text)]
 
 
 def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:

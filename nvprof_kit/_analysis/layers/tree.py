@@ -33,7 +33,16 @@ class ModelTree:
     @classmethod
     def of_ranges(cls, ranges: Ranges) -> ModelTree:
         """The layers that have ranges, in depth-first preorder."""
-        parent, first = layer_parents(ranges), _first_seen(ranges)
+        start = np.full(len(ranges.names), np.iinfo(np.int64).max)
+        np.minimum.at(start, ranges.name, ranges.start)
+        after_all = int(ranges.end.max(initial=0)) + 1
+        # when each first ran: its first forward, or after all of those, for layers without one, in backward order
+        first: dict[str, int] = {}
+        for has_forward in (True, False):
+            for name, start_ns in zip(ranges.names, start.tolist(), strict=True):
+                if name.category in LAYER_CATEGORIES and (name.category is Category.FORWARD) == has_forward:
+                    first.setdefault(name.text, start_ns if has_forward else after_all + after_all - start_ns)
+        parent = layer_parents(ranges)
         children: dict[str, list[str]] = {}
         for layer, of in parent.items():
             children.setdefault(of, []).append(layer)
@@ -153,19 +162,3 @@ def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
         )
 
     return sorted(layers, key=place)
-
-
-def _first_seen(ranges: Ranges) -> dict[str, int]:
-    """When each layer first ran: its first forward, or, after all of those, backward order for layers without a forward
-    in the capture.
-    """
-    start = np.full(len(ranges.names), np.iinfo(np.int64).max)
-    np.minimum.at(start, ranges.name, ranges.start)
-    after_all = int(ranges.end.max(initial=0)) + 1
-    first: dict[str, int] = {}
-    for has_forward in (True, False):
-        for name, start_ns in zip(ranges.names, start.tolist(), strict=True):
-            if name.category in LAYER_CATEGORIES and (name.category is Category.FORWARD) == has_forward:
-                # backward runs in reverse order
-                first.setdefault(name.text, start_ns if has_forward else after_all + after_all - start_ns)
-    return first
