@@ -22,11 +22,8 @@ from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Seq
 
 FloatArray = npt.NDArray[np.float64]
 
-_ALIKE = 0.6
-_ALIKE_MIXERS = 0.65
-_SAME_STACK = 0.5
-_SAME_BLOCK = 0.8
-_SAME_ATTENTION = 0.7
+_ALIKE, _ALIKE_MIXERS, _SAME_STACK, _SAME_BLOCK, _SAME_ATTENTION = 0.6, 0.65, 0.5, 0.8, 0.7
+"""Shares of common kernels from which on stretches repeat, pairs of mixers repeat, and the others are the same."""
 _CONTEXT = 8
 _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
@@ -37,10 +34,13 @@ _COMMON = 0.75
 
 _MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5, -0.05, -2.0, -30.0
 _OTHER_PRODUCT = -0.25
+"""Scores of an alignment: an equal kernel, a norm for a norm, another kernel, a gap, and each kernel in it, product or
+sum of a residual stream; a product for a product.
+"""
 _END_OF_BLOCK = 0.6
 """How much sooner a block ends after a sum than elsewhere, in kernels."""
-_TIE = 0.3
-_NEAR = 3
+_TIE, _NEAR = 0.3, 3
+"""Borders are as good as each other within this score; so many kernels beside one are looked at for a better."""
 _HOPELESS = 25.0
 """An alignment that is so much worse than the best is not continued."""
 _LONGEST = 1200
