@@ -190,10 +190,11 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
     keys = ["layer", "phase"]
-    by_step = gaps.astype(dict.fromkeys(keys, str)).groupby([*keys, "window"])["idle_ns"].sum().unstack(fill_value=0)
+    by_step = gaps.groupby([*keys, "window"], observed=True)["idle_ns"].sum().unstack(fill_value=0)
     usual = by_step.reindex(columns=steps, fill_value=0).median(axis=1).reset_index(name="ns")
-    starts = program.ops.astype(dict.fromkeys(keys, str)).groupby(keys)["start_ns"].min()
-    usual = usual.join(starts.rename("start"), on=keys).assign(kind=kinds(usual["layer"]))
+    starts = program.ops.groupby(keys, observed=True)["start_ns"].min().reset_index(name="start")
+    usual = usual.astype(dict.fromkeys(keys, str)).merge(starts.astype(dict.fromkeys(keys, str)), how="left")
+    usual = usual.assign(kind=kinds(usual["layer"]))
     peers = usual[usual["kind"] != usual["layer"]].groupby(["kind", "phase"])
     usual["excess"] = usual["ns"] - peers["ns"].transform("median")
     usual["peers"] = peers["ns"].transform("size")
