@@ -42,16 +42,22 @@ def launch(file: NsysFile, bad: bool) -> None:
     file.kernel(60_000, 100_000, launched=(59_000, 59_500) if bad else (600, 700))
 
 
-def slow_host_layer(file: NsysFile, bad: bool) -> None:
+def slow_host(layers: str, category: str, slow: int) -> Callable[[NsysFile, bool], None]:
     """In each step the host takes 30 µs in one of six layers, or in one of them in one step only."""
-    for number in range(6):
-        at = 1_000_000 * number
-        file.range_(f"step {number}", at, at + 300_000, category="step", payload=number)
-        for layer in range(6):
-            late = 30_000 if layer == 3 and (bad or number == 2) else 2_000
-            file.range_(f"layers.{layer}.mlp", at, at + late + 1_000)
-            file.kernel(at + late + 1_000, at + late + 11_000, launched=(at + late, at + late + 1_000), name="nvjet")
-            at += late + 11_000
+
+    def write(file: NsysFile, bad: bool) -> None:
+        for number in range(6):
+            at = 1_000_000 * number
+            file.range_(f"step {number}", at, at + 300_000, category="step", payload=number)
+            for layer in range(6):
+                late = 30_000 if layer == slow and (bad or number == 2) else 2_000
+                file.range_(layers.format(layer), at, at + late + 1_000, category=category)
+                file.kernel(
+                    at + late + 1_000, at + late + 11_000, launched=(at + late, at + late + 1_000), name="nvjet"
+                )
+                at += late + 11_000
+
+    return write
 
 
 def sync(file: NsysFile, bad: bool) -> None:
@@ -61,19 +67,16 @@ def sync(file: NsysFile, bad: bool) -> None:
     file.kernel(51_000, 100_000, launched=(50_700, 50_800) if bad else (600, 700))
 
 
-def dataloader(file: NsysFile, bad: bool) -> None:
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
-    # the same loading, while the device is idle or while it runs
-    file.range_("data", *((51_000, 59_000) if bad else (10_000, 18_000)), category="data")
-    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+def in_a_gap(event: Callable[[NsysFile, int, int], object]) -> Callable[[NsysFile, bool], None]:
+    """The same event while the device is idle, or while it runs."""
 
+    def write(file: NsysFile, bad: bool) -> None:
+        step(file)
+        file.kernel(1_000, 50_000, launched=(0, 500))
+        event(file, *((51_000, 58_000) if bad else (11_000, 18_000)))
+        file.kernel(60_000, 100_000, launched=(59_200, 59_500))
 
-def allocation(file: NsysFile, bad: bool) -> None:
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
-    file.call("cudaMalloc_v3020", *((51_000, 58_000) if bad else (11_000, 18_000)))
-    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+    return write
 
 
 def exposed_collectives(file: NsysFile, bad: bool) -> None:
@@ -97,14 +100,6 @@ def loading(file: NsysFile, bad: bool) -> None:
     step(file)
     file.kernel(1_000, 50_000, launched=(0, 500))
     file.call("cuLibraryLoadData" if bad else "cuKernelGetName", 58_000, 58_200)
-    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
-
-
-def garbage(file: NsysFile, bad: bool) -> None:
-    """The same collection, while the device is idle or while it runs."""
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
-    file.range_("gc.collect", *((51_000, 58_000) if bad else (11_000, 18_000)), category="user")
     file.kernel(60_000, 100_000, launched=(59_200, 59_500))
 
 
@@ -219,12 +214,12 @@ def outlier_layer(file: NsysFile, bad: bool) -> None:
 
 SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "launch": launch,
-    "slow-host-layer": slow_host_layer,
+    "slow-host-layer": slow_host("layers.{}.mlp", "forward", 3),
     "sync": sync,
-    "dataloader": dataloader,
-    "allocation": allocation,
+    "dataloader": in_a_gap(lambda file, start, end: file.range_("data", start, end, category="data")),
+    "allocation": in_a_gap(lambda file, start, end: file.call("cudaMalloc_v3020", start, end)),
     "loading": loading,
-    "gc": garbage,
+    "gc": in_a_gap(lambda file, start, end: file.range_("gc.collect", start, end, category="user")),
     "exposed-collectives": exposed_collectives,
     "rank-wait": rank_wait,
     "unstable-step": unstable_step,
@@ -276,18 +271,6 @@ def real(bad_name: str, good_name: str) -> Callable[[Path, bool], Path]:
     return lambda _, bad: DATA / f"{bad_name if bad else good_name}-2024.2.sqlite.xz"
 
 
-def slow_host_in_backward(file: NsysFile, bad: bool) -> None:
-    """In each step the host takes 40 µs in the backward pass of one of five layers, or of each."""
-    for number in range(5):
-        at = 1_000_000 * number
-        file.range_(f"step {number}", at, at + 400_000, category="step", payload=number)
-        for layer in range(5):
-            late = 40_000 if layer == 1 or not bad else 5_000
-            file.range_(f"layers.{layer}.attn backward", at, at + late + 1_000, category="backward")
-            file.kernel(at + late + 1_000, at + late + 11_000, launched=(at + late, at + late + 1_000), name="nvjet")
-            at += late + 11_000
-
-
 def optimizer_waits(file: NsysFile, bad: bool) -> None:
     """The optimizer's kernels are short, and the host is late with each; or each works on many parameters."""
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
@@ -300,7 +283,7 @@ def optimizer_waits(file: NsysFile, bad: bool) -> None:
 
 SECOND: dict[str, Callable[[Path, bool], Path]] = {
     "launch": program("launch"),
-    "slow-host-layer": scene(slow_host_in_backward),
+    "slow-host-layer": scene(slow_host("layers.{}.attn backward", "backward", 1)),
     "sync": program("sync", "late sync"),
     "dataloader": program("dataloader", "early data"),
     "host-busy": traced("train.py(5): preprocess"),
@@ -360,7 +343,7 @@ SAVES = {
     "launch": 500 + 9_500,  # before the first kernel, which is late too, and between, each up to the launch's end
     "slow-host-layer": 28_000,
     "sync": 1_000,
-    "dataloader": 8_000,
+    "dataloader": 7_000,
     "allocation": 7_000,
     "loading": 9_200,  # from the end of the work before to the next launch
     "gc": 7_000,
