@@ -376,12 +376,10 @@ def open_job(
         UsageError: No path is given, a path does not exist, or two captures have the same rank.
         CaptureError: A capture cannot be read, or its rank is unknown.
     """
-    from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._ranks.maps import IN_MEMORY, make_maps, map_into, run, tasks_of
     from nvprof_kit._trace.jobs.tables import JobTables, is_maps
 
-    read = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
-    domain = domain_of(read, domain)
+    read, domain = _reading(rules, domain)
     named = [captures] if isinstance(captures, (str, Path)) else list(captures)
     if not named:
         raise UsageError("no captures; needed those of the ranks of one run, or a folder of them")
@@ -396,6 +394,16 @@ def open_job(
     tasks = [replace(task, folder=str(folder)) for task in tasks]
     names = map_into(folder, tasks, workers=workers, executor=executor, notify=notify)
     return Job(JobTables(folder, names), keep, domain=domain, rules=read)
+
+
+def _reading(rules: str | Path | Rules | None, domain: str | None) -> tuple[Rules | None, str]:
+    """The rules, and the NVTX domain to read."""
+    if rules is None:
+        return None, DOMAIN if domain is None else domain
+    from nvprof_kit._api.capture import domain_of, read_rules
+
+    read = read_rules(rules) if isinstance(rules, (str, Path)) else rules
+    return read, domain_of(read, domain)
 
 
 def map_captures(
@@ -435,10 +443,9 @@ def map_captures(
         CaptureError: A capture cannot be read, or its rank is unknown.
         ToolError: Dask is not installed, or its scheduler does not answer.
     """
-    from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._ranks.maps import map_into, on_dask, tasks_of
 
-    read = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
-    tasks = tasks_of(list(captures), str(maps), domain_of(read, domain), read, ranks or {})[part[0] :: part[1]]
+    read, domain = _reading(rules, domain)
+    tasks = tasks_of(list(captures), str(maps), domain, read, ranks or {})[part[0] :: part[1]]
     with nullcontext(executor) if dask is None else on_dask(dask) as chosen:
         return map_into(Path(maps), tasks, workers=workers, executor=chosen, notify=notify)

@@ -70,7 +70,7 @@ INTEGER, DECIMAL = r"\d{1,12}", r"(\d{1,12}\.?|\d{0,12}\.\d{1,12})(e-?\d{1,2})?"
 class LazyGroup(click.Group):
     """Verbs, also those below another. A module of verbs is loaded when one of them is asked for."""
 
-    modules = ("reading", "sources", "job", "out", "capture")
+    modules = ("reading", "job", "sources", "out", "capture")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb of this name, of the first module that has it."""

@@ -115,7 +115,7 @@ def align_job(tables: JobTables) -> Alignment:
     members = tables.stream_members()
     if len(ranks) > 2 and len(members):
         warnings += separate(tables, members, marked_groups)
-    if len(ranks) > 1 and len(members):
+    if len(members) and max(int(tables.ranks["world_size"].max()), max(ranks) + 1, len(ranks)) > 2:
         from nvprof_kit._ranks.messages import match_messages
 
         warnings += match_messages(tables, marked_groups)

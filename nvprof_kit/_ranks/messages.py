@@ -56,7 +56,7 @@ def match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str,
     """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
     ranks, world_size = tables.ranks["rank"], int(tables.ranks["world_size"].max())
     messages = tables.messages()
-    if not len(messages) or (world_size < 3 and ranks.max() < 2):
+    if not len(messages):
         return ()
     stages = stages_of(tables.layer_medians)
     # within a stage, messages form a ring in which all ranks take part at the same time
