@@ -107,8 +107,10 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     """
     kernels, steps, keys = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
     small = kernels[kernels["ns"] < SMALL_NS]
-    storms = small.groupby(keys, observed=True)["ns"].agg(small="size", small_ns="sum")
-    storms["count"] = kernels.groupby(keys, observed=True).size()
+    times = kernels.assign(small=kernels["ns"] < SMALL_NS, small_ns=kernels["ns"].where(kernels["ns"] < SMALL_NS, 0))
+    storms = times.groupby(keys, observed=True).agg(
+        small=("small", "sum"), small_ns=("small_ns", "sum"), count=("ns", "size")
+    )
     storms = storms[(storms["small"] >= STORM_COUNT * steps) & (storms["small"] >= STORM_SHARE * storms["count"])]
     if not len(storms):
         return

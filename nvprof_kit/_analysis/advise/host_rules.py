@@ -351,7 +351,7 @@ def loading(program: Program) -> Iterator[Finding]:
         layer, phase = costliest(rows, "idle_ns")
         gaps, ranges = program.gaps, program.attribution.ranges
         gaps = at(gaps[gaps["cause"] == "loading"], layer, phase)
-        starts = np.sort(ranges.start[np.array([name.text == layer for name in ranges.names])[ranges.name]])
+        starts = np.sort(ranges.start[np.array([name.text == layer for name in ranges.names], dtype=bool)[ranges.name]])
         calls = np.searchsorted(starts, gaps["start_ns"] + gaps["idle_ns"], side="right")
         during, number = "", len(np.unique(calls[calls > 0]))
         recurs = number > CALLS_OF_WARM_UP
