@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 from support.structure_truth import DATA, KEPT_APART, LOOKED_AT, WITHOUT_BLOCKS, compare, without_ranges
 
 import nvprof_kit
@@ -176,3 +177,10 @@ def test_a_bad_config_is_refused_in_one_line(content: bytes | None, sentence: st
         nvprof_kit.open(DATA / "structure" / "llama.sqlite.xz", model=model)
     assert str(raised.value).startswith(f"--model {model}: ")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("verb", ["layers", "breakdown", "summary", "advise", "report"])
+@pytest.mark.parametrize("name", ["graph-whole-2024.2", "structure/random-ops"])
+def test_every_verb_answers_a_capture_without_ranges_or_blocks(name: str, verb: str, tmp_path: Path) -> None:
+    bare = without_ranges(DATA / f"{name}.sqlite.xz", tmp_path)
+    assert run(verb, bare, *(["-o", tmp_path / "report.html"] if verb == "report" else [])) == 0
