@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums
+from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums, joined
 from nvprof_kit._analysis.attribution.steps import (
     ALL_STEPS,
     StepChoice,
@@ -327,14 +327,17 @@ def _check(steps: pd.DataFrame) -> None:
 
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
-    chosen_parts = parts[is_counted].reset_index(drop=True)
-    groups = chosen_parts.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)["idle_ns"]
+    keys = ["cause", *PLACE]
+    place = joined([parts[name].cat.codes.to_numpy() for name in keys])
+    assert place is not None, "a program has few names"
+    groups = parts["idle_ns"][is_counted].groupby(place[is_counted], sort=False)
     table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
     order = ["idle_ns", "longest_ns", "longest"]
     table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)
-    table["longest_at_ns"] = chosen_parts["start_ns"].to_numpy()[table["longest"].to_numpy(dtype=np.int64)]
-    for name in ("cause", *PLACE):
-        table[name] = table[name].astype(object).fillna("").astype(str)
+    longest = parts.iloc[table["longest"].to_numpy(dtype=np.int64)]
+    table["longest_at_ns"] = longest["start_ns"].to_numpy()
+    for name in keys:
+        table[name] = longest[name].astype(object).fillna("").astype(str).to_numpy()
     selected: pd.DataFrame = table[list(IDLE_COLUMNS)]
     return selected
 

@@ -462,8 +462,9 @@ class HostActivity:
 
 def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:
     """The distinct times, ascending."""
-    sorted_times = np.sort(np.concatenate(times))
-    distinct: Int64Array = sorted_times[np.append(True, np.diff(sorted_times) > 0)[: len(sorted_times)]]
+    moments = np.concatenate(times)
+    moments.sort()
+    distinct: Int64Array = moments[np.append(True, moments[1:] != moments[:-1])[: len(moments)]]
     return distinct
 
 

@@ -60,37 +60,44 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     """
     import pandas as pd
 
-    table = pd.DataFrame({"start": gaps.start, "end": gaps.end})
-    table["call"], table["is_graph"] = _following(trace, windows, gaps, host)
-    has_call = table["call"] != NONE
-    table["until"] = np.where(has_call, np.clip(host.end[table["call"]], gaps.start, gaps.end), gaps.start)
-    table["pid"] = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device[gaps.window]]
-    table["tid"] = host.tid[table["call"]]
-    launching = table[table["until"] > table["start"]]
-    waiting = table[has_call & (table["end"] - table["until"] >= LONG_NS)]
-    starts, ends = pd.concat((launching["start"], waiting["start"])), pd.concat((launching["until"], waiting["end"]))
-    activity = HostActivity(trace, host, attribution.ranges, starts.to_numpy(), ends.to_numpy())
-    # of what the launching thread did as the gap began: a wait for the device makes it late for as long
-    event = activity.rows[activity.calls.innermost(table["tid"].to_numpy(), gaps.start)]
-    late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
-    table["event"], table["late_until"] = event, np.where(table["until"] > gaps.start, late_until, _LONG_AGO)
-    layers, phases = range_owners(attribution.ranges)
+    call, is_graph = _following(trace, windows, gaps, host)
+    until = np.where(call == NONE, gaps.start, np.clip(host.end[call], gaps.start, gaps.end))
+    launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
+    starts = np.concatenate((gaps.start[launching], gaps.start[waiting]))
+    ends = np.concatenate((until[launching], gaps.end[waiting]))
+    activity = HostActivity(trace, host, attribution.ranges, starts, ends)
     functions = activity.functions
     names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # the last is of `NONE`
-    blocks = [table.iloc[low : low + _BLOCK] for low in range(0, max(len(table), 1), _BLOCK)]
-    splits = [_split(block, activity, layers.codes, phases.codes) for block in blocks]
-    parts, waits = (pd.concat(tables, ignore_index=True) for tables in zip(*splits, strict=True))
-    for rows in (parts, waits):
-        rows["layer"] = pd.Categorical.from_codes(rows["layer"], dtype=layers.dtype)
-        rows["phase"] = pd.Categorical.from_codes(rows["phase"], dtype=phases.dtype)
-        rows["call"] = labels(rows["call"].to_numpy(), names)
+    layers, phases = range_owners(attribution.ranges)
+    pid = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device]
+    splits = []
+    for low in range(0, max(len(call), 1), _BLOCK):
+        rows = slice(low, low + _BLOCK)
+        columns = {"start": gaps.start, "end": gaps.end, "call": call, "is_graph": is_graph, "until": until}
+        block = pd.DataFrame({name: values[rows] for name, values in columns.items()}).set_index(
+            np.arange(len(call))[rows]
+        )
+        block["pid"], block["tid"] = pid[gaps.window[rows]], host.tid[block["call"]]
+        splits.append(_split(block, activity, layers.codes, phases.codes))
+    del activity, functions, starts, ends  # of large captures, much memory
+    parts, waits = (
+        pd.DataFrame({name: np.concatenate([table[name] for table in tables]) for name in tables[0]}, copy=False)
+        for tables in zip(*splits, strict=True)
+    )
+    del splits
+    for table in (parts, waits):
+        table["layer"] = pd.Categorical.from_codes(table["layer"], dtype=layers.dtype)
+        table["phase"] = pd.Categorical.from_codes(table["phase"], dtype=phases.dtype)
+        table["call"] = labels(table["call"].to_numpy(), names)
     parts["operator"] = labels(parts["operator"].to_numpy(), names)
     parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index(NAMES, dtype=object))
-    gap_table = pd.DataFrame({"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start})
+    gap_table = pd.DataFrame(
+        {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, copy=False
+    )
     by_length = np.lexsort((-parts["idle_ns"].to_numpy(), parts["gap"].to_numpy()))  # of equals, the first
-    largest = parts.iloc[by_length[np.flatnonzero(np.diff(parts["gap"].to_numpy()[by_length], prepend=-1))]]
+    largest = by_length[np.flatnonzero(np.diff(parts["gap"].to_numpy()[by_length], prepend=-1))]
     for name in ("cause", *PLACE):
-        gap_table[name] = largest[name].array
+        gap_table[name] = parts[name].array[largest]
     return Idle(gap_table, parts, waits)
 
 
@@ -108,6 +115,11 @@ def _split(
     import pandas as pd
 
     host, functions, innermost_range = activity.host, activity.functions, activity.ranges.nesting.innermost
+    # of what the launching thread did as the gap began: a wait for the device makes it late for as long
+    event = activity.rows[activity.calls.innermost(gaps["tid"].to_numpy(), gaps["start"].to_numpy())]
+    late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
+    late_until = np.where(gaps["until"] > gaps["start"], late_until, _LONG_AGO)
+    gaps = gaps.assign(event=event, late_until=late_until)
     launching = gaps[gaps["until"] > gaps["start"]]
     waits = launching[["pid", "tid", "start", "late_until"]].assign(end=launching["until"], gap=launching.index)
     pieces = activity.pieces(waits)
@@ -140,7 +152,7 @@ def _split(
     idle_ns = np.concatenate((pieces["end"], queued["end"])) - start
     keys = {
         "gap": np.concatenate((of_gap, queued.index)),
-        "cause": np.concatenate((cause, of_queued)),
+        "cause": np.concatenate((cause, of_queued)).astype(np.int8),
         "layer": layers[range_],
         "phase": phases[range_],
         "operator": np.concatenate((operator, np.full(len(queued), NONE))),
@@ -209,6 +221,7 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> t
     """The call that launched what ends each gap, or `NONE`, and whether that is the replay of a CUDA graph after
     another replay.
     """
+    call = np.append(host.of_op, NONE)
     start = trace.ops["start_ns"].to_numpy()
     line = Line.over((start, gaps.start), (start, gaps.end))
     key = line.at(windows.of_op, start)
@@ -220,7 +233,6 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> t
         np.where(np.append(windows.of_op, NONE)[neighbour] == lane, neighbour, NONE)
         for neighbour in (neighbours[position], neighbours[position + 1])
     )
-    call = np.append(host.of_op, NONE)
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     is_graph = np.append(is_graph, False)
     return call[op], is_graph[op] & is_graph[before] & (call[op] != call[before])

@@ -68,22 +68,7 @@ def launch_table(
     """
     import pandas as pd
 
-    rows = np.flatnonzero((host.of_op >= 0) & is_counted)
-    call, start, end = host.of_op[rows], *(trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-    of_call = np.bincount(host.of_op[host.of_op >= 0], minlength=len(host.tid))  # operations of a graph share theirs
-    call_ns = ((host.end - host.start) // np.maximum(of_call, 1))[call]
-    layer, phase = op_owners(attribution)
-    launches = pd.DataFrame(
-        {
-            "layer": layer[rows],
-            "phase": phase[rows],
-            "gpu_ns": end - start,
-            "call_ns": call_ns,
-            "short_ops": (end - start) < call_ns,
-            "delay_ns": np.maximum(start - host.end[call], 0),
-        }
-    )
-    groups = launches.groupby(["layer", "phase"], observed=True, sort=False)
+    groups = _launches(trace, attribution, host, is_counted).groupby(["layer", "phase"], observed=True, sort=False)
     table = groups.size().rename("ops").to_frame().join(groups[["gpu_ns", "call_ns", "short_ops"]].sum())
     table["delay_ns"] = groups["delay_ns"].median().astype("int64")
     launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
@@ -96,6 +81,29 @@ def launch_table(
         ["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
     )
     return ranked
+
+
+def _launches(
+    trace: Trace, attribution: Attribution, host: HostCalls, is_counted: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    """The counted operations whose launching call is in the capture, with their owners and times."""
+    import pandas as pd
+
+    rows = np.flatnonzero((host.of_op >= 0) & is_counted)
+    call, start, end = host.of_op[rows], *(trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    of_call = np.bincount(host.of_op[host.of_op >= 0], minlength=len(host.tid))  # operations of a graph share theirs
+    call_ns = (host.end[call] - host.start[call]) // of_call[call]
+    layer, phase = op_owners(attribution)
+    columns = {
+        "layer": layer[rows],
+        "phase": phase[rows],
+        "gpu_ns": end - start,
+        "call_ns": call_ns,
+        "short_ops": (end - start) < call_ns,
+        "delay_ns": np.maximum(start - host.end[call], 0),
+    }
+    launches: pd.DataFrame = pd.DataFrame(columns, copy=False)
+    return launches
 
 
 QUEUE_COLUMNS: Columns = {
