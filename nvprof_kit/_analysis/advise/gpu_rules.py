@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
 CHAIN_LENGTH, LAYOUT_SHARE = 4, 0.2
-SCORES_PART = 0.25
-"""Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
 LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
@@ -147,15 +145,15 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     ops = program.ops
     order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
     is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
-    is_light &= (ops["layer"] != NO_LAYER) & ~ops.index.isin(score_kernels(program).index)  # fused attention has none
+    is_light &= (ops["layer"] != NO_LAYER) & ~ops.index.isin(program.score_kernels.index)  # fused attention has none
     positions = np.flatnonzero(is_light.to_numpy()[order])
-    light = ops.iloc[order[positions]]
-    where = light[["lane", "stream", "call_of_layer"]].to_numpy()
+    where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
     is_start = np.diff(positions, prepend=-2) != 1
     is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
-    light = light.assign(chain=is_start.cumsum())
-    light["length"] = light.groupby("chain")["ns"].transform("size")
-    light = light[light["length"] >= CHAIN_LENGTH]
+    chain = is_start.cumsum()
+    length = np.bincount(chain)[chain]
+    is_long = length >= CHAIN_LENGTH
+    light = ops.iloc[order[positions[is_long]]].assign(chain=chain[is_long], length=length[is_long])
     light["saved_ns"] = light["ns"] * (1 - 1 / light["length"])
     for _, same in light.groupby("block_kind", observed=True):
         layer, phase = costliest(same, "saved_ns")
@@ -205,36 +203,13 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def score_kernels(program: Program) -> pd.DataFrame:
-    """The kernels that work on the scores of attention that is not fused: softmax, scale, mask, dropout and casts
-    between two products of a layer.
-    """
-    kernels = program.kernels
-    classes, keys = kernels["kernel_class"], [kernels["layer"], kernels["phase"]]
-    softmaxes, products, fused = (
-        (classes == name).groupby(keys, observed=True).transform("sum") for name in ("softmax", "gemm", "attention")
-    )
-    is_light = classes.isin(POINTWISE)
-    softmax_ns, light_ns = (
-        kernels["ns"].where(chosen).groupby(keys, observed=True).transform("median")
-        for chosen in (classes == "softmax", is_light)
-    )
-    # each softmax has a product before and one after it, and takes longer than what works on the activations; that of
-    # a router does not
-    unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes) & (kernels["layer"] != NO_LAYER)
-    unfused &= (softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)
-    layers = kernels["layer"][unfused].nunique()
-    scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns) & (layers >= 2)]
-    return scores
-
-
 def unfused_attention(program: Program) -> Iterator[Finding]:
     """Two or more layers run a softmax between two products, and no fused attention: softmax, scale, mask and casts of
     the scores.
 
     Saves: Their time.
     """
-    scores = score_kernels(program)
+    scores = program.score_kernels
     if not len(scores):
         return
     (layer, phase), saves = costliest(scores, "ns"), program.busy_ns(scores)

@@ -79,9 +79,11 @@ def clocks(program: Program) -> Iterator[Finding]:
     if samples is not None and len(samples):
         for device in samples["device"].unique().tolist():
             yield from _falling_clock(program, device)
-    ops = program.ops.assign(gpu=program.ops["pid"].astype(str) + ":" + program.ops["device"].astype(str))
+    if program.gpus < 2:
+        return
+    ops = program.ops
     kernels = ops[ops["kernel_class"].isin(("gemm", "attention"))]
-    median_ns = kernels.groupby(["name", "gpu"], observed=True)["ns"].median().unstack().dropna()
+    median_ns = kernels.groupby(["name", "lane"], observed=True)["ns"].median().unstack().dropna()
     if median_ns.shape[1] < 2 or len(median_ns) < COMMON_KERNELS:
         return
     ratio = median_ns.div(median_ns.median(axis=1), axis=0)
@@ -89,14 +91,15 @@ def clocks(program: Program) -> Iterator[Finding]:
     # nearly all of its kernels are slower, not a few with other shapes
     if slower < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
         return
-    device = int(slowest.partition(":")[2])
+    kernels = kernels[kernels["lane"] == slowest]
+    device = int(kernels["device"].iloc[0])
     evidence = (
         f"GPU {device} takes {100 * (slower - 1):.1f} % longer than the median GPU for the same {len(median_ns)} "
         "matrix product and attention kernels"
     )
     yield program.finding_in_ops(
-        "gpu-clocks", f"GPU {device} is slower than its peers", evidence, kernels[kernels["gpu"] == slowest],
-        saves=int(program.busy_ns(ops[ops["gpu"] == slowest]) * (1 - 1 / slower)) * program.gpus,  # the others wait
+        "gpu-clocks", f"GPU {device} is slower than its peers", evidence, kernels,
+        saves=int(program.busy_ns(ops[ops["lane"] == slowest]) * (1 - 1 / slower)) * program.gpus,  # the others wait
         fix="compare its clocks, power limit and temperature with the others' "
         "(nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
         refuted_by="the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",

@@ -29,6 +29,9 @@ POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
+SCORES_PART = 0.25
+"""Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
+
 STALL_OF_STEP = 0.1
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
@@ -114,6 +117,29 @@ class Program(Operations):
         """The kernels among `ops`."""
         kernels: pd.DataFrame = self.ops[self.ops["kind"] == OP_KINDS.index("kernel")]
         return kernels
+
+    @cached_property
+    def score_kernels(self) -> pd.DataFrame:
+        """The kernels that work on the scores of attention that is not fused: softmax, scale, mask, dropout and casts
+        between two products of a layer.
+        """
+        kernels = self.kernels
+        classes, keys = kernels["kernel_class"], [kernels["layer"], kernels["phase"]]
+        softmaxes, products, fused = (
+            (classes == name).groupby(keys, observed=True).transform("sum") for name in ("softmax", "gemm", "attention")
+        )
+        is_light = classes.isin(POINTWISE)
+        softmax_ns, light_ns = (
+            kernels["ns"].where(chosen).groupby(keys, observed=True).transform("median")
+            for chosen in (classes == "softmax", is_light)
+        )
+        # each softmax has a product before and one after it, and takes longer than what works on the activations; that
+        # of a router does not
+        unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes) & (kernels["layer"] != NO_LAYER)
+        unfused &= (softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)
+        layers = kernels["layer"][unfused].nunique()
+        scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns) & (layers >= 2)]
+        return scores
 
     @cached_property
     def gaps(self) -> pd.DataFrame:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, Line, exact_sums, touches
 from nvprof_kit._analysis.attribution.steps import Windows
@@ -84,7 +85,7 @@ Intervals = tuple[Int64Array, Int64Array, Int64Array]
 
 
 def levels(
-    windows: Intervals, intervals: Intervals, weight: Int64Array
+    windows: Intervals, intervals: Intervals, weight: npt.NDArray[np.integer[Any]]
 ) -> Iterator[tuple[Int64Array, Int64Array, Int64Array, Int64Array]]:
     """The sum of the weights of the open intervals over time, in blocks.
 
@@ -99,7 +100,7 @@ def levels(
     line = Line.over((windows[1], intervals[1]), (windows[2], intervals[2]))
     opens, closes = (line.at(windows[0], edge) for edge in windows[1:])
     positions = np.concatenate((*(line.at(intervals[0], edge) for edge in intervals[1:]), opens, closes))
-    change = np.concatenate((weight, -weight, np.zeros(2 * len(opens), dtype=np.int64)))
+    change = np.concatenate((weight, -weight, np.zeros(2 * len(opens), dtype=weight.dtype)))
     order = np.argsort(positions, kind="stable")
     positions, change, total = positions[order], change[order], np.int64(0)
     for low in range(0, len(positions) - 1, _BLOCK):

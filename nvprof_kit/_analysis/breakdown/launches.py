@@ -181,7 +181,7 @@ def _depths(windows: Intervals, queued: Intervals) -> pd.DataFrame:
 
     count, window_ns = len(windows[0]), np.maximum(windows[2] - windows[1], 1)
     total, maximum, empty_ns = (np.zeros(count, dtype=np.int64) for _ in range(3))
-    for window, _, length, depth in levels(windows, queued, np.ones(len(queued[0]), dtype=np.int64)):
+    for window, _, length, depth in levels(windows, queued, np.ones(len(queued[0]), dtype=np.int8)):
         total += exact_sums(window, depth * length, count)
         np.maximum.at(maximum, window, depth)
         empty_ns += exact_sums(window[depth == 0], length[depth == 0], count)
