@@ -21,6 +21,7 @@ from nvprof_kit._analysis.diff.gates import LEVEL, NOISE, Gate, GateOutcome, cor
 from nvprof_kit._analysis.diff.samples import (
     KERNEL_COLUMNS,
     KEY,
+    MIN_STEPS,
     Samples,
     block_samples,
     compared_kernels,
@@ -215,7 +216,6 @@ def diff(
     gates: Sequence[Gate] = (),
     *,
     steps: StepOptions = ALL_STEPS,
-    min_steps: int = 2,
     run_noise: float | None = None,
     with_communication: bool = False,
     allow_undecided: bool = False,
@@ -228,7 +228,6 @@ def diff(
         new: Those of the capture after, or of several runs.
         gates: What must not become slower.
         steps: Which steps of each capture to compare, by default all but warm-up.
-        min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
         run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
             measured, what is assumed where a side has one run. None for `RUN_NOISE` and `ASSUMED_NOISE`.
         with_communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
@@ -240,7 +239,7 @@ def diff(
         UsageError: A gate limits nothing that is there.
     """
     infos = [run.trace.info for run in (*base, *new)]
-    runs = [step_samples(run, steps, min_steps) for run in (*base, *new)]
+    runs = [step_samples(run, steps) for run in (*base, *new)]
     if not any(len(run.steps) for run in runs):
         runs = [block_samples(run) for run in (*base, *new)]
     before, after = runs[: len(base)], runs[len(base) :]
@@ -250,10 +249,10 @@ def diff(
         for reason in _unlike(infos[0], info, runs[0], run)
     ]
     reasons += [
-        f"{info.path} has {len(run.steps)} steps to compare, needed {min_steps}: capture more, or mark "
+        f"{info.path} has {len(run.steps)} steps to compare, needed {MIN_STEPS}: capture more, or mark "
         "them with nvprof_kit.step(...)"
         for info, run in zip(infos, runs, strict=True)
-        if len(run.steps) < min_steps
+        if len(run.steps) < MIN_STEPS
     ]
     reasons = list(dict.fromkeys(reasons))
     if reasons and not (anyway and all(len(run.steps) for run in runs)):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KEY = ["layer", "phase", "kernel_class"]
+MIN_STEPS = 2
+"""The fewest steps of a capture to compare; where there are fewer, its warm-up steps are compared too."""
 
 _BLOCK = re.compile(r"^((?:[^.]+\.)*?)(\d+)(?=\.|$)")
 """A block: the outermost layer with a number, after what precedes it."""
@@ -62,18 +64,17 @@ class Samples:
     window_ns: int = 0
 
 
-def step_samples(operations: Operations, options: StepOptions, min_steps: int) -> Samples:
+def step_samples(operations: Operations, options: StepOptions) -> Samples:
     """The steps of a capture; operations outside them are left out.
 
     Args:
         operations: The operations, with their names.
         options: Which steps, by default all but warm-up.
-        min_steps: The number of steps needed; if there are fewer without warm-up, warm-up steps are included.
     """
     attribution = operations.attribution
     choice = choose_steps(operations.trace, attribution, options)
     left_out = left_out_warnings(choice)
-    if not choice.asked and choice.count < min_steps:
+    if not choice.asked and choice.count < MIN_STEPS:
         choice = replace(choice, shown=np.ones_like(choice.shown))
         texts = (f"{why}: warm-up, compared nevertheless, because there are few steps" for why in choice.left_out)
         left_out = as_issues("warm-up", texts, "note")

@@ -57,7 +57,7 @@ class LayerMemory:
         return table
 
     def of_tree(self, cells: Cells, tree: pd.DataFrame) -> pd.DataFrame:
-        """The memory of each row of `nvprof_kit._analysis.layers.layers.Layers.tree`, in its order.
+        """The memory of each row of `Layers.tree`, in its order.
 
         Returns:
             Columns `kept_bytes`, the bytes that a call of its forward leaves allocated, `peak_bytes`, the maximum over

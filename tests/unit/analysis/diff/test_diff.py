@@ -422,7 +422,7 @@ def test_a_stall_in_ten_steps_is_trimmed_one_step_bounds_nothing_and_a_new_layer
     layer = row(compared(tmp_path, (100,) * 10, (*(100,) * 9, 400)), level="layer", layer="layers.0")
     assert (layer["new_ns"], layer["change_ns"]) == (100, 0)
     one, other = (opened(capture(tmp_path / f"{took}.sqlite", (took,))) for took in (100, 200))
-    layer = row(diff(one, other, min_steps=1, anyway=True), level="layer", layer="layers.0")
+    layer = row(diff(one, other, anyway=True), level="layer", layer="layers.0")
     assert layer["verdict"] == "undecided" and np.isnan(layer["at_most"])
     added = row(compared(tmp_path, STEADY, STEADY, gemm="flash_fwd_kernel"), level="class", kernel_class="attention")
     assert added["verdict"] == "new" and np.isnan([added["change"], added["error"], added["at_most"]]).all()
