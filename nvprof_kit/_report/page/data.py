@@ -29,7 +29,7 @@ from nvprof_kit._report.page.timeline import Drawing, ShownStep
 from nvprof_kit._report.text.layers import capitalized, row_names, time_name
 from nvprof_kit._report.text.texts import Milliseconds, cell, filled, heading, is_missing, percent, saving
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,9 +56,6 @@ MAX_TABLE_ROWS = 100
 
 MAX_KERNELS = 20_000
 """Maximum number of rows of kernels of all captures on a page; the costliest are kept."""
-
-PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-"""Phases of a layer in drawing order."""
 
 PageTable = dict[str, Any]
 """A table: ``name`` in links, ``title``, ``about``, ``heads`` (name, and whether it is numeric), ``rows`` of cells
@@ -276,12 +273,12 @@ def phase_split(result: Layers) -> list[dict[str, Any]]:
     return [
         {
             "phase": phase,
-            "colour": phase if phase in PHASES else "other",
+            "colour": phase if phase in LAYER_PHASES else "other",
             "ns": int(by_phase[phase]),
             "time": ms.with_unit(int(by_phase[phase])),
             "percent": percent(by_phase[phase] / total_ns),
         }
-        for phase in dict.fromkeys((*(phase for phase in PHASES if phase in by_phase), *by_phase.index))
+        for phase in dict.fromkeys((*(phase for phase in LAYER_PHASES if phase in by_phase), *by_phase.index))
     ]
 
 
@@ -335,7 +332,7 @@ def drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
         "points": [
             {
                 "name": f"{row['kind']} {row['phase']}",
-                "phase": row["phase"] if row["phase"] in PHASES else "other",
+                "phase": row["phase"] if row["phase"] in LAYER_PHASES else "other",
                 "layer": row["layer"],
                 "time": row["gpu_busy_ns"],
                 "limit": row["limit_ns"],

@@ -18,7 +18,6 @@ from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.page import timeline
 from nvprof_kit._report.page.data import (
     MAX_KERNELS,
-    PHASES,
     Sheet,
     class_bars,
     drawn_kernels,
@@ -44,7 +43,7 @@ from nvprof_kit._report.text.table import capture_facts
 from nvprof_kit._report.text.texts import MS, mib_cell, percent
 from nvprof_kit._result.selection import UNFOLDED
 from nvprof_kit.issues import printed
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,12 +223,12 @@ def _capture(sheet: Sheet, of: int) -> tuple[dict[str, Any], dict[str, Any]]:
     data = {
         "steps": max(steps, 1),
         "timeName": time_name(result),
-        "phases": PHASES,
+        "phases": LAYER_PHASES,
         "tree": {
             "name": [short_text(name) for name in row_names(tree)],
             "parent": _parents(tree),
             "depth": tree["depth"].tolist(),
-            **{phase: tree[f"{phase}_ns"].tolist() for phase in (*PHASES, "other", "total")},
+            **{phase: tree[f"{phase}_ns"].tolist() for phase in (*LAYER_PHASES, "other", "total")},
         },
         "folds": [{"name": short_text(group.label), "rows": group.rows} for group in page_rows.folds.values()],
         "memory": None if sheet.memory is None else _drawn_memory(sheet.memory.iloc[page_rows.rows], _parents(tree)),
@@ -250,7 +249,7 @@ def _table(sheet: Sheet, page_rows: _PageRows) -> tuple[list[str], list[dict[str
     """Header, rows and total of the per-layer table."""
     result, folded = replace(sheet.layers, select=UNFOLDED), page_rows.folded
     tree, total_ns, last = result.tree, max(result.summary.total_ns, 1), total_line(result)
-    phases = [phase for phase in PHASES if phase != "recompute" or last[phase]]
+    phases = [phase for phase in LAYER_PHASES if phase != "recompute" or last[phase]]
     names = ["calls", *phases, "total_ns", *(["comm_ns"] if result.summary.comm_ns else []), "total_share", "cpu_ns"]
     on_page = page_rows.rows.tolist()
     groups = [[row] for row in on_page] + [[on_page[row] for row in group.rows] for group in page_rows.folds.values()]
@@ -363,7 +362,7 @@ def _drawn_steps(sheet: Sheet, tree_rows: Int64Array, drawing: Drawing, cells: i
     if not len(sheet.steps):
         return None
     inside = rows[rows["step"].notna()]
-    phase = inside["phase"].where(inside["phase"].isin(PHASES), "other")
+    phase = inside["phase"].where(inside["phase"].isin(LAYER_PHASES), "other")
     instances = sheet.steps.index
     by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
     by_phase = by_phase.reindex(columns=instances, fill_value=0)
@@ -373,7 +372,9 @@ def _drawn_steps(sheet: Sheet, tree_rows: Int64Array, drawing: Drawing, cells: i
     return {
         "number": drawing.add(sheet.steps["step"]),
         "length": drawing.add(sheet.steps["wall_ns"]),
-        "phases": {name: drawing.add(by_phase.loc[name]) for name in (*PHASES, "other") if name in by_phase.index},
+        "phases": {
+            name: drawing.add(by_phase.loc[name]) for name in (*LAYER_PHASES, "other") if name in by_phase.index
+        },
         "layers": costliest.tolist(),
         "cells": drawing.add(by_layer[costliest].ravel()),
     }
