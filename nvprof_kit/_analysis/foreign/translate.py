@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution import autograd_links as links
-from nvprof_kit._analysis.attribution.autograd_links import Operators
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest, outer_layers
 from nvprof_kit._analysis.attribution.launches import Creations, Launches
+from nvprof_kit._analysis.foreign import autograd_links as links
+from nvprof_kit._analysis.foreign.autograd_links import Operators
 from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, preset, presets
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lane import examples
 
-from nvprof_kit._analysis.attribution.autograd_links import Operators, envelopes, makers
 from nvprof_kit._analysis.attribution.intervals import NONE
+from nvprof_kit._analysis.foreign.autograd_links import Operators, envelopes, makers
 
 operators = st.lists(
     st.tuples(
