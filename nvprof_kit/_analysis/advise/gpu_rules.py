@@ -156,7 +156,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     light = ops.iloc[order[positions[is_long]]].assign(chain=chain[is_long], length=length[is_long])
     light["saved_ns"] = light["ns"] * (1 - 1 / light["length"])
     for _, same in light.groupby("block_kind", observed=True):
-        layer, phase = costliest(same, "saved_ns")
+        layer, phase = costliest(same, "ns")
         evidence = (
             f"{same['chain'].nunique()} chains of {same['length'].min()} or more such kernels, "
             f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the longest has "

@@ -706,6 +706,9 @@ def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(tmp_
     assert "the host was disturbed in the others" in late.evidence and late.confidence == "low"
 
 
+PLACE = re.compile(r"most in (?:.* in )?(\(none\)|\S+) (forward|backward|recompute|optimizer|other)\b")
+"""The layer and phase that a finding's evidence says most is in."""
+
 CAPTURES = [*(f"{name}.sqlite.xz" for name in REAL), "kineto/ddp.rank0.json.xz", "kineto/fsdp.rank0.json.xz"]
 
 
@@ -721,6 +724,8 @@ def test_the_faults_of_a_real_program_are_found_where_they_are(capture: str) -> 
     ops, idle, every = opened.tables["operations"], breakdown.idle, breakdown.gaps
     for finding in findings:
         assert "waits 0.000 ms" not in finding.evidence
+        for layer, phase in PLACE.findall(finding.evidence):
+            assert (layer, phase) == (finding.layer, finding.phase), finding
         if not finding.layer:
             continue
         there = ops[(ops["start_ns"] < finding.end_ns) & (ops["end_ns"] > finding.start_ns)]
