@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from nvprof_kit._api.tables import Tables
     from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.data import Sheet
-    from nvprof_kit._result.result import Plot
-    from nvprof_kit._result.selection import RowOptions
+    from nvprof_kit._result.result import Plot, RowOptions
     from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuKernels, NcuLayers
     from nvprof_kit._analysis.timers import Timers
     from nvprof_kit._api.capture import Steps
-    from nvprof_kit._result.selection import RowOptions
+    from nvprof_kit._result.result import RowOptions
     from nvprof_kit._trace.ncu.schema import NcuReport
     from nvprof_kit._trace.timer_log import TimerLogs
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot

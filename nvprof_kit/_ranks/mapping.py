@@ -15,9 +15,9 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, sums_by
 from nvprof_kit._analysis.attribution.steps import choose_steps, step_windows
-from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Gaps, op_sorts
+from nvprof_kit._analysis.breakdown.devices import COMM, COMPUTE, COPY, Gaps, op_sorts
+from nvprof_kit._analysis.breakdown.devices import idle as idle_causes
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.idle import idle as idle_causes
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._ranks.communication import PASSING, communications
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap

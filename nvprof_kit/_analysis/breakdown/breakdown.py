@@ -22,10 +22,9 @@ from nvprof_kit._analysis.attribution.steps import (
     choose_steps,
     step_windows,
 )
-from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity, exposed
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
+from nvprof_kit._analysis.breakdown.devices import PLACE, STATES, Activity, Idle, activity, exposed, idle
 from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls
-from nvprof_kit._analysis.breakdown.idle import PLACE, Idle, idle
 from nvprof_kit._analysis.breakdown.launches import (
     LAUNCH_COLUMNS,
     QUEUE_COLUMNS,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.steps import Windows
-from nvprof_kit._analysis.breakdown.activity import Intervals, levels
+from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
@@ -62,7 +62,7 @@ def launch_table(
         trace: The capture.
         attribution: The owner of each operation.
         host: The calls.
-        parts: `nvprof_kit._analysis.breakdown.idle.Idle.parts`.
+        parts: `nvprof_kit._analysis.breakdown.devices.Idle.parts`.
         is_counted: The operations to include, shape ``(n,)``.
         of_parts: The parts to include.
     """

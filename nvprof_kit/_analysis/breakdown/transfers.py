@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
 from nvprof_kit._analysis.attribution.launches import Launches
-from nvprof_kit._analysis.breakdown.activity import COMM, COPY, Activity
+from nvprof_kit._analysis.breakdown.devices import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses

@@ -14,7 +14,7 @@ from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins,
 from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
-from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
+from nvprof_kit._analysis.breakdown.devices import STATES, Activity, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._trace.schema import Trace

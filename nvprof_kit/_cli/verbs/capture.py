@@ -25,8 +25,7 @@ from nvprof_kit._capture.profile import (
 from nvprof_kit._capture.ranks import choose_rank
 from nvprof_kit._capture.recipes import recipes_folder
 from nvprof_kit._capture.session import expand_name, need_program, print_command, say
-from nvprof_kit._cli.output import WITHOUT_PLOT, Output, progress
-from nvprof_kit._cli.verb import CAPTURE, COUNTERS
+from nvprof_kit._cli.verb import CAPTURE, COUNTERS, WITHOUT_PLOT, Output, progress
 from nvprof_kit._cli.verbs.job import ranks
 from nvprof_kit._cli.verbs.sources import ncu
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect

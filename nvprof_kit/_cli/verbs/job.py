@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nvprof_kit._api.job import map_captures, open_job
-from nvprof_kit._cli.output import WITH_PAGE, Output, progress
-from nvprof_kit._cli.verb import JOB, LazyGroup
+from nvprof_kit._cli.verb import JOB, WITH_PAGE, LazyGroup, Output, progress
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from nvprof_kit._result.selection import RowOptions
+    from nvprof_kit._result.result import RowOptions
 
 JobView = Literal[
     "waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if"

@@ -10,8 +10,7 @@ import click
 
 from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.sources import MemorySnapshot, NcuReports, TimerLog, open_ncu
-from nvprof_kit._cli.output import TABLES, WITH_PAGE, Output, progress
-from nvprof_kit._cli.verb import COUNTERS, READ, LazyGroup
+from nvprof_kit._cli.verb import COUNTERS, READ, TABLES, WITH_PAGE, LazyGroup, Output, progress
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE
 from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, PICKLE, TIMERS, expect

@@ -41,7 +41,7 @@ from nvprof_kit._report.text.layers import (
 )
 from nvprof_kit._report.text.table import capture_facts
 from nvprof_kit._report.text.texts import MS, mib_cell, percent
-from nvprof_kit._result.selection import UNFOLDED
+from nvprof_kit._result.result import UNFOLDED
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 

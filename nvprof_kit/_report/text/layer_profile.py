@@ -14,7 +14,7 @@ from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import capitalized, header, steps_table, time_name, tree_table
 from nvprof_kit._report.text.table import table, warning_lines
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, counted, is_missing, mib_cell
-from nvprof_kit._result.selection import UNFOLDED
+from nvprof_kit._result.result import UNFOLDED
 from nvprof_kit.names import LAYER_PHASES
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from nvprof_kit._report.text.texts import Milliseconds, cell, counted, filled, fit, heading
 from nvprof_kit._result.formats import plain, title
-from nvprof_kit._result.selection import Selection
+from nvprof_kit._result.result import Selection
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.issues import printed
 

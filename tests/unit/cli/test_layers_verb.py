@@ -14,7 +14,7 @@ import pytest
 from support.captures.nsys_file import NsysFile
 from support.cli import run
 
-from nvprof_kit._cli.output import Output
+from nvprof_kit._cli.verb import Output
 from nvprof_kit.errors import UsageError
 
 CONTRACT = [

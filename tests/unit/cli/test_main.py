@@ -21,14 +21,13 @@ from support.cli import execute, run
 
 import nvprof_kit
 from nvprof_kit._cli import group
-from nvprof_kit._cli.output import progress
-from nvprof_kit._cli.verb import READ
+from nvprof_kit._cli.verb import READ, progress
 from nvprof_kit.errors import CaptureError, ToolError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from nvprof_kit._result.selection import RowOptions
+    from nvprof_kit._result.result import RowOptions
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,29 +1,153 @@
-"""Attributes each idle gap of a device to what the host did during it.
+"""What devices did over time: computing, else communicating, else copying, else idle; and why they were idle.
 
-The device waits for the thread that launches the next operation, until that launch returns. The gap is cut where the
-thread begins or ends a call, an operator or a range; each piece belongs to the innermost of them.
+A compute kernel hides communication and copies that overlap with it; the rest of them is exposed. A device is therefore
+in exactly one state at any time, and the states of a time window add up to its length exactly.
+
+In an idle gap the device waits for the thread that launches the next operation, until that launch returns. The gap is
+cut where the thread begins or ends a call, an operator or a range; each piece belongs to the innermost of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Line, exact_sums, joined
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, exact_sums, joined, touches
 from nvprof_kit._analysis.attribution.steps import Windows
-from nvprof_kit._analysis.breakdown.activity import Gaps
 from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, NAMES, SYNCHRONIZING_COPIES, HostActivity, HostCalls
+from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_BLOCK = 1 << 16
+STATES = ("idle", "compute", "exposed_comm", "exposed_copy")
+IDLE, COMPUTE, COMM, COPY = range(4)
+
+_BITS = 20
+"""Bits per counter of concurrent operations of one sort."""
+
+_MOMENTS = 1 << 18
+"""Moments processed at a time, to limit memory."""
+
+
+class Gaps(NamedTuple):
+    """The idle gaps of devices, by device and start, shape ``(g,)`` each.
+
+    Attributes:
+        window: Window of each.
+        start, end: In ns.
+    """
+
+    window: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Activity of the devices.
+
+    Attributes:
+        state_ns: Time by window and state in ns, shape ``(w, 4)``; a row adds up to the window's length.
+        comm: Time by window with communication running, hidden or not, in ns, shape ``(w,)``.
+        copy: The same for copies.
+        sort: `COMPUTE`, `COMM` or `COPY` of each operation, shape ``(n,)``.
+        gaps: The idle gaps.
+    """
+
+    state_ns: Int64Array
+    comm: Int64Array
+    copy: Int64Array
+    sort: np.ndarray
+    gaps: Gaps
+
+
+def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity:
+    """The activity of the devices in every window, and the idle gaps."""
+    sort = op_sorts(trace, classes)
+    intervals = windows.of_op, trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    counter = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
+    count = len(windows.start)
+    state_ns, comm, copy = np.zeros(4 * count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    gaps = [(np.zeros(0, dtype=np.int64),) * 3]
+    for window, start, length, level in levels((windows.device, windows.start, windows.end), intervals, counter):
+        runs = [(level >> (_BITS * number)) & ((1 << _BITS) - 1) > 0 for number in range(3)]
+        state = np.select(runs, [COMPUTE, COMM, COPY], IDLE)
+        state_ns += exact_sums(window * 4 + state, length, 4 * count)
+        comm += exact_sums(window[runs[1]], length[runs[1]], count)
+        copy += exact_sums(window[runs[2]], length[runs[2]], count)
+        is_idle = state == IDLE
+        gaps.append((window[is_idle], start[is_idle], (start + length)[is_idle]))
+    columns = (np.concatenate(column) for column in zip(*gaps, strict=True))
+    return Activity(state_ns.reshape(count, 4), comm, copy, sort, Gaps(*columns))
+
+
+Intervals = tuple[Int64Array, Int64Array, Int64Array]
+"""Lane, start and end of each."""
+
+
+def levels(
+    windows: Intervals, intervals: Intervals, weight: npt.NDArray[np.integer[Any]]
+) -> Iterator[tuple[Int64Array, Int64Array, Int64Array, Int64Array]]:
+    """The sum of the weights of the open intervals over time, in blocks.
+
+    Args:
+        windows: Stretches of lanes, by lane and start, that do not overlap.
+        intervals: Intervals in these lanes.
+        weight: What each interval adds while it is open.
+
+    Yields:
+        Window, start, length and sum of each stretch in which the sum does not change.
+    """
+    line = Line.over((windows[1], intervals[1]), (windows[2], intervals[2]))
+    opens, closes = (line.at(windows[0], edge) for edge in windows[1:])
+    positions = np.concatenate((*(line.at(intervals[0], edge) for edge in intervals[1:]), opens, closes))
+    change = np.concatenate((weight, -weight, np.zeros(2 * len(opens), dtype=weight.dtype)))
+    order = np.argsort(positions, kind="stable")
+    positions, change, total = positions[order], change[order], np.int64(0)
+    for low in range(0, len(positions) - 1, _MOMENTS):
+        length = np.diff(positions[low : low + _MOMENTS + 1])
+        start, level = positions[low : low + len(length)], total + np.cumsum(change[low : low + len(length)])
+        total = level[-1]
+        window = np.searchsorted(opens, start, side="right") - 1
+        inside = (length > 0) & (window >= 0)
+        inside[inside] = start[inside] < closes[window[inside]]
+        yield window[inside], line.moment(start[inside]), length[inside], level[inside]
+
+
+def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
+    """The part of each operation's duration that no compute on its device overlaps, shape ``(n,)``; 0 for compute."""
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    exposed_ns = np.zeros(len(start), dtype=np.int64)
+    other = np.flatnonzero(active.sort != COMPUTE)
+    if not len(other):
+        return exposed_ns
+    computes = np.flatnonzero(active.sort == COMPUTE)
+    # on any device: what hides none of them need not be joined
+    computes = computes[touches((start[other], end[other]), start[computes], end[computes])]
+    cover = Cover(windows.of_op[computes], start[computes], end[computes])
+    hidden = cover.inside(windows.of_op[other], start[other], end[other])
+    exposed_ns[other] = end[other] - start[other] - hidden
+    return exposed_ns
+
+
+def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:
+    """`COMPUTE`, `COMM` or `COPY` of each operation; a copy is a memcpy or memset, a kernel that copies is compute."""
+    kind = trace.ops["kind"].to_numpy()
+    copies = np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+    return np.select([copies, classes.is_a("comm")], [COPY, COMM], COMPUTE).astype(np.int8)
+
+
+# ---------------------------------------------------------------- why they were idle
+
+_GAPS = 1 << 16
 """Gaps processed at a time, to limit memory."""
 
 PLACE = ("layer", "phase", "operator", "call")
@@ -65,21 +189,21 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
     starts = np.concatenate((gaps.start[launching], gaps.start[waiting]))
     ends = np.concatenate((until[launching], gaps.end[waiting]))
-    activity = HostActivity(trace, host, attribution.ranges, starts, ends)
-    functions = activity.functions
+    on_host = HostActivity(trace, host, attribution.ranges, starts, ends)
+    functions = on_host.functions
     names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # the last is of `NONE`
     layers, phases = range_owners(attribution.ranges)
     pid = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device]
     splits = []
-    for low in range(0, max(len(call), 1), _BLOCK):
-        rows = slice(low, low + _BLOCK)
+    for low in range(0, max(len(call), 1), _GAPS):
+        rows = slice(low, low + _GAPS)
         columns = {"start": gaps.start, "end": gaps.end, "call": call, "is_graph": is_graph, "until": until}
         block = pd.DataFrame({name: values[rows] for name, values in columns.items()}).set_index(
             np.arange(len(call))[rows]
         )
         block["pid"], block["tid"] = pid[gaps.window[rows]], host.tid[block["call"]]
-        splits.append(_split(block, activity, layers.codes, phases.codes))
-    del activity, functions, starts, ends  # of large captures, much memory
+        splits.append(_split(block, on_host, layers.codes, phases.codes))
+    del on_host, functions, starts, ends  # of large captures, much memory
     parts, waits = (
         pd.DataFrame({name: np.concatenate([table[name] for table in tables]) for name in tables[0]}, copy=False)
         for tables in zip(*splits, strict=True)
@@ -102,27 +226,27 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
 
 
 def _split(
-    gaps: pd.DataFrame, activity: HostActivity, layers: Codes, phases: Codes
+    gaps: pd.DataFrame, on_host: HostActivity, layers: Codes, phases: Codes
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows of `Idle.parts` and of `Idle.waits` of some gaps, names as codes.
 
     Args:
         gaps: The gaps.
-        activity: What the host did.
+        on_host: What the host did.
         layers: The layer of each range.
         phases: Its phase.
     """
     import pandas as pd
 
-    host, functions, innermost_range = activity.host, activity.functions, activity.ranges.nesting.innermost
+    host, functions, innermost_range = on_host.host, on_host.functions, on_host.ranges.nesting.innermost
     # of what the launching thread did as the gap began: a wait for the device makes it late for as long
-    event = activity.rows[activity.calls.innermost(gaps["tid"].to_numpy(), gaps["start"].to_numpy())]
+    event = on_host.rows[on_host.calls.innermost(gaps["tid"].to_numpy(), gaps["start"].to_numpy())]
     late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
     late_until = np.where(gaps["until"] > gaps["start"], late_until, _LONG_AGO)
     gaps = gaps.assign(event=event, late_until=late_until)
     launching = gaps[gaps["until"] > gaps["start"]]
     waits = launching[["pid", "tid", "start", "late_until"]].assign(end=launching["until"], gap=launching.index)
-    pieces = activity.pieces(waits)
+    pieces = on_host.pieces(waits)
     is_cut = pieces["late_until"].between(pieces["start"], pieces["end"], inclusive="neither")
     if is_cut.any():
         after_wait = pieces[is_cut]
@@ -132,20 +256,20 @@ def _split(
     function = np.full(len(pieces), NONE)
     if functions is not None:  # outside calls, operators and layers
         function = functions.at(tid, start, (gaps["end"] - gaps["start"]).loc[of_gap].to_numpy())
-        function[(pieces["call"] != NONE) | activity.in_layer[pieces["range"]]] = NONE
-    operator = activity.operator[pieces["call"]]
+        function[(pieces["call"] != NONE) | on_host.in_layer[pieces["range"]]] = NONE
+    operator = on_host.operator[pieces["call"]]
     operator = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
     operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
-    cause = _causes(pieces, activity, function, gaps["is_graph"].loc[of_gap].to_numpy())
+    cause = _causes(pieces, on_host, function, gaps["is_graph"].loc[of_gap].to_numpy())
     queued = gaps[gaps["until"] < gaps["end"]]
     call, launcher = queued["call"].to_numpy(), queued["tid"].to_numpy()
     # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
-    copy = activity.rows[activity.calls.innermost(launcher, ((queued["until"] + queued["end"]) // 2).to_numpy())]
+    copy = on_host.rows[on_host.calls.innermost(launcher, ((queued["until"] + queued["end"]) // 2).to_numpy())]
     is_copy = (call != NONE) & host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
     is_copy &= (queued["end"] - queued["until"] >= LONG_NS).to_numpy()
     cases = [is_copy, call == NONE, queued["is_graph"]]
     of_queued = np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"])
-    in_call = activity.rows[pieces["call"]]
+    in_call = on_host.rows[pieces["call"]]
     event = np.concatenate((in_call, np.where(is_copy, copy, NONE)))
     range_ = np.concatenate((pieces["range"], innermost_range(launcher, host.start[call])))
     start = np.concatenate((start, queued["until"]))
@@ -168,21 +292,21 @@ def _split(
     parts = pd.DataFrame({name: values[order[first]] for name, values in keys.items()})
     parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
     parts["start_ns"] = start[order[first]]
-    return parts, _waits(gaps, pieces.assign(event=in_call), activity, layers, phases)
+    return parts, _waits(gaps, pieces.assign(event=in_call), on_host, layers, phases)
 
 
 def _waits(
-    gaps: pd.DataFrame, pieces: pd.DataFrame, activity: HostActivity, layers: Codes, phases: Codes
+    gaps: pd.DataFrame, pieces: pd.DataFrame, on_host: HostActivity, layers: Codes, phases: Codes
 ) -> pd.DataFrame:
     """The rows of `Idle.waits`: a wait as a gap begins, or inside it: the device had already run dry, and runs dry
     whenever the host waits for it.
     """
     import pandas as pd
 
-    host = activity.host
+    host = on_host.host
     awaited = gaps[gaps["late_until"] > gaps["start"]]
     event = awaited["event"].to_numpy()
-    range_ = activity.ranges.nesting.innermost(host.tid[event], host.start[event])
+    range_ = on_host.ranges.nesting.innermost(host.tid[event], host.start[event])
     lost_ns = np.minimum(awaited["late_until"], awaited["end"]) - awaited["start"]
     awaited = awaited[["event"]].assign(gap=awaited.index, range=range_, lost_ns=lost_ns)
     inside = pieces[host.waits[pieces["event"]] & ~pieces["gap"].isin(awaited.index)].drop_duplicates("gap")
@@ -194,24 +318,24 @@ def _waits(
 
 
 def _causes(
-    pieces: pd.DataFrame, activity: HostActivity, function: Int64Array, is_graph: npt.NDArray[np.bool_]
+    pieces: pd.DataFrame, on_host: HostActivity, function: Int64Array, is_graph: npt.NDArray[np.bool_]
 ) -> Codes:
     """The cause of each piece before a launch."""
     call, range_ = pieces["call"].to_numpy(), pieces["range"].to_numpy()
     pid, tid, start = (pieces[name].to_numpy() for name in ("pid", "tid", "start"))
-    of_call, of_range = activity.cause[call], activity.range_cause[range_]
+    of_call, of_range = on_host.cause[call], on_host.range_cause[range_]
     cases: list[tuple[Any, Any]] = [
-        (activity.profiler.contains(pid, start), CODE["profiler"]),
+        (on_host.profiler.contains(pid, start), CODE["profiler"]),
         (of_call != NONE, of_call),
-        (activity.prepares[call] | activity.loading.contains(tid, start), CODE["loading"]),
+        (on_host.prepares[call] | on_host.loading.contains(tid, start), CODE["loading"]),
         (of_range != NONE, of_range),
-        (activity.is_off_cpu(tid, start) | activity.host.system[activity.rows[call]], CODE["off_cpu"]),
+        (on_host.is_off_cpu(tid, start) | on_host.host.system[on_host.rows[call]], CODE["off_cpu"]),
         (start < pieces["late_until"].to_numpy(), CODE["after_sync"]),
         (is_graph, CODE["graph"]),
-        ((call != NONE) | activity.in_phase[range_], CODE["launch"]),
+        ((call != NONE) | on_host.in_phase[range_], CODE["launch"]),
     ]
-    if activity.functions is not None:
-        loads_data = activity.functions.loads_data[function]
+    if on_host.functions is not None:
+        loads_data = on_host.functions.loads_data[function]
         cases.append((function != NONE, np.where(loads_data, CODE["dataloader"], CODE["python"])))
     causes: Codes = np.select([case for case, _ in cases], [cause for _, cause in cases], CODE["unknown"])
     return causes
