@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+import train
 import triton
 import triton.language as tl
 from torch import nn
@@ -26,22 +27,12 @@ FORWARD = (
 
 
 def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+    sizes = {"intermediate_size": INNER, "num_attention_heads": 8}
+    return train.llama(LAYERS, WIDTH, VOCABULARY, **sizes).to("cuda", torch.bfloat16)
 
 
-def train(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+def step(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     with nvprof_kit.step(0):
         with nvprof_kit.phase("forward"):
             loss = model(input_ids=tokens, labels=tokens)[0]
@@ -53,10 +44,10 @@ def train(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def count(name: str, folder: Path, model: nn.Module, tokens: torch.Tensor) -> None:
     """Run a step uncounted and the same counted, and print what differs."""
     nvprof_kit.annotate_model(model)
-    plain = train(model, tokens)
+    plain = step(model, tokens)
     model.zero_grad()
     with nvprof_kit.count_flops(folder / f"{name}.flops.json") as counted:
-        result = train(model, tokens)
+        result = step(model, tokens)
     same = torch.equal(plain, result)
     said = json.loads(counted.written.read_text())
     by_phase: Counter[str] = Counter()

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from train import llama
 
 import nvprof_kit
 
@@ -43,19 +44,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=options.width,
-        intermediate_size=options.width * 11 // 4,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.width // 128,
-        num_key_value_heads=options.width // 128,
-        use_cache=False,
-    )
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = llama(options.layers, options.width, num_attention_heads=options.width // 128).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens = torch.randint(0, 32000, (options.batch, 1024), device="cuda")
     seconds_per_step(model, optimizer, tokens, 3)

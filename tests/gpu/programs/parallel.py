@@ -10,7 +10,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from train import VOCABULARY, Size, llama
+from train import VOCABULARY, llama
 from variants import STEPS, WARM_UP, collected, train_step
 
 import nvprof_kit
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(llama(Size(4)).to("cuda", torch.bfloat16))
+    model = nn.parallel.DistributedDataParallel(llama(4).to("cuda", torch.bfloat16))
     nvprof_kit.annotate_model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     nvprof_kit.annotate_optimizer(optimizer)

@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
+from train import llama
 
 import nvprof_kit
 
@@ -28,10 +28,7 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("nccl")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8000, hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8
-    )
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+    model = llama(4, 512, 8000).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     nvprof_kit.annotate_model(model)
     nvprof_kit.annotate_optimizer(optimizer)

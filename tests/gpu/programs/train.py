@@ -9,77 +9,48 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 import nvprof_kit
 
-WIDTH, HEAD_WIDTH, VOCABULARY = 1024, 64, 32_000
+WIDTH, VOCABULARY = 1024, 32_000
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large a model is."""
-
-    layers: int
-    width: int = WIDTH
-    vocabulary: int = VOCABULARY
-
-    @property
-    def heads(self) -> int:
-        return self.width // HEAD_WIDTH
-
-
-def llama(size: Size) -> nn.Module:
+def llama(layers: int, width: int = WIDTH, vocabulary: int = VOCABULARY, **sizes: int) -> nn.Module:
+    """Heads are 64 wide, and the MLP 2.75 times the width, unless `sizes` of the config say otherwise."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=size.vocabulary,
-            hidden_size=size.width,
-            intermediate_size=size.width * 11 // 4,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=size.heads,
-            use_cache=False,
-        )
-    )
+    sizes = {"intermediate_size": width * 11 // 4, "num_attention_heads": width // 64, **sizes}
+    own = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": layers}
+    return LlamaForCausalLM(LlamaConfig(**own, **sizes, use_cache=False))
 
 
-def gpt2(size: Size) -> nn.Module:
+def gpt2(layers: int, width: int, vocabulary: int) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=size.vocabulary,
-            n_embd=size.width,
-            n_layer=size.layers,
-            n_head=size.heads,
-            n_positions=1024,
-            use_cache=False,
-        )
-    )
+    sizes = {"vocab_size": vocabulary, "n_embd": width, "n_layer": layers, "n_head": width // 64, "n_positions": 1024}
+    return GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False))
 
 
 class Encoder(nn.Module):
     """A plain `nn.TransformerEncoder` with an embedding and a head."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, layers: int, width: int, vocabulary: int) -> None:
         super().__init__()
-        width = size.width
-        self.embed = nn.Embedding(size.vocabulary, width)
-        layer = nn.TransformerEncoderLayer(width, size.heads, 4 * width, batch_first=True, norm_first=True, dropout=0.0)
-        self.encoder = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
-        self.head = nn.Linear(width, size.vocabulary)
+        self.embed = nn.Embedding(vocabulary, width)
+        sizes = {"d_model": width, "nhead": width // 64, "dim_feedforward": 4 * width, "dropout": 0.0}
+        layer = nn.TransformerEncoderLayer(**sizes, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
         logits = self.head(self.encoder(self.embed(input_ids)))
         return (nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()),)
 
 
-MODELS: dict[str, Callable[[Size], nn.Module]] = {"llama": llama, "gpt2": gpt2, "encoder": Encoder}
+MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {"llama": llama, "gpt2": gpt2, "encoder": Encoder}
 
 
 def main() -> None:
@@ -97,8 +68,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="do not annotate")
     options = parser.parse_args()
     torch.manual_seed(0)
-    size = Size(options.layers, options.width, options.vocabulary)
-    model = MODELS[options.model](size).to("cuda", torch.bfloat16)
+    model = MODELS[options.model](options.layers, options.width, options.vocabulary).to("cuda", torch.bfloat16)
     if options.checkpoint:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -106,7 +76,7 @@ def main() -> None:
     if not options.plain:
         nvprof_kit.annotate_model(model)
         nvprof_kit.annotate_optimizer(optimizer)
-    tokens = torch.randint(0, size.vocabulary, (options.batch, options.length + 1), device="cuda")
+    tokens = torch.randint(0, options.vocabulary, (options.batch, options.length + 1), device="cuda")
     for number in range(options.warm_up + options.steps):
         if number == options.warm_up:
             torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from train import VOCABULARY, Size, llama
+from train import VOCABULARY, llama
 
 import nvprof_kit
 
@@ -32,7 +32,7 @@ def collected() -> Iterator[None]:
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     torch.manual_seed(0)
-    model = llama(Size(LAYERS)).to("cuda", torch.bfloat16)
+    model = llama(LAYERS).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
     return model, optimizer, torch.randint(0, VOCABULARY, (4, 513), device="cuda")
 
