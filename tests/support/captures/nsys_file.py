@@ -31,6 +31,7 @@ _KERNEL = (
     ", demangledName, shortName, mangledName, registersPerThread, gridX, gridY, gridZ, blockX, blockY, blockZ, "
     "staticSharedMemory, dynamicSharedMemory, gridId, graphNodeId"
 )
+_COPY = ", bytes, copyKind, srcKind, dstKind, graphNodeId"
 _NODES = "start, end, eventClass, globalTid, graphNodeId, originalGraphNodeId"
 NCCL_SCHEMAS = {
     # fields of NCCL's payloads: codes of `struct`, and the names in nvtx_payload_schemas.h of NCCL 2.26
@@ -38,24 +39,15 @@ NCCL_SCHEMAS = {
     "reduce": ("<QQi", ("NCCL communicator ID", "Message size [bytes]", "Reduction operation")),
     "move": ("<QQ", ("NCCL communicator ID", "Message size [bytes]")),
 }
+_PLAIN = {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_EVENTS"}
+_LATER = _PLAIN | {"NODES": "CUDA_GRAPH_NODE_EVENTS"}
+_NEWEST = _LATER | {"NVTX_EVENTS": f"eventId, binaryData, {_NVTX}", "GPU": f"graphId, clusterX, {_GPU}"}
 SCHEMAS = {
     # version of nsys: (export version, name of the metadata table, columns by table)
-    "2022.4": (
-        "2.13.1",
-        "EXPORT_META_DATA",
-        {"NVTX_EVENTS": _NVTX, "GPU": _GPU.replace("greenContextId, ", ""), "NODES": "CUDA_GRAPH_EVENTS"},
-    ),
-    "2023.4": ("3.7.2", "META_DATA_EXPORT", {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_EVENTS"}),
-    "2024.2": ("3.11.1", "META_DATA_EXPORT", {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_NODE_EVENTS"}),
-    "2026.4": (
-        "3.28.1",
-        "META_DATA_EXPORT",
-        {
-            "NVTX_EVENTS": "eventId, binaryData, " + _NVTX,
-            "GPU": "graphId, clusterX, " + _GPU,
-            "NODES": "CUDA_GRAPH_NODE_EVENTS",
-        },
-    ),
+    "2022.4": ("2.13.1", "EXPORT_META_DATA", _PLAIN | {"GPU": _GPU.replace("greenContextId, ", "")}),
+    "2023.4": ("3.7.2", "META_DATA_EXPORT", _PLAIN),
+    "2024.2": ("3.11.1", "META_DATA_EXPORT", _LATER),
+    "2026.4": ("3.28.1", "META_DATA_EXPORT", _NEWEST),
 }
 
 
@@ -80,66 +72,33 @@ class NsysFile:
     def string(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings) + 1)
 
+    def _nvtx(self, **row: object) -> None:
+        self.rows["NVTX_EVENTS"].append(row)
+
     def _domain(self, name: str, pid: int) -> int:
-        if name == "":
-            return 0
-        if (pid, name) not in self.domains:
-            self.domains[pid, name] = 1 + sum(one == pid for one, _ in self.domains)
-            self.rows["NVTX_EVENTS"].append(
-                {
-                    "start": -5,
-                    "eventType": DOMAIN_CREATE,
-                    "textId": self.string(name),
-                    "globalTid": thread(pid=pid),
-                    "domainId": self.domains[pid, name],
-                }
-            )
-        return self.domains[pid, name]
+        if name and (pid, name) not in self.domains:
+            id_ = self.domains[pid, name] = 1 + sum(process == pid for process, _ in self.domains)
+            text, process = self.string(name), thread(pid=pid)
+            self._nvtx(start=-5, eventType=DOMAIN_CREATE, textId=text, globalTid=process, domainId=id_)
+        return self.domains[pid, name] if name else 0
 
     def _category(self, name: str, domain: int, pid: int) -> int:
         key = (pid, domain, name)
         if key not in self.categories:
-            self.categories[key] = 1 + len(self.categories)
-            self.rows["NVTX_EVENTS"].append(
-                {
-                    "start": -4,
-                    "eventType": CATEGORY,
-                    "text": name,
-                    "globalTid": thread(pid=pid),
-                    "domainId": domain,
-                    "category": self.categories[key],
-                }
-            )
+            id_ = self.categories[key] = 1 + len(self.categories)
+            process = thread(pid=pid)
+            self._nvtx(start=-4, eventType=CATEGORY, text=name, globalTid=process, domainId=domain, category=id_)
         return self.categories[key]
 
     def range_(
-        self,
-        text: str,
-        start: int,
-        end: int | None,
-        *,
-        category: str | None = "forward",
-        domain: str = "nvprof_kit",
-        tid: int = TID,
-        pid: int = PID,
-        payload: int | None = None,
-        registered: bool = True,
-        style: int = PUSH_POP,
-    ) -> None:
+        self, text: str, start: int, end: int | None, *, category: str | None = "forward", domain: str = "nvprof_kit",
+        tid: int = TID, pid: int = PID, payload: int | None = None, registered: bool = True, style: int = PUSH_POP,
+    ) -> None:  # fmt: skip
         domain_id = self._domain(domain, pid)
-        self.rows["NVTX_EVENTS"].append(
-            {
-                "start": start,
-                "end": end,
-                "eventType": style,
-                "globalTid": thread(tid, pid),
-                "domainId": domain_id,
-                "textId": self.string(text) if registered else None,
-                "text": None if registered else text,
-                "category": None if category is None else self._category(category, domain_id, pid),
-                "int64Value": payload,
-            }
-        )
+        category_id = None if category is None else self._category(category, domain_id, pid)
+        names = {"textId": self.string(text)} if registered else {"text": text}
+        where = {"globalTid": thread(tid, pid), "domainId": domain_id, "category": category_id}
+        self._nvtx(start=start, end=end, eventType=style, int64Value=payload, **names, **where)
 
     def nccl(self, name: str, start: int, end: int, schema: str, *numbers: int, tid: int = TID, pid: int = PID) -> None:
         """A call of NCCL's with its payload, as NCCL lays it out: ``<`` and the codes of `struct` for its fields."""
@@ -179,55 +138,26 @@ class NsysFile:
         return correlation
 
     def kernel(
-        self,
-        start: int,
-        end: int,
-        *,
-        launched: tuple[int, int] | None = None,
-        correlation: int | None = None,
-        name: str = "gemm",
-        device: int = 0,
-        stream: int = 7,
-        tid: int = TID,
-        pid: int = PID,
-        node: int | None = None,
-        table: str = "KERNEL",
-        grid: tuple[int, int, int] = (1, 1, 1),
-        block: tuple[int, int, int] = (32, 1, 1),
-        mangled: str | None = None,
-        memory: tuple[int, int] = (7, 7),
-        copy_kind: int = 1,
-        size: int = 64,
-    ) -> int:
+        self, start: int, end: int, *, launched: tuple[int, int] | None = None, correlation: int | None = None,
+        name: str = "gemm", device: int = 0, stream: int = 7, tid: int = TID, pid: int = PID, node: int | None = None,
+        table: str = "KERNEL", grid: tuple[int, int, int] = (1, 1, 1), block: tuple[int, int, int] = (32, 1, 1),
+        mangled: str | None = None, memory: tuple[int, int] = (7, 7), copy_kind: int = 1, size: int = 64,
+    ) -> int:  # fmt: skip
         """A kernel (or, with `table`, a MEMCPY or MEMSET), launched by a call of its own or by the call of a
         correlation id. Its linker name is `mangled`, or else ``_Z`` and its name.
         """
         if launched is not None:
             correlation = self.call("cudaLaunchKernel_v7000", *launched, tid=tid, pid=pid, correlation=correlation)
-        row: dict[str, object] = {
-            "start": start,
-            "end": end,
-            "deviceId": device,
-            "contextId": 1,
-            "streamId": stream,
-            "correlationId": correlation,
-            "globalPid": thread(0, pid),
-            "graphNodeId": node,
-        }
-        row |= (
-            {
-                "demangledName": self.string(name),
-                "shortName": self.string(name),
-                "mangledName": self.string(f"_Z{name}" if mangled is None else mangled),
-                "registersPerThread": 16,
-                "staticSharedMemory": 0,
-                "dynamicSharedMemory": 1024,
-                **dict(zip(("gridX", "gridY", "gridZ"), grid, strict=True)),
-                **dict(zip(("blockX", "blockY", "blockZ"), block, strict=True)),
-            }
-            if table == "KERNEL"
-            else {"bytes": size, "copyKind": copy_kind, "srcKind": memory[0], "dstKind": memory[1]}
-        )
+        row: dict[str, object] = {"start": start, "end": end, "deviceId": device, "contextId": 1, "streamId": stream}
+        row |= {"correlationId": correlation, "globalPid": thread(0, pid), "graphNodeId": node}
+        if table == "KERNEL":
+            linker_name = self.string(f"_Z{name}" if mangled is None else mangled)
+            row |= {"demangledName": self.string(name), "shortName": self.string(name), "mangledName": linker_name}
+            row |= {"registersPerThread": 16, "staticSharedMemory": 0, "dynamicSharedMemory": 1024}
+            sizes = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+            row |= dict(zip(sizes, (*grid, *block), strict=True))
+        else:
+            row |= {"bytes": size, "copyKind": copy_kind, "srcKind": memory[0], "dstKind": memory[1]}
         self.rows[f"CUPTI_ACTIVITY_KIND_{table}"].append(row)
         return correlation or 0
 
@@ -237,33 +167,19 @@ class NsysFile:
         self.rows["PROFILER_OVERHEAD"].append(row)
 
     def graph_node(self, node: int, start: int, *, original: int | None = None, tid: int = TID, pid: int = PID) -> None:
-        self.rows[self.columns["NODES"]].append(
-            {
-                "start": start,
-                "end": start,
-                "eventClass": 0,
-                "globalTid": thread(tid, pid),
-                "graphNodeId": node,
-                "originalGraphNodeId": original,
-            }
-        )
+        row = {"start": start, "end": start, "eventClass": 0, "globalTid": thread(tid, pid), "graphNodeId": node}
+        self.rows[self.columns["NODES"]].append(row | {"originalGraphNodeId": original})
 
     def _table_columns(self, table: str) -> list[str]:
-        if table == "NVTX_EVENTS":
-            listed = self.columns["NVTX_EVENTS"]
-        elif table == "CUPTI_ACTIVITY_KIND_RUNTIME":
-            listed = _RUNTIME
-        elif table.endswith("KERNEL"):
-            listed = self.columns["GPU"] + _KERNEL
-        elif table.startswith("CUPTI"):
-            listed = self.columns["GPU"] + ", bytes, copyKind, srcKind, dstKind, graphNodeId"
-        elif table == "PROFILER_OVERHEAD":
-            listed = "start, end, globalTid, nameId, returnValue"
-        elif table.startswith("CUDA_GRAPH"):
-            listed = _NODES
-        else:
-            return list(self.rows[table][0])
-        return listed.split(", ")
+        listed = {
+            "NVTX_EVENTS": self.columns["NVTX_EVENTS"],
+            "CUPTI_ACTIVITY_KIND_RUNTIME": _RUNTIME,
+            "CUPTI_ACTIVITY_KIND_KERNEL": self.columns["GPU"] + _KERNEL,
+            "CUPTI_ACTIVITY_KIND_MEMCPY": self.columns["GPU"] + _COPY,
+            "CUPTI_ACTIVITY_KIND_MEMSET": self.columns["GPU"] + _COPY,
+            self.columns["NODES"]: _NODES,
+        }
+        return listed[table].split(", ") if table in listed else list(self.rows[table][0])
 
     def write(self) -> Path:
         """Write the file; tables without rows are left out, as nsys does. With NVPROF_KIT_TEST_FORM=parquet or arrow,
