@@ -130,6 +130,8 @@ def used(command: list[str], environment: dict[str, str]) -> tuple[float, float,
 
 
 LARGE, SMALL, FOLDER, SNAPSHOT = "large.sqlite", "small.sqlite", "large_pqtdir", "run.pickle"
+PLAIN, COUNTED = "plain.sqlite", "counted.sqlite"
+"""One capture, without and with counts beside it."""
 
 
 def prepare(folder: Path, capture: Path, copies: int, events: int) -> dict[str, int]:
@@ -139,6 +141,9 @@ def prepare(folder: Path, capture: Path, copies: int, events: int) -> dict[str, 
 
     counts = amplify(capture, folder / LARGE, copies)
     amplify(capture, folder / SMALL, max(copies // 10, 1))
+    amplify(DATA / "limits" / "llama.sqlite.xz", folder / PLAIN, max(copies // 10, 1))
+    (folder / COUNTED).symlink_to(PLAIN)
+    shutil.copy(DATA / "limits" / "llama.flops.json", folder / "counted.flops.json")
     as_folder(folder / LARGE, folder / FOLDER)
     snapshot = pickle.loads(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
     (folder / SNAPSHOT).write_bytes(pickle.dumps(amplified(snapshot, events)))
@@ -169,6 +174,8 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
         ),
         "`layers` of a tenth": Row(verb("layers", *table, str(small))),
         "`layers`, ten times the rows": Row(verb("layers", *table, str(large)), "`layers` of a tenth", 11),
+        "`layers` of a Llama": Row(verb("layers", *table, str(files / PLAIN))),
+        "`layers` of it, with counts": Row(verb("layers", *table, str(files / COUNTED)), "`layers` of a Llama", 1.1),
         "`layers --by step`": Row(verb("layers", "--by", "step", *table, str(large)), sqlite, 3),
         "`summary`": Row(verb("summary", str(large)), sqlite, 3),
         "`breakdown`": Row(verb("breakdown", *table, str(large)), sqlite, 2.5),

@@ -414,7 +414,15 @@ FP4_TIMES = {"B300": 3.1, "GB300": 3, "RTX 5090": 4}
 """Where FP4 is more than twice as fast as FP8: Blackwell Ultra, and GeForce, whose FP8 that sums in fp32 is halved."""
 
 
+LISTED = (
+    "A100 40 GB, A100 80 GB SXM, A100 80 GB PCIe, H100 SXM, H100 PCIe, H100 NVL, H200 SXM, H20 96 GB, H800 SXM, "
+    "GH200 96 GB, GH200 144 GB, B200, GB200, B300, GB300, L4, L20, L40S, A10, RTX A6000, RTX 4090, RTX 5090, "
+    "RTX PRO 6000 Blackwell Workstation, RTX PRO 6000 Blackwell Server, MI300X"
+)
+
+
 def test_every_peak_has_a_source_and_is_dense() -> None:
+    assert {*LISTED.split(", ")} <= {peaks.name for _, peaks in known_gpus()}
     for match, peaks in known_gpus():
         assert peaks.source and match.pattern.startswith("^") and 1e11 < peaks.bandwidth < 1e13
         assert set(peaks.flops) <= set(DTYPES)

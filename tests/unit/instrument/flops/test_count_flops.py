@@ -366,6 +366,8 @@ def traffic(said: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 MIB = 2**20
+HALVES = torch.ones(8 * 256 * 512, dtype=torch.bfloat16)
+BYTES = torch.ones(1024, 1024, dtype=torch.int8)
 LARGE = 64 * MIB  # elements of 4 bytes: more than twice the L2 that is assumed without a GPU
 
 
@@ -410,6 +412,49 @@ LARGE = 64 * MIB  # elements of 4 bytes: more than twice the L2 that is assumed 
             lambda x: torch.ops.aten._softmax_backward_data(x.view(-1, 256), x.view(-1, 256), -1, torch.float32),
             {"aten::_softmax_backward_data": (12 * LARGE, 12 * LARGE - 50 * MIB)},
             id="read again by a second kernel",
+        ),
+        pytest.param(
+            lambda x: nn.functional.scaled_dot_product_attention(*x[: 3 * MIB].view(3, 1, 16, 1024, 64)),
+            {"aten::_scaled_dot_product_flash_attention_for_cpu": (4 * 4 * MIB + 4 * 16 * 1024, 0)},
+            id="attention without its scores",
+        ),
+        pytest.param(
+            lambda x: nn.functional.scaled_dot_product_attention(
+                x[:1024].view(1, 16, 1, 64), *x[: 2 * MIB].view(2, 1, 16, 1024, 64)
+            ),
+            {"aten::_scaled_dot_product_flash_attention_for_cpu": (2 * 4 * MIB + 2 * 4096 + 4 * 16, 0)},
+            id="attention of one token reads the cache of keys and values",
+        ),
+        pytest.param(
+            lambda x: torch._grouped_mm(
+                HALVES[: 64 * 256].view(64, 256),
+                HALVES.view(8, 256, 512),
+                offs=torch.tensor([16, 16, 64, 64, 64, 64, 64, 64], dtype=torch.int32),
+            ),
+            {"aten::_grouped_mm": (2 * (64 * 256 + 2 * 256 * 512 + 64 * 512) + 8 * 4, 0)},
+            id="of eight experts the two with tokens",
+        ),
+        pytest.param(
+            lambda x: torch._int_mm(BYTES[:64], BYTES),
+            {"aten::_int_mm": (MIB + 4 * 64 * 1024, 0)},
+            id="weights of one byte, and rows of the same storage",
+        ),
+        pytest.param(lambda x: x.bfloat16(), {"aten::_to_copy": (6 * LARGE, 6 * LARGE)}, id="half the bytes of a cast"),
+        pytest.param(
+            lambda x: torch.ops.aten._fused_adamw_(
+                *([x[i * MIB :][:MIB].detach()] for i in range(4)),
+                [],
+                [torch.ones(())],
+                lr=1e-3,
+                beta1=0.9,
+                beta2=0.99,
+                weight_decay=0.1,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            ),
+            {"aten::_fused_adamw_": (7 * 4 * MIB + 4, 0)},
+            id="an optimizer in one kernel",
         ),
         *(
             pytest.param(
