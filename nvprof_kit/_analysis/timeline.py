@@ -6,7 +6,6 @@ Spans nest like layers, and spans on one lane and level never overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,23 +46,23 @@ class Timeline:
     """Timeline of a window; times in ns since the start of the capture.
 
     Attributes:
-        step: Number of the shown step, None for the whole capture.
-        instance: Its step instance (`nvprof_kit._analysis.attribution.steps`).
-        start_ns, end_ns: The window: from the first start to the last end in the step, on the CPU or the GPU.
+        step: Number of the step, if a single one is shown.
+        start_ns, end_ns: The window: from the first start to the last end in the steps, on the CPU or the GPU.
         lanes: Streams, by process, device and first operation.
         ops: One row per operation that overlaps the window: start_ns, end_ns, lane (index), layer, phase, step (number,
             -1 outside steps), instance (-1 outside steps), name; by lane and start.
         spans: Layers over the lanes: start_ns, end_ns, lane, level (0 is the outermost layer), layer, phase.
         ranges: CPU ranges: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
         idle: Gaps in which a device was idle: device, start_ns, end_ns, after (layer before the gap), before (layer
-            after it).
-        windows: Start and end of the step by device.
+            after it); by device and start.
+        windows: When each run of adjacent steps ran on each device, or the whole capture: device, run, start_ns,
+            end_ns.
         steps: The steps as `nvprof_kit._analysis.attribution.steps` divides each device's time: start_ns, end_ns,
-            device, place (0, 1, … among the processes that use a device of this ordinal), step; by device and start.
+            device, place (0, 1, … among the processes that use a device of this ordinal), instance, step; by device and
+            start.
     """
 
     step: int | None
-    instance: int | None
     start_ns: int
     end_ns: int
     lanes: tuple[Lane, ...]
@@ -71,211 +70,105 @@ class Timeline:
     spans: pd.DataFrame
     ranges: pd.DataFrame
     idle: pd.DataFrame
-    windows: Mapping[int, tuple[int, int]]
+    windows: pd.DataFrame
     steps: pd.DataFrame
 
-    def own_window(self, device: int | None = None) -> tuple[int, int]:
-        """When the step ran, on one device or on all, as defined by `nvprof_kit._analysis.attribution.steps`; for the
-        whole capture from the first operation to the last. Other steps may run before and after it while its range is
-        open on the CPU.
+    def window(self) -> tuple[int, int]:
+        """When the steps ran on the devices. Other steps may run before and after while their ranges are open on the
+        CPU.
         """
-        device_windows = [window for window_device, window in self.windows.items() if device in (None, window_device)]
-        return (
-            (min(start for start, _ in device_windows), max(end for _, end in device_windows))
-            if device_windows
-            else (0, 0)
-        )
+        if self.windows.empty:
+            return 0, 0
+        return int(self.windows["start_ns"].min()), int(self.windows["end_ns"].max())
 
-    def idle_in_step(self, device: int) -> Int64Array:
-        """Length of each of a device's gaps within the step, in ns; gaps outside it are left out."""
-        window_start, end = self.own_window(device)
-        gaps = self.idle[self.idle["device"] == device]
-        start, stop = (gaps[name].clip(window_start, end).to_numpy() for name in ("start_ns", "end_ns"))
-        lengths: Int64Array = (stop - start)[stop > start]
-        return lengths
+    def idle_times(self) -> pd.DataFrame:
+        """The idle time of each step on each device; of the whole window in a capture without steps.
 
-
-@dataclass(frozen=True)
-class StepWindows:
-    """When each step ran on each device, and its idle time there.
-
-    Attributes:
-        devices: Device ordinals.
-        start_ns, end_ns: Shape ``(devices, instances)``; both 0 if the device did not run the step.
-        idle_ns: Idle time in the step.
-        gaps: Number of gaps in the step.
-    """
-
-    devices: tuple[int, ...]
-    start_ns: Int64Array
-    end_ns: Int64Array
-    idle_ns: Int64Array
-    gaps: Int64Array
+        Returns:
+            device, instance (-1 without steps), start_ns, end_ns, idle_ns, gaps; by device and instance.
+        """
+        steps = self.steps if len(self.steps) else self.windows.assign(instance=NONE)
+        ends = {"start_ns": ("start_ns", "min"), "end_ns": ("end_ns", "max")}
+        times: pd.DataFrame = steps.groupby(["device", "instance"], as_index=False).agg(**ends)
+        device, start, end = (times[name].to_numpy(dtype=np.int64) for name in ("device", "start_ns", "end_ns"))
+        gaps = {name: self.idle[name].to_numpy(dtype=np.int64) for name in ("device", "start_ns", "end_ns")}
+        line = Line.over((gaps["start_ns"], start), (gaps["end_ns"], end))
+        first = np.searchsorted(line.at(gaps["device"], gaps["end_ns"]), line.at(device, start), side="right")
+        last = np.searchsorted(line.at(gaps["device"], gaps["start_ns"]), line.at(device, end))
+        times["idle_ns"] = Cover(*gaps.values()).inside(device, start, end)
+        times["gaps"] = np.maximum(last - first, 0)
+        return times
 
 
-def idle_by_step(trace: Trace, attribution: Attribution, drawn: Timeline) -> StepWindows:
-    """The idle time of every step, from a timeline of the whole capture with gaps from the first to the last step."""
-    cut = step_windows(trace, attribution)
-    count = len(attribution.ranges.steps)
-    devices = tuple(sorted({cut_device.device for cut_device in cut.devices}))
-    device_index = np.array([devices.index(cut_device.device) for cut_device in cut.devices], dtype=np.int64)[
-        cut.device
-    ]
-    inside = np.flatnonzero(cut.in_step)
-    key = (device_index[inside], cut.instance[inside])
-    start = np.full((len(devices), count), np.iinfo(np.int64).max)
-    end = np.zeros_like(start)
-    np.minimum.at(start, key, cut.start[inside])
-    np.maximum.at(end, key, cut.end[inside])
-    start[end == 0] = 0
-    idle, gaps = np.zeros_like(start), np.zeros_like(start)
-    for row, device in enumerate(devices):
-        device_gaps = drawn.idle[drawn.idle["device"] == device]
-        starts, ends = device_gaps["start_ns"].to_numpy(dtype=np.int64), device_gaps["end_ns"].to_numpy(dtype=np.int64)
-        idle[row] = Cover(np.zeros_like(starts), starts, ends).inside(np.zeros_like(start[row]), start[row], end[row])
-        gaps[row] = np.searchsorted(starts, end[row]) - np.searchsorted(ends, start[row], side="right")
-    return StepWindows(devices, start, end, idle, np.maximum(gaps, 0))
-
-
-def timeline(
-    trace: Trace,
-    attribution: Attribution,
-    instance: int | None = None,
-    *,
-    steps_idle: bool = False,
-    chosen: npt.NDArray[np.bool_] | None = None,
-) -> Timeline:
-    """Build the timeline of one step, some steps, or the whole capture.
+def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool_] | None = None) -> Timeline:
+    """Build the timeline of some steps, or the whole capture.
 
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
         attribution: The owner of each operation.
-        instance: The step instance, None for the whole capture.
-        steps_idle: Whether gaps of a whole capture extend to the start of its first and the end of its last step.
-        chosen: The step instances, if `instance` is None; None for the whole capture. Operations between two adjacent
+        chosen: The step instances, shape ``(s,)``; None for the whole capture. Operations between two adjacent
             instances are included.
-
-    Raises:
-        KeyError: The capture has no such instance.
     """
-    if instance is not None:
-        chosen = np.arange(len(attribution.ranges.steps)) == instance
-    runs = _runs(chosen)
-    window_start, end = _windows(trace, attribution, runs, instance)
+    import pandas as pd
+
+    cut = step_windows(trace, attribution)
+    first, last = np.zeros(1, dtype=np.int64), np.full(1, len(attribution.ranges.steps))
+    is_inside = np.ones(len(cut.start), dtype=bool)
+    run = np.zeros(len(cut.start), dtype=np.int64)
+    if chosen is None:
+        starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
+        ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
+        begin, end = np.array([starts.min(initial=_LAST)]), np.array([ends.max(initial=0)])
+        begin = np.minimum(begin, end)
+    else:
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
+        first, last = edges[::2], edges[1::2]  # of each run of adjacent instances
+        run = np.searchsorted(first, cut.instance, side="right") - 1
+        is_inside = (run >= 0) & (cut.instance < last[run])
+        times = step_times(trace, attribution)
+        begin = np.minimum.reduceat(np.append(times["start_ns"], _LAST), edges)[::2]
+        end = np.maximum.accumulate(np.maximum.reduceat(np.append(times["end_ns"], 0), edges)[::2])
+    ordinals = [device.device for device in cut.devices]
+    windows = pd.DataFrame(
+        {"device": np.array(ordinals, dtype=np.int64)[cut.device], "run": run, "start_ns": cut.start, "end_ns": cut.end}
+    )
+    bounds = {"start_ns": ("start_ns", "min"), "end_ns": ("end_ns", "max")}
+    device_windows = windows[is_inside].groupby(["device", "run"], as_index=False).agg(**bounds)
+    of_steps = np.flatnonzero(cut.in_step & is_inside)
+    place = np.array([ordinals[:number].count(ordinal) for number, ordinal in enumerate(ordinals)], dtype=np.int64)
+    steps = windows.drop(columns="run").iloc[of_steps].assign(
+        place=place[cut.device[of_steps]],
+        instance=cut.instance[of_steps],
+        step=attribution.ranges.steps[cut.instance[of_steps]],
+    )  # fmt: skip
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    rows = np.flatnonzero(_touch(window_start, end, starts, ends))
+    rows = np.flatnonzero(_touch(begin, end, starts, ends))
     lanes, lane = _lanes(trace, rows)
-    by_device = _by_device(trace, attribution, runs, rows)
-    windows = {device: (int(edges.min()), int(edges.max())) for device, edges in by_device.items()}
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
-    if steps_idle:
-        cut = step_windows(trace, attribution)
-        ordinal = np.array([device.device for device in cut.devices], dtype=np.int64)[cut.device]
-        for device in np.unique(ordinal[cut.in_step]).tolist():
-            of_steps, edges = cut.in_step & (ordinal == device), by_device[device]
-            by_device[device] = np.array(
-                [[min(edges.min(), cut.start[of_steps].min()), max(edges.max(), cut.end[of_steps].max())]]
-            )
     return Timeline(
-        step=None if instance is None else int(attribution.ranges.steps[instance]),
-        instance=instance,
-        start_ns=int(window_start.min()),
+        step=int(attribution.ranges.steps[first[0]]) if chosen is not None and chosen.sum() == 1 else None,
+        start_ns=int(begin.min()),
         end_ns=int(end.max()),
         lanes=lanes,
         ops=_ops(trace, attribution, rows, lane),
         spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
-        ranges=_cpu_ranges(attribution.ranges, window_start, end),
-        idle=_idle(trace, attribution, rows, by_device),
-        windows=windows,
-        steps=_steps(trace, attribution, chosen),
+        ranges=_cpu_ranges(attribution.ranges, begin, end),
+        idle=_idle(trace, attribution, rows, device_windows),
+        windows=device_windows,
+        steps=steps.sort_values(["device", "place", "start_ns"], ignore_index=True),
     )
 
 
-def _steps(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool_] | None) -> pd.DataFrame:
-    """The windows of the chosen step instances, None for all; see `Timeline.steps`."""
-    import pandas as pd
-
-    cut = step_windows(trace, attribution)
-    rows = np.flatnonzero(cut.in_step & (cut.end > cut.start))
-    rows = rows if chosen is None else rows[chosen[cut.instance[rows]]]
-    ordinals = [ordinal.device for ordinal in cut.devices]
-    turn = np.array([ordinals[:number].count(ordinal) for number, ordinal in enumerate(ordinals)], dtype=np.int64)
-    frame = pd.DataFrame(
-        {
-            "start_ns": cut.start[rows],
-            "end_ns": cut.end[rows],
-            "device": np.array(ordinals, dtype=np.int64)[cut.device[rows]],
-            "place": turn[cut.device[rows]],
-            "step": attribution.ranges.steps[cut.instance[rows]],
-        }
-    )
-    ordered: pd.DataFrame = frame.sort_values(["device", "place", "start_ns"], ignore_index=True)
-    return ordered
+_LAST = np.iinfo(np.int64).max
 
 
-def _runs(chosen: npt.NDArray[np.bool_] | None) -> Int64Array | None:
-    """First and last instance of each run of adjacent instances, shape ``(runs, 2)``; None for the whole capture."""
-    if chosen is None:
-        return None
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
-    runs: Int64Array = edges.reshape(-1, 2) - np.array([0, 1])
-    return runs
-
-
-def _windows(
-    trace: Trace, attribution: Attribution, runs: Int64Array | None, instance: int | None
-) -> tuple[Int64Array, Int64Array]:
-    """First start and last end of each run of instances, or of the capture; sorted."""
-    if runs is None:
-        starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
-        ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
-        return (starts.min(keepdims=True), ends.max(keepdims=True)) if len(starts) else (np.zeros(1, np.int64),) * 2
-    times = step_times(trace, attribution)
-    if instance is not None and instance not in times.index:
-        raise KeyError(instance)
-    indexed = times.reindex(np.arange(len(attribution.ranges.steps)))
-    windows = [indexed.iloc[first : last + 1].dropna(subset=["start_ns"]) for first, last in runs.tolist()]
-    first_starts, end = (
-        np.array([int(frame[name].agg(how)) for frame in windows if len(frame)], dtype=np.int64)
-        for name, how in (("start_ns", "min"), ("end_ns", "max"))
-    )
-    return first_starts, np.maximum.accumulate(end)
-
-
-def _touch(window_start: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
+def _touch(begin: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap one of the sorted windows; one of zero length must start inside a window."""
     window = np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)
-    window_start, end = window_start[window], end[window]
-    touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > window_start) | (starts >= window_start))
+    begin, end = begin[window], end[window]
+    touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > begin) | (starts >= begin))
     return touched
-
-
-def _by_device(
-    trace: Trace, attribution: Attribution, runs: Int64Array | None, rows: Int64Array
-) -> dict[int, Int64Array]:
-    """When each run of instances ran on each device of the given operations, shape ``(r, 2)``, sorted; for the whole
-    capture from the first operation to the last.
-    """
-    device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
-    if runs is None:
-        here = {ordinal_value: device == ordinal_value for ordinal_value in np.unique(device).tolist()}
-        return {
-            ordinal_value: np.array([[start[device_rows].min(), end[device_rows].max()]])
-            for ordinal_value, device_rows in here.items()
-        }
-    cut = step_windows(trace, attribution)
-    ordinal = np.array([ordinal_value.device for ordinal_value in cut.devices], dtype=np.int64)[cut.device]
-    run = np.searchsorted(runs[:, 0], cut.instance, side="right") - 1
-    inside = (run >= 0) & (cut.instance <= runs[run, 1])
-    edges_of_device: dict[int, Int64Array] = {}
-    for ordinal_value in np.unique(ordinal[inside]).tolist():
-        device_rows = np.flatnonzero(inside & (ordinal == ordinal_value))
-        device_rows = device_rows[np.argsort(run[device_rows], kind="stable")]
-        first = np.flatnonzero(np.diff(run[device_rows], prepend=-1))
-        edges = np.minimum.reduceat(cut.start[device_rows], first), np.maximum.reduceat(cut.end[device_rows], first)
-        edges_of_device[ordinal_value] = np.stack(edges, axis=1)
-    return edges_of_device
 
 
 def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
@@ -407,11 +300,10 @@ def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
     return level
 
 
-def _cpu_ranges(ranges: Ranges, window_start: Int64Array, end: Int64Array) -> pd.DataFrame:
+def _cpu_ranges(ranges: Ranges, begin: Int64Array, end: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
-    window = np.minimum(np.searchsorted(end, ranges.start, side="right"), len(end) - 1)
-    rows = np.flatnonzero((ranges.start < end[window]) & (ranges.end > window_start[window]))
+    rows = np.flatnonzero(_touch(begin, end, ranges.start, ranges.end))
     rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
     named = [ranges.names[name] for name in ranges.name[rows].tolist()]
     frame: pd.DataFrame = pd.DataFrame(
@@ -428,7 +320,7 @@ def _cpu_ranges(ranges: Ranges, window_start: Int64Array, end: Int64Array) -> pd
     return frame
 
 
-def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, Int64Array]) -> pd.DataFrame:
+def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: pd.DataFrame) -> pd.DataFrame:
     """Gaps between the operations of each device, across streams and processes, and at the edges of its windows; the
     time between two windows is not a gap.
     """
@@ -438,7 +330,7 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Map
     frames: list[pd.DataFrame] = []
     for ordinal in np.unique(device).tolist():
         device_rows = np.flatnonzero(device == ordinal)
-        device_windows = windows.get(ordinal, np.zeros((0, 2), dtype=np.int64))
+        device_windows = windows.loc[windows["device"] == ordinal, ["start_ns", "end_ns"]].to_numpy()
         edge = np.append(
             device_windows.ravel(), (start[device_rows].min(), end[device_rows].max())
         )  # as operations of zero length

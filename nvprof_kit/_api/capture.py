@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.tables import Tables
     from nvprof_kit._ranks.verdict import Judged
-    from nvprof_kit._report.page.data import Sheet
+    from nvprof_kit._report.page.page import Sheet
     from nvprof_kit._result.result import Plot, RowOptions
     from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -302,7 +302,7 @@ class Capture:
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
 
         operations = self._operations(OPTIONAL)
-        result = breakdown(operations.trace, self._kernel_rules, _steps(steps), operations)
+        result = breakdown(operations, _steps(steps))
         return replace(result, sources=self.sources, view=view).selected(**rows)
 
     def summary(
@@ -531,16 +531,9 @@ class Capture:
                 raise UsageError("--step is for --view timeline; layers shows every step")
             result = self.layers(depth=depth, steps=steps)
             return Plot(view, result.figure(), result.rows, result.warnings, sources=self.sources)
-        from nvprof_kit._analysis.attribution.steps import chosen_steps, instance_of, step_times, typical_step
-        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
         from nvprof_kit._report.plots.timeline import timeline_figure
 
-        operations, chosen = self._operations(OPTIONAL), _steps(steps)
-        times, info = step_times(operations.trace, operations.attribution), operations.trace.info
-        if chosen.selects:
-            times = times[chosen_steps(chosen, times["step"].to_numpy(), str(self.path))]
-        instance = typical_step(times) if step is None else instance_of(times, step, str(self.path))
-        drawn = timeline(operations.trace, operations.attribution, instance)
+        drawn, info = self._timeline(step, _steps(steps), typical=True)
         return Plot(view, timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
     def report(
@@ -566,9 +559,10 @@ class Capture:
         compared: list[Layers] = []
         warnings: list[str] = []
         captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
+        whole = min(len(captures), MAX_WHOLE)
         for capture in captures[:MAX_COMPARED]:
-            if len(sheets) < MAX_WHOLE:
-                sheet, unfit = capture._sheet(step, findings, _steps(steps))
+            if len(sheets) < whole:
+                sheet, unfit = capture._sheet(step, findings, _steps(steps), whole)
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit
@@ -600,24 +594,23 @@ class Capture:
             lambda: trace_events(timeline, info, data_format), SUFFIXES[data_format], self.sources, info.warnings
         )
 
-    def _timeline(self, step: int | None, steps: StepOptions) -> tuple[Timeline, CaptureInfo]:
-        """What ran in a step, in some steps, or in the whole capture."""
-        import numpy as np
-
-        from nvprof_kit._analysis.attribution.steps import chosen_steps, instance_of, step_times
+    def _timeline(self, step: int | None, steps: StepOptions, *, typical: bool = False) -> tuple[Timeline, CaptureInfo]:
+        """What ran in a step, in some steps, or in the whole capture; or in a typical one of the steps."""
+        from nvprof_kit._analysis.attribution.steps import chosen_steps, instance_of, step_times, typical_step
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
-        operations = self._operations(OPTIONAL)
-        trace, attribution = operations.trace, operations.attribution
-        instance = chosen = None
         if step is not None and steps.selects:
             raise UsageError("one step (--step) and several (--steps) are asked for; needed is one of them")
-        if step is not None:
-            instance = instance_of(step_times(trace, attribution), step, str(self.path))
-            chosen = np.arange(len(attribution.ranges.steps)) == instance
-        elif steps.selects:
+        operations = self._operations(OPTIONAL)
+        trace, attribution = operations.trace, operations.attribution
+        times, chosen = step_times(trace, attribution), None
+        if steps.selects:
             chosen = chosen_steps(steps, attribution.ranges.steps, str(self.path))
-        return timeline(trace, attribution, instance, chosen=chosen), trace.info
+        if step is not None:
+            chosen = times.index == instance_of(times, step, str(self.path))
+        elif typical and len(times):
+            chosen = times.index == typical_step(times if chosen is None else times[chosen])
+        return timeline(trace, attribution, chosen), trace.info
 
     def ncu_plan(
         self,
@@ -747,49 +740,35 @@ class Capture:
             raise CaptureError(f"{self.path}: {reason}; `layers` still shows CPU times")
         return self._attributed_ops
 
-    def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions) -> tuple[Sheet, list[str]]:
-        """The data of the page for this capture, and why it has no MFU although a FLOP count exists."""
-        from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
-        from nvprof_kit._analysis.breakdown.breakdown import breakdown
+    def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions, of: int) -> tuple[Sheet, list[str]]:
+        """This capture on a page of several, and why it has no MFU although a FLOP count exists."""
+        from nvprof_kit._analysis.advise.advise import OPTIONAL as FOR_FINDINGS
         from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
         from nvprof_kit._analysis.timeline import OPTIONAL as FOR_TIMELINE
-        from nvprof_kit._report.page.data import sheet_of
+        from nvprof_kit._report.page.page import sheet_of
         from nvprof_kit._trace.flops_file import find_flops
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        large = sum(file.stat().st_size for file in files) > LARGE_BYTES
-        always_read = (*FOR_TIMELINE, *FOR_LAYERS)
-        sparing = large and findings is not True
-        operations = self._operations((*(always_read if sparing else OPTIONAL), *MEMORY_TABLES))
-        is_large = len(operations.trace.ops) > MANY_OPERATIONS
-        with_findings = not is_large if findings is None else findings
+        is_large = sum(file.stat().st_size for file in files) > LARGE_BYTES
+        always_read, of_findings = (*FOR_TIMELINE, *FOR_LAYERS, *MEMORY_TABLES), (*FOR_FINDINGS, *MEMORY_TABLES)
+        operations = self._operations(always_read if is_large and findings is not True else of_findings)
+        with_findings = len(operations.trace.ops) <= MANY_OPERATIONS if findings is None else findings
         if with_findings:
-            operations = self._operations((*OPTIONAL, *MEMORY_TABLES))
+            operations = self._operations(of_findings)
         flops, unfit = None, []
         try:
             flops = self.flops(steps=steps) if find_flops(self.path) else None
         except CaptureError as error:  # the page is complete without MFU, which is optional
             unfit = [f"{error}; the page has no MFU"]
-        trace = operations.trace
-        times = breakdown(trace, self._kernel_rules, steps, operations) if with_findings and len(trace.ops) else None
-        advice = (
-            advise(trace, self._kernel_rules, steps, operations, times=times, limits=flops)
-            if with_findings and trace.info.on_gpu
-            else None
-        )
-        if times is not None:  # only the findings need these tables, which are as large as the capture
-            times = replace(times, gaps=times.gaps.iloc[:0].copy(), waits=times.waits.iloc[:0].copy())
-        left_out = []
-        if not with_findings and findings is not False:  # the page of a large capture has them only on request
-            path = self.path
-            left_out = [
-                f"what to do: nvprof-kit advise {path}",
-                f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
-                f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
-            ]
-        sheet = sheet_of(operations, steps, step, flops=flops, advice=advice, broken_down=times, left_out=left_out)
-        return sheet, unfit
+        left_out = [
+            f"what to do: nvprof-kit advise {self.path}",
+            f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {self.path}",
+            f"both on the page, which then takes longer: nvprof-kit report {self.path} --findings -o FILE.html",
+        ]
+        scope: dict[str, Any] = {"with_findings": with_findings, "of": of}
+        scope["left_out"] = [] if with_findings or findings is False else left_out
+        return sheet_of(operations, steps, step, flops=flops, **scope), unfit
 
 
 def _with_work(result: Diff) -> Diff:

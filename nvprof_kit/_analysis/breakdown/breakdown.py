@@ -40,7 +40,7 @@ from nvprof_kit._analysis.breakdown.transfers import (
     copy_table,
     first_collective,
 )
-from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
+from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, table_named
@@ -201,28 +201,20 @@ class Breakdown(Result):
         return self.select.of(rows)
 
 
-def breakdown(
-    trace: Trace,
-    own_rules: Sequence[Rule] = (),
-    options: StepOptions = ALL_STEPS,
-    known_operations: Operations | None = None,
-) -> Breakdown:
+def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Breakdown:
     """Compute the time breakdown of each step.
 
     Args:
-        trace: The capture, opened with `OPTIONAL`.
-        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        operations: The operations of a capture opened with `OPTIONAL`.
         options: The steps to analyze, by default all but warm-up. By default `steps` also lists the other steps and
             the time outside steps. Tables of a single step show the step of median duration.
-        known_operations: The same operations, to reuse their attribution and classes.
 
     Raises:
         UsageError: None of the selected steps is in the capture.
         AssertionError: The parts do not add up to the whole: a bug in this package.
     """
-    operations = Operations(trace, own_rules, known_operations)
-    choice = choose_steps(trace, operations.attribution, options)
-    result = breakdown_of(trace, operations.attribution, operations.classes, choice)
+    choice = choose_steps(operations.trace, operations.attribution, options)
+    result = breakdown_of(operations.trace, operations.attribution, operations.classes, choice)
     if result.communication["bytes"].notna().all():
         return result
     text = (

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._ranks.answer import job_size
-from nvprof_kit._report.page.data import PageTable, page_table
+from nvprof_kit._report.page.table import PageTable, page_table
 from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import Drawing
 from nvprof_kit.names import NO_LAYER

@@ -1,57 +1,49 @@
 """One page about one or several captures: a single file that loads nothing from the network.
 
 The page has a size budget, which the first captures share. If the page is still too large, the last of them only
-appear in the comparison. The page lists all omissions, with the command that shows the data.
+appear in the comparison. The page lists all omissions, with the command that shows the data. All times of what it draws
+are integers in nanoseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._analysis.layers.fold import MANY, Group, fold_tree
-from nvprof_kit._analysis.layers.tree import ModelTree
-from nvprof_kit._report.page import timeline
-from nvprof_kit._report.page.data import (
-    MAX_KERNELS,
-    Sheet,
-    class_bars,
-    drawn_kernels,
-    drawn_roofline,
-    headlines,
-    limit_bars,
-    phase_split,
+from nvprof_kit._analysis.advise.advise import Advice, advise
+from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.steps import (
+    StepOptions,
+    instance_of,
+    median_place,
+    slowest_step,
+    step_times,
+    typical_step,
 )
+from nvprof_kit._analysis.breakdown.breakdown import breakdown
+from nvprof_kit._analysis.kernels.classes import CLASSES
+from nvprof_kit._analysis.layers.layers import Layers, layers
+from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
+from nvprof_kit._analysis.layers.sums import Cells
+from nvprof_kit._analysis.timeline import Timeline, timeline
+from nvprof_kit._report.page.table import PageRows, PageTable, comparison, layer_table, page_table, parents_of
 from nvprof_kit._report.page.template import render, short_text
-from nvprof_kit._report.page.timeline import Drawing, drawn_timeline
-from nvprof_kit._report.text.layers import (
-    COLUMNS,
-    MEMORY_COLUMNS,
-    in_phase,
-    layers_by_step,
-    left_out_lines,
-    row_names,
-    time_name,
-    total_line,
-    tree_lines,
-)
+from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, drawn_timeline
+from nvprof_kit._report.text.layers import capitalized, layers_by_step, left_out_lines, row_names, time_name
 from nvprof_kit._report.text.table import capture_facts
-from nvprof_kit._report.text.texts import MS, mib_cell, percent
-from nvprof_kit._result.result import UNFOLDED
+from nvprof_kit._report.text.texts import Milliseconds, is_missing, percent, saving
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.layers.layers import Layers
-
-MARKED_CHANGE = 0.02
-"""Minimum relative change shown in color."""
+    from nvprof_kit._analysis.flops.flops import Flops
 
 BUDGET = 8_000_000
 """Maximum size of a page in bytes."""
@@ -62,182 +54,74 @@ MAX_WHOLE = 8
 MAX_COMPARED = 64
 """Maximum number of compared captures."""
 
-MAX_COMPARED_CELLS = 40_000
-"""Maximum number of cells of the comparison; the rows with the largest changes are kept."""
-
 MAX_ROWS = 2_000
 """Maximum number of rows of the model trees of all captures; the costliest are kept."""
 
 MAX_CELLS = 200_000
 """Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
 
+MAX_LIMIT_BARS = 16
+"""Maximum number of kinds of layers with a bar of time over limit; those furthest above their limit have one."""
+
+LEAST_DOT = 0.002
+"""Kinds of layers have a dot in the roofline if their products take this share of their limit, and they of all time."""
+
+MAX_TITLES = 4
+"""Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
+
+MAX_STEPS = 2_000
+"""Maximum number of selectable steps."""
+
+MAX_KERNELS = 20_000
+"""Maximum number of rows of kernels of all captures on a page; the costliest are kept."""
+
 _SCRIPTS = (
     "core.js", "state.js", "table.js", "icicle.js", "timeline.js", "steps.js", "roofline.js", "kernels.js", "main.js"
 )  # fmt: skip
 
 
-def report_page(sheets: Sequence[Sheet], compared: Sequence[Layers] = (), left_out: Sequence[str] = ()) -> bytes:
+class Sheet(NamedTuple):
+    """A capture on the page.
+
+    Attributes:
+        layers: The per-layer table by step.
+        variables: What the template shows.
+        data: What the scripts draw.
+    """
+
+    layers: Layers
+    variables: dict[str, Any]
+    data: dict[str, Any]
+
+
+def report_page(sheets: Sequence[Sheet], compared: Sequence[Layers], absent: Sequence[str] = ()) -> bytes:
     """The page as UTF-8, with at most `BUDGET` bytes.
 
     Args:
         sheets: Captures with full content.
         compared: All captures, those with full content first; if there are several, each is compared with the first.
-        left_out: Captures that are not on the page.
+        absent: Captures that are not on the page.
     """
-    compared = compared or [sheet.layers for sheet in sheets]
-    rows, note = _comparison(compared) if len(compared) > 1 else ([], "")
-    pages = [_capture(sheet, len(sheets)) for sheet in sheets]
+    changes, change_total, note = comparison(compared) if len(compared) > 1 else ([], [], "")
     html = render(
         "page.html",
         scripts=_SCRIPTS,
         styles=("page.css",),
         loading=True,
         title=f"{', '.join(capture.info.path for capture in compared[:3])}{', …' * (len(compared) > 3)} · nvprof-kit",
-        sheets=[variables for variables, _ in pages],
+        sheets=[sheet.variables for sheet in sheets],
         compared=[{"path": capture.info.path, "short_path": _short_path(capture.info.path)} for capture in compared],
-        changes=rows,
+        changes=changes,
         changes_note=note,
         without_comm=any(capture.summary.comm_ns for capture in compared),
-        change_total=_change_cells([layers.summary.work_ns / max(layers.summary.steps, 1) for layers in compared]),
+        change_total=change_total,
         only_compared=[capture.info.path for capture in compared[len(sheets) :]],
-        absent=list(left_out),
-        data=[data for _, data in pages],
+        absent=absent,
+        data=[sheet.data for sheet in sheets],
     )
     if len(html) > BUDGET and len(sheets) > 1:
-        return report_page(sheets[: max(len(sheets) // 2, 1)], compared, left_out)
+        return report_page(sheets[: len(sheets) // 2], compared, absent)
     return html
-
-
-def _comparison(compared: Sequence[Layers]) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the comparison, and a sentence about omissions: all rows of the trees, as one tree. Each row has the
-    parent that it has in the first capture with it; below a parent, those of the first capture come in its order, then
-    those of later captures only.
-    """
-    parents: dict[str, str] = {}
-    by_capture: list[dict[str, float]] = []
-    for capture in compared:
-        tree, steps = capture.tree, max(capture.summary.steps, 1)
-        work = (tree["total_ns"] - tree["comm_ns"]) / steps
-        by_capture.append(dict(zip(row_names(tree), work, strict=True)))
-        parents = dict(zip(row_names(tree), tree["parent"], strict=True)) | parents
-    children: dict[str, list[str]] = {}
-    for name, parent in parents.items():
-        children.setdefault(parent, []).append(name)
-    rows = []
-    stack = [(name, 0) for name in reversed(children.get("", []))]
-    while stack:
-        name, depth = stack.pop()
-        rows.append((_named(name, parents[name], depth), [times.get(name) for times in by_capture]))
-        stack += [(child, depth + 1) for child in reversed(children.get(name, []))]
-    limit, note = max(MAX_COMPARED_CELLS // len(compared), 1), ""
-    if len(rows) > limit:
-        sizes = [max(times[0] or 0, times[-1] or 0) for _, times in rows]
-        largest = sorted(sorted(range(len(rows)), key=lambda row: -sizes[row])[:limit])
-        first, last = compared[0].info.path, compared[-1].info.path
-        note = f"{len(rows) - limit:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
-        rows = [rows[index] for index in largest]
-    return [{**name, "cells": _change_cells(times)} for name, times in rows], note
-
-
-@dataclass(frozen=True)
-class _PageRows:
-    """The rows of a capture's table; a switch of the page shows equal blocks as one row or as their own.
-
-    Attributes:
-        rows: The rows of the capture's tree on the page.
-        folded: The same rows with equal blocks folded.
-        groups: The rows on the page of each row of the folded tree.
-    """
-
-    rows: Int64Array
-    folded: pd.DataFrame
-    groups: list[Group]
-
-    @classmethod
-    def of(cls, tree: pd.DataFrame, limit: int) -> _PageRows:
-        """The costliest rows of a tree and their ancestors."""
-        chosen = set(np.argsort(-tree["total_ns"].to_numpy(), kind="stable")[:limit].tolist())
-        parents = _parents(tree)
-        for row in sorted(chosen, reverse=True):  # parents precede their children
-            while (row := parents[row]) >= 0:
-                chosen.add(row)
-        rows = np.array(sorted(chosen), dtype=np.int64)
-        return cls(rows, *fold_tree(tree.iloc[rows].reset_index(drop=True)))
-
-    @property
-    def folds(self) -> dict[int, Group]:
-        """The groups of several rows, by their row in the folded tree, in the order of their first row on the page."""
-        several = {line: group for line, group in enumerate(self.groups) if group.count > 1}
-        return dict(sorted(several.items(), key=lambda item: item[1].rows[0]))
-
-
-def _parents(tree: pd.DataFrame) -> list[int]:
-    parents: list[int] = ModelTree(tuple(row_names(tree)), tuple(tree["parent"])).parent.tolist()
-    return parents
-
-
-def _capture(sheet: Sheet, of: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The template variables of a capture, and the data for the page's scripts.
-
-    Args:
-        sheet: The capture.
-        of: Number of captures on the page.
-    """
-    result, steps = sheet.layers, sheet.layers.summary.steps
-    page_rows = _PageRows.of(result.tree, MAX_ROWS // of)
-    columns, rows, total = _table(sheet, page_rows)
-    gone = len(result.tree) - len(page_rows.rows)
-    left_out = [f"{gone:,} layers of little time: nvprof-kit layers {result.info.path} --format csv"] if gone else []
-    measures = {"time": time_name(result)}
-    for measure, name in (("kept", "memory kept by a forward"), ("cuda", "memory taken from CUDA")):
-        if sheet.memory is not None and (sheet.memory[f"{measure}_bytes"].fillna(0) > 0).any():
-            measures[measure] = name
-    variables = {
-        "path": result.info.path,
-        "short_path": _short_path(result.info.path),
-        "facts": capture_facts(result.info, result.summary.all_steps, steps),
-        "headlines": headlines(sheet),
-        "split": phase_split(result),
-        "warnings": (*left_out_lines(result), *printed(result.warnings)),
-        "findings": sheet.findings,
-        "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
-        "time_name": time_name(result),
-        "measures": measures,
-        "columns": columns,
-        "rows": rows,
-        "folds": len(page_rows.folds),
-        "folded": any(group.count >= MANY for group in page_rows.groups),
-        "total": total,
-        "levels": int(result.tree["depth"].max()) + 1 if len(result.tree) else 1,
-        "timelines": [step.title for step in sheet.shown_steps],
-        "timeline_title": "One step in time" if steps else "The capture in time",
-        "has_kernels": sheet.kernels is not None,
-        "tables": sheet.tables,
-        "left_out": [*left_out, *sheet.left_out],
-        "has_steps": steps > 0,
-        "limits": limit_bars(sheet.flops),
-        "classes": class_bars(sheet),
-        "unmatched": sheet.unmatched,
-    }
-    drawing, tree = Drawing(), result.tree.iloc[page_rows.rows]
-    data = {
-        "steps": max(steps, 1),
-        "timeName": time_name(result),
-        "phases": LAYER_PHASES,
-        "tree": {
-            "name": [short_text(name) for name in row_names(tree)],
-            "parent": _parents(tree),
-            "depth": tree["depth"].tolist(),
-            **{phase: tree[f"{phase}_ns"].tolist() for phase in (*LAYER_PHASES, "other", "total")},
-        },
-        "folds": [{"name": short_text(group.label), "rows": group.rows} for group in page_rows.folds.values()],
-        "memory": None if sheet.memory is None else _drawn_memory(sheet.memory.iloc[page_rows.rows], _parents(tree)),
-        "bySteps": _drawn_steps(sheet, page_rows.rows, drawing, MAX_CELLS // of),
-        "timeline": drawn_timeline(sheet.timeline, sheet.shown_steps, drawing, timeline.MAX_ROWS // of),
-        "roofline": drawn_roofline(sheet.flops),
-        "kernels": None if sheet.kernels is None else drawn_kernels(sheet.kernels, drawing, MAX_KERNELS // of),
-    }
-    return variables, {**data, "texts": list(map(short_text, drawing.texts)), "block": drawing.packed()}
 
 
 def _short_path(path: str) -> str:
@@ -245,101 +129,340 @@ def _short_path(path: str) -> str:
     return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
 
 
-def _table(sheet: Sheet, page_rows: _PageRows) -> tuple[list[str], list[dict[str, Any]], list[str]]:
-    """Header, rows and total of the per-layer table."""
-    result, folded = replace(sheet.layers, select=UNFOLDED), page_rows.folded
-    tree, total_ns, last = result.tree, max(result.summary.total_ns, 1), total_line(result)
-    phases = [phase for phase in LAYER_PHASES if phase != "recompute" or last[phase]]
-    names = ["calls", *phases, "total_ns", *(["comm_ns"] if result.summary.comm_ns else []), "total_share", "cpu_ns"]
-    on_page = page_rows.rows.tolist()
-    groups = [[row] for row in on_page] + [[on_page[row] for row in group.rows] for group in page_rows.folds.values()]
-    more = _more_cells(sheet, groups)
+def sheet_of(
+    operations: Operations,
+    steps: StepOptions,
+    step: int | None,
+    *,
+    flops: Flops | None,
+    with_findings: bool,
+    left_out: Sequence[str],
+    of: int,
+) -> Sheet:
+    """A capture on the page.
 
-    def page_row(row: dict[Any, Any], name: str, line: dict[str, str], group: int, **links: Any) -> dict[str, Any]:
-        """A row of the table: of one layer, or of equal blocks; `group` is its place among the groups."""
-        values = {**row, **{phase: in_phase(row, phase) for phase in phases}, "total_share": row["total_ns"]}
-        cells = [_cell(line.get(name, ""), values.get(name)) for name in names]
-        cells[names.index("total_share")]["bar"] = f"{row['total_ns'] / total_ns:.4f}"
-        cells += [column[group] for column in more.values()]
-        outside = row["layer"] == NO_LAYER
-        return {**_named(name, row["parent"], row["depth"]), "cells": cells, "outside": outside, "row": group, **links}
+    Args:
+        operations: The operations, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, with findings those of
+            `nvprof_kit._analysis.advise.advise.OPTIONAL`, and the tables of `nvprof_kit._trace.schema.MEMORY_TABLES` to
+            show memory.
+        steps: The steps that the figures per step cover.
+        step: The only step on the timeline; None for all.
+        flops: FLOPs and utilization; None if operators were not counted.
+        with_findings: Whether to look for findings, and to break the steps down.
+        left_out: One sentence for each omitted analysis.
+        of: Number of captures with full content, which share the limits of the page.
 
-    lines = tree_lines(result)
-    lines_of_folds = tree_lines(replace(result, tree=folded[list(tree.columns)])) if page_rows.folds else []
-    rows: list[tuple[int, dict[str, Any]]] = []
-    for position, (line, group) in enumerate(page_rows.folds.items(), len(on_page)):
-        median, shortest, longest = (folded[f"{name}_ns"][line] / 1e6 for name in ("median", "min", "max"))
-        each = (
-            f"each {median:,.3f} ms in all steps that are shown, {shortest:,.3f} to {longest:,.3f}, without "
-            "communication"
-        )
-        links = {"count": group.count, "each": each, "inside": False, "unlike": ""}
-        rows.append(
-            (group.rows[0], page_row(lines_of_folds[line][0], group.label, lines_of_folds[line][1], position, **links))
-        )
-    group_of_row = {row: group for group in page_rows.groups for row in group.rows}
-    paths = row_names(tree).tolist()
-    for position, number in enumerate(on_page):
-        group = group_of_row[position]
-        links = {"count": 1, "inside": group.count > 1, "unlike": group.difference}
-        rows.append((position, page_row(lines[number][0], paths[number], lines[number][1], position, **links)))
-    rows.sort(key=lambda row: row[0])  # a fold is above its first row
-    heads = [*(COLUMNS[name].name for name in ("layer", *names)), *more]
-    return heads, [row for _, row in rows], [*(last.get(name, "") for name in names), *("" for _ in more)]
-
-
-def _more_cells(sheet: Sheet, groups: Sequence[list[int]]) -> dict[str, list[dict[str, Any]]]:
-    """The columns of memory, and of MFU and the limit if operators were counted and the GPU's peak is known, by header,
-    without empty ones, with a cell for each group of rows of the tree.
+    Raises:
+        UsageError: The capture has no such step.
     """
-    columns: dict[str, list[dict[str, Any]]] = {}
-    for name in MEMORY_COLUMNS if sheet.memory is not None else ():
-        join = max if name == "peak_bytes" else sum
-        of_row = sheet.memory[name].fillna(0).tolist()  # type: ignore[index]
-        counts = [join(of_row[row] for row in group) for group in groups]
-        if any(counts):
-            columns[COLUMNS[name].name] = [_cell(mib_cell(count) if count else "", count) for count in counts]
-    if sheet.flops is None or sheet.flops.peaks is None:
-        return columns
-    tree, flop_rows = sheet.layers.tree, sheet.flops.rows
-    for heading, name in (("MFU", "mfu"), ("of limit", "of_limit")):
-        for phase in ("forward", "backward"):
-            rows = flop_rows[flop_rows["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
-            rows = rows.reindex(tree["layer"].where(tree["phase"].isin(["", phase]), "")).fillna(0.0)
-            busy_ns = rows["gpu_busy_ns"].to_numpy()
-            at_limit_ns = rows[name].to_numpy() * busy_ns
-            shares = [float(at_limit_ns[group].sum() / (busy_ns[group].sum() or 1.0)) for group in groups]
-            texts = [percent(share) + " (above the peak)" * (share > 1) if share else "" for share in shares]
-            bars = [min(share, 1.0) if name == "of_limit" else None for share in shares]
-            if any(shares):
-                cells = zip(texts, shares, bars, strict=True)
-                columns[f"{heading} {phase}"] = [_cell(text, share or None, bar) for text, share, bar in cells]
-    return columns
+    trace, attribution = operations.trace, operations.attribution
+    path, on_gpu = trace.info.path, trace.info.on_gpu
+    times = step_times(trace, attribution)
+    result = layers(operations, steps=steps, by_step=True)
+    summary, cells = result.summary, Cells.of(attribution.ranges, result.steps)
+    memory = layer_memory(trace, attribution.ranges, cells).of_tree(cells, result.tree) if has_memory(trace) else None
+    advice, tables = _findings(operations, steps, flops) if with_findings and len(trace.ops) else (None, [])
+    starts = [] if advice is None or step is not None else [finding.start_ns for finding in advice.findings]
+    titled = _titled_steps(times, step, path, starts, result.steps.shown)
+    drawn, shown_steps, idle = _in_time(operations, times, titled, alone=step is not None)
+    page_rows = PageRows.of(result.tree, MAX_ROWS // of)
+    columns, rows, total = layer_table(result, page_rows, memory, flops)
+    is_counted = result.steps.of_ops(attribution)
+    kernels = _kernel_table(operations, is_counted)
+    measures = {"time": time_name(result)}
+    for measure, name in (("kept", "memory kept by a forward"), ("cuda", "memory taken from CUDA")):
+        if memory is not None and (memory[f"{measure}_bytes"].fillna(0) > 0).any():
+            measures[measure] = name
+    gone, unshown = len(result.tree) - len(page_rows.rows), len(times) - len(shown_steps) if step is None else 0
+    left_out = [
+        *([f"{gone:,} layers of little time: nvprof-kit layers {path} --format csv"] if gone else []),
+        *left_out,
+        *([f"{unshown:,} steps cannot be chosen: nvprof-kit report {path} --step N"] if unshown > 0 else []),
+    ]
+    variables = {
+        "path": path,
+        "short_path": _short_path(path),
+        "facts": capture_facts(result.info, summary.all_steps, summary.steps),
+        "headlines": _headlines(result, times, shown_steps[0], idle, flops),
+        "split": _phase_split(result),
+        "warnings": (*left_out_lines(result), *printed(result.warnings)),
+        "findings": [] if advice is None else _linked(advice, result, shown_steps),
+        "unit": "Milliseconds per step" if summary.steps > 1 else "Milliseconds",
+        "time_name": time_name(result),
+        "measures": measures,
+        "columns": columns,
+        "rows": rows,
+        "folds": len(page_rows.folds),
+        "folded": page_rows.are_many_equal,
+        "total": total,
+        "levels": int(result.tree["depth"].max()) + 1 if len(result.tree) else 1,
+        "timelines": [shown.title for shown in shown_steps],
+        "timeline_title": "One step in time" if summary.steps else "The capture in time",
+        "has_kernels": len(trace.ops) > 0,
+        "tables": tables,
+        "left_out": left_out,
+        "has_steps": summary.steps > 0,
+        "limits": _limit_bars(flops),
+        "classes": _class_bars(kernels, summary.steps) if on_gpu else [],
+        "unmatched": operations.classes.warnings(int(kernels["total_ns"].sum())) if on_gpu else (),
+    }
+    drawing, tree = Drawing(), result.tree.iloc[page_rows.rows]
+    parents = parents_of(tree)
+    data = {
+        "steps": max(summary.steps, 1),
+        "timeName": time_name(result),
+        "phases": LAYER_PHASES,
+        "tree": {
+            "name": [short_text(name) for name in row_names(tree)],
+            "parent": parents,
+            "depth": tree["depth"].tolist(),
+            **{phase: tree[f"{phase}_ns"].tolist() for phase in (*LAYER_PHASES, "other", "total")},
+        },
+        "folds": [{"name": short_text(group.label), "rows": group.rows} for group in page_rows.folds.values()],
+        "memory": None if memory is None else _drawn_memory(memory.iloc[page_rows.rows], parents),
+        "bySteps": _drawn_steps(result, times, page_rows.rows, drawing, MAX_CELLS // of) if len(times) else None,
+        "timeline": drawn_timeline(drawn, shown_steps, drawing, MAX_BOXES // of),
+        "roofline": _drawn_roofline(flops),
+        "kernels": _drawn_kernels(kernels, drawing, MAX_KERNELS // of) if len(trace.ops) else None,
+    }
+    return Sheet(result, variables, {**data, "texts": list(map(short_text, drawing.texts)), "block": drawing.packed()})
 
 
-def _named(name: str, parent: str, depth: int) -> dict[str, Any]:
-    """A row by path, split into the parent's path and its own name."""
-    prefix = f"{parent}." if parent and name.startswith(f"{parent}.") else ""
-    return {"path": name, "prefix": prefix, "name": name.removeprefix(prefix), "depth": depth}
+# ---------------------------------------------------------------- findings
 
 
-def _cell(text: str, value: float | None, bar: float | None = None, mark: str = "") -> dict[str, Any]:
-    """A cell: text, sort value, bar length (0 to 1), and CSS class."""
-    bar_text = None if bar is None else f"{bar:.4f}"
-    return {"text": text, "value": "" if value is None else value, "bar": bar_text, "mark": mark}
+_TITLES = {
+    "idle": ("Idle time by its cause", "why the GPU was idle, and where the host was"),
+    "communication": ("Communication", "collectives by layer, and their exposed part"),
+    "copies": ("Copies", "copies and memsets by layer"),
+    "launches": ("Launches", "where the host cannot launch as fast as the GPU works"),
+    "critical-path": ("Critical path", "what determines the length of the median step"),
+}
 
 
-def _change_cells(times: Sequence[float | None]) -> list[dict[str, Any]]:
-    """The time per step in each capture, None where it has no such row, then the change from first to last."""
-    first, last = times[0], times[-1]
-    cells = [_cell("" if ns is None else MS(round(ns)) or "0.000", ns) for ns in times]
-    if first is None or last is None:
-        return [*cells, _cell("new" if first is None else "gone", None), _cell("", None)]
-    relative = (last - first) / first if first else None
-    mark = "" if relative is None or abs(relative) < MARKED_CHANGE else "worse" if relative > 0 else "better"
-    change = f"{'+' if last >= first else ''}{MS(round(last - first)) or '0.000'}"
-    percentage = "" if relative is None else f"{100 * relative:+.1f} %"
-    return [*cells, _cell(change, last - first, mark=mark), _cell(percentage, relative, mark=mark)]
+def _findings(
+    operations: Operations, options: StepOptions, flops: Flops | None
+) -> tuple[Advice | None, list[PageTable]]:
+    """The findings, None without a GPU, and the tables of the breakdown that are not empty."""
+    result, path = breakdown(operations, options), operations.trace.info.path
+    steps, command = result.steps, f"nvprof-kit breakdown {path}"
+    times = [name for name in steps.columns if str(name).endswith("_ns") and name != "start_ns"]
+    several = [name for name in ("process", "device") if steps[name].nunique() > 1]
+    about = "milliseconds; compute, exposed communication, exposed copies and idle add up to the wall time"
+    title = "Breakdown: where each step's time goes"
+    tables = [page_table(steps[["step", *several, *times]], "breakdown", title, about, f"{command} --format csv")]
+    step = steps["step"].iloc[result.critical_window] if len(steps) else None
+    for view, (title, about) in _TITLES.items():
+        rows = result.table(view)
+        if len(rows):
+            of_step = f" of step {step}" if view == "critical-path" and not is_missing(step) else ""
+            over = about if of_step else f"{about}; milliseconds over all steps that are shown"
+            tables.append(page_table(rows, view, title + of_step, over, f"{command} --view {view} --format csv"))
+    if not operations.trace.info.on_gpu:
+        return None, tables
+    return advise(operations.trace, (), options, operations, times=result, limits=flops), tables
+
+
+def _linked(advice: Advice, result: Layers, shown_steps: Sequence[ShownStep]) -> list[dict[str, Any]]:
+    """Each finding, what it could save, and its layer and time, if the page has them."""
+    names, findings = set(row_names(result.tree)), []
+    for finding in advice.findings:
+        layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
+        seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in shown_steps)
+        findings.append(
+            {
+                "finding": finding,
+                "saving": saving(finding, advice),
+                "layer": layer if layer in names else "",
+                "window": (finding.start_ns, finding.end_ns) if seen else None,
+            }
+        )
+    return findings
+
+
+# ---------------------------------------------------------------- steps and time
+
+
+def _titled_steps(
+    times: pd.DataFrame, step: int | None, path: str, starts: Sequence[int], is_shown: npt.NDArray[np.bool_]
+) -> dict[int | None, str]:
+    """The titles of the highlighted step instances, those with findings by their start; None is the whole capture."""
+    if step is not None:
+        return {instance_of(times, step, path): f"step {step}"}
+    typical, slowest = typical_step(times[is_shown]), slowest_step(times[is_shown])
+    if typical is None or slowest is None:
+        return {None: "the whole capture"}
+    number = times["step"]
+    titles: dict[int | None, str] = {typical: f"step {number[typical]}, a typical one"}
+    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
+    for start in starts:
+        for instance in times.index[(times["start_ns"] <= start) & (start < times["end_ns"])][:1].tolist():
+            if len(titles) < MAX_TITLES:
+                titles.setdefault(instance, f"step {number[instance]}, of a finding")
+    return titles
+
+
+def _in_time(
+    operations: Operations, times: pd.DataFrame, titled: Mapping[int | None, str], *, alone: bool
+) -> tuple[Timeline, list[ShownStep], pd.DataFrame]:
+    """The timeline, the steps to choose on it, beginning with the titled ones, and the idle time of the first."""
+    first, title = next(iter(titled.items()))
+    drawn = timeline(operations.trace, operations.attribution, times.index == first if alone else None)
+    idle = drawn.idle_times()
+    sentences: dict[int, dict[int, str]] = {}
+    for row in idle.to_dict("records"):
+        share = percent(row["idle_ns"] / max(row["end_ns"] - row["start_ns"], 1))
+        sentence = f"GPU {row['device']}: idle {share} of the time, in {row['gaps']:,} gap{'s' * (row['gaps'] != 1)}"
+        sentences.setdefault(row["instance"], {})[row["device"]] = sentence
+    if first is None:
+        step = ShownStep(None, None, title, drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))
+        return drawn, [step], idle
+    others = () if alone else (instance for instance in times.index if instance not in titled)
+    steps = []
+    for instance in [*titled, *others][:MAX_STEPS]:
+        number, start, end = times.loc[instance, ["step", "start_ns", "end_ns"]].tolist()
+        title = titled.get(instance, f"step {number}")
+        steps.append(ShownStep(instance, number, title, start, end, sentences.get(instance, {}), instance in titled))
+    return drawn, steps, idle[idle["instance"] == first]
+
+
+def _drawn_steps(
+    result: Layers, times: pd.DataFrame, tree_rows: Int64Array, drawing: Drawing, cells: int
+) -> dict[str, Any]:
+    """Time of each step by phase, and of each row of the tree by step."""
+    inside = result.rows[result.rows["step"].notna()]
+    phase = inside["phase"].where(inside["phase"].isin(LAYER_PHASES), "other")
+    by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
+    by_phase = by_phase.reindex(columns=times.index, fill_value=0)
+    by_layer = layers_by_step(result).iloc[:-1].reindex(columns=times.index, fill_value=0).to_numpy()[tree_rows]
+    limit = max(cells // len(times), 1)
+    costliest = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:limit])
+    return {
+        "number": drawing.add(times["step"]),
+        "length": drawing.add(times["wall_ns"]),
+        "phases": {
+            name: drawing.add(by_phase.loc[name]) for name in (*LAYER_PHASES, "other") if name in by_phase.index
+        },
+        "layers": costliest.tolist(),
+        "cells": drawing.add(by_layer[costliest].ravel()),
+    }
+
+
+# ---------------------------------------------------------------- figures and bars
+
+
+def _headlines(
+    result: Layers, times: pd.DataFrame, first: ShownStep, idle: pd.DataFrame, flops: Flops | None
+) -> list[tuple[str, str, str]]:
+    """The numbers at the top of the page: label, value, details. Idle is the time of the step that is shown first."""
+    summary = result.summary
+    several = summary.steps > 1
+    label = capitalized(time_name(result)) + (" per step" if several else "")
+    total = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1)).with_unit(summary.total_ns)
+    lines = [(label, total, f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if several else ""))]
+    if len(times):
+        lengths = times["wall_ns"].to_numpy()[result.steps.shown]
+        ms = Milliseconds.for_total(int(lengths.max()))
+        range_of_steps = f"{ms(int(lengths.min()))} to {ms.with_unit(int(lengths.max()))}"
+        lines.append(("Median step", ms.with_unit(int(lengths[median_place(lengths)])), range_of_steps))
+    if result.info.on_gpu:
+        share = percent(idle["idle_ns"].sum() / max((idle["end_ns"] - idle["start_ns"]).sum(), 1))
+        where = f"of step {first.number}" if first.number is not None else "of the capture"
+        lines.append(("GPU idle", share, where + (f", {len(idle)} GPUs" if len(idle) > 1 else "")))
+    if flops is not None and not math.isnan(flops.whole.mfu):
+        rate = f"{flops.whole.flops / max(flops.whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
+        note = "above the peak: `nvprof-kit flops` says why" if flops.whole.above_the_peak else rate
+        lines.append(("MFU", percent(flops.whole.mfu), f"{note}; {percent(flops.whole.busy_mfu)} while the GPU works"))
+    of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
+    lines.append(("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
+    rows = result.rows
+    self_ns = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
+    if len(self_ns):
+        share = percent(self_ns.max() / max(summary.total_ns, 1))
+        lines.append(("Costliest layer by its own work", str(self_ns.idxmax()), share))
+    return lines
+
+
+def _phase_split(result: Layers) -> list[dict[str, Any]]:
+    """The total time by phase of the loop, without empty phases."""
+    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum().sort_values(ascending=False, kind="stable")
+    by_phase = by_phase[by_phase > 0]
+    total_ns = max(result.summary.total_ns, 1)
+    ms = Milliseconds.for_total(total_ns, max(result.summary.steps, 1))
+    return [
+        {
+            "phase": phase,
+            "colour": phase if phase in LAYER_PHASES else "other",
+            "ns": int(by_phase[phase]),
+            "time": ms.with_unit(int(by_phase[phase])),
+            "percent": percent(by_phase[phase] / total_ns),
+        }
+        for phase in dict.fromkeys((*(phase for phase in LAYER_PHASES if phase in by_phase), *by_phase.index))
+    ]
+
+
+def _class_bars(kernels: pd.DataFrame, steps: int) -> list[dict[str, Any]]:
+    """A row for each kernel class: name, time per step, percent, and bar width in percent."""
+    times = kernels.groupby("kernel_class", observed=True)["total_ns"].sum()
+    times = times[times > 0].sort_values(ascending=False, kind="stable")
+    total, longest = int(times.sum()), int(times.max()) if len(times) else 0
+    time = Milliseconds.for_total(total, max(steps, 1)).with_unit
+    return [
+        {"name": name, "time": time(ns), "percent": percent(ns / total), "width": 100 * ns / longest}
+        for name, ns in times.items()
+    ]
+
+
+def _limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
+    """A row for each kind of layer and phase: its time, the least time of its work, and the bar's widths in percent."""
+    if flops is None or (kinds := flops.kinds().head(MAX_LIMIT_BARS)).empty:
+        return []
+    longest = kinds["gpu_busy_ns"].max()
+    ms = Milliseconds.for_total(int(longest), max(flops.whole.steps, 1))
+    return [
+        {
+            **row,
+            "time": ms(row["gpu_busy_ns"]),
+            "limit": ms(round(row["limit_ns"])),
+            "fused": ms(round(row["fused_limit_ns"])),
+            "of_limit": percent(row["limit_ns"] / row["gpu_busy_ns"]),
+            "limit_width": 100 * min(row["limit_ns"], row["gpu_busy_ns"]) / longest,
+            "excess_width": 100 * max(row["excess_ns"], 0) / longest,
+        }
+        for row in kinds.to_dict("records")
+    ]
+
+
+def _drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
+    """The roofline of the kinds of layers that multiply matrices; None without one."""
+    if flops is None or flops.peaks is None:
+        return None
+    kinds = flops.kinds()
+    kinds["dtype"] = [dtype.partition("+")[0] for dtype in kinds["dtype"]]
+    at_peak_ns = 1e9 * kinds["flops"] / kinds["dtype"].map(flops.peaks.flops)
+    is_drawn = (at_peak_ns > LEAST_DOT * kinds["limit_ns"]) & (kinds["dram_bytes"] > 0)
+    kinds = kinds[is_drawn & (kinds["gpu_busy_ns"] > LEAST_DOT * kinds["gpu_busy_ns"].sum())]
+    if kinds.empty:
+        return None
+    return {
+        "gpu": flops.peaks.name,
+        "measured": bool(flops.peaks.measured),
+        "bandwidth": flops.peaks.bandwidth,
+        "peaks": {dtype: flops.peaks.flops[dtype] for dtype in kinds["dtype"].unique()},
+        "steps": max(flops.whole.steps, 1),
+        "points": [
+            {
+                "name": f"{row['kind']} {row['phase']}",
+                "phase": row["phase"] if row["phase"] in LAYER_PHASES else "other",
+                "layer": row["layer"],
+                "time": row["gpu_busy_ns"],
+                "limit": row["limit_ns"],
+                "intensity": row["flops"] / row["dram_bytes"],
+                "rate": 1e9 * row["flops"] / row["gpu_busy_ns"],
+            }
+            for row in kinds.to_dict("records")
+        ],
+    }
 
 
 def _drawn_memory(memory: pd.DataFrame, parents: list[int]) -> dict[str, Any]:
@@ -356,25 +479,36 @@ def _drawn_memory(memory: pd.DataFrame, parents: list[int]) -> dict[str, Any]:
     return drawn
 
 
-def _drawn_steps(sheet: Sheet, tree_rows: Int64Array, drawing: Drawing, cells: int) -> dict[str, Any] | None:
-    """Time of each step by phase, and of each row of the tree by step."""
-    rows = sheet.layers.rows
-    if not len(sheet.steps):
-        return None
-    inside = rows[rows["step"].notna()]
-    phase = inside["phase"].where(inside["phase"].isin(LAYER_PHASES), "other")
-    instances = sheet.steps.index
-    by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
-    by_phase = by_phase.reindex(columns=instances, fill_value=0)
-    by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=instances, fill_value=0).to_numpy()[tree_rows]
-    limit = max(cells // len(instances), 1)
-    costliest = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:limit])
+# ---------------------------------------------------------------- kernels
+
+
+def _kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """The operations that count by name, layer and phase.
+
+    Returns:
+        name, kernel_class, layer, phase, calls, total_ns, min_ns, max_ns; the costliest first.
+    """
+    import pandas as pd
+
+    ops = operations.trace.ops
+    layer, phase = op_owners(operations.attribution)
+    classes = pd.Categorical.from_codes(operations.classes.code, pd.Index(list(CLASSES)))
+    columns = {"name": ops["name"].array, "kernel_class": classes, "layer": layer, "phase": phase}
+    frame = pd.DataFrame({**columns, "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()})[is_counted]
+    amounts = {"calls": ("ns", "size"), "total_ns": ("ns", "sum"), "min_ns": ("ns", "min"), "max_ns": ("ns", "max")}
+    rows = frame.groupby(list(columns), sort=False, observed=True, as_index=False).agg(**amounts)
+    kernels: pd.DataFrame = rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    return kernels
+
+
+def _drawn_kernels(table: pd.DataFrame, drawing: Drawing, limit: int) -> dict[str, Any]:
+    """The table of kernels as columns of a drawing, and a sentence about omissions."""
+    rows, omitted, total_ns = table.iloc[:limit], table.iloc[limit:], int(table["total_ns"].sum())
+    gone = 100 * omitted["total_ns"].sum() / max(total_ns, 1)
     return {
-        "number": drawing.add(sheet.steps["step"]),
-        "length": drawing.add(sheet.steps["wall_ns"]),
-        "phases": {
-            name: drawing.add(by_phase.loc[name]) for name in (*LAYER_PHASES, "other") if name in by_phase.index
-        },
-        "layers": costliest.tolist(),
-        "cells": drawing.add(by_layer[costliest].ravel()),
+        **{name: drawing.add_texts(rows[name]) for name in ("name", "kernel_class", "layer", "phase")},
+        **{name: drawing.add(rows[f"{name}_ns"]) for name in ("total", "min", "max")},
+        "calls": drawing.add(rows["calls"]),
+        "whole": total_ns,
+        "note": f"{len(omitted):,} more rows, {gone:.2f} % of the time, are not on the page" if len(omitted) else "",
     }

@@ -83,7 +83,7 @@ class Drawing:
         return base64.b64encode(gzip.compress(b"".join(self._pieces), compresslevel=6, mtime=0)).decode()
 
 
-MAX_ROWS = 250_000
+MAX_BOXES = 250_000
 """Maximum number of operation boxes of all captures on a page; half as many for layer spans, ranges and gaps."""
 
 _SHORTEST_NS = 1_000
@@ -111,9 +111,7 @@ class ShownStep(NamedTuple):
     is_titled: bool = True
 
 
-def drawn_timeline(
-    timeline: Timeline, steps: Sequence[ShownStep], drawing: Drawing, limit: int = MAX_ROWS
-) -> dict[str, Any]:
+def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Drawing, limit: int) -> dict[str, Any]:
     """The timeline as columns of a drawing; times are ns since ``start``.
 
     Args:

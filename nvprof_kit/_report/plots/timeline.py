@@ -44,7 +44,7 @@ def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None
     title = f"{step} in time{f' on {counted(gpus)}' if gpus else ''}"
     figure, axes = canvas((10, 1.75 + 0.36 * len(bands)), title, "time, ms", grid="x")
     axes.spines["left"].set_visible(False)
-    start, end = drawn.own_window()
+    start, end = drawn.window()
     for row, (_, boxes) in enumerate(bands):
         _draw(axes, row, boxes, start, (end - start) / 1e6)
     axes.set_yticks(range(len(bands)), [name for name, _ in bands], fontsize=11)
@@ -62,7 +62,7 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
     """The rows of the plot from top to bottom, idle gaps of each GPU, layers and operations of each stream: the label
     of each, and its boxes, clipped to the step: start_ns, end_ns, colour, label.
     """
-    window_start, window_end = drawn.own_window()
+    window_start, window_end = drawn.window()
     bands = []
 
     def add(name: str, frame: pd.DataFrame, colour: str | list[str], label: object = "") -> None:
@@ -75,9 +75,10 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
     def colours(rows: pd.DataFrame) -> list[str]:
         return [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in rows["phase"]]
 
+    idle = drawn.idle_times()
     for device in sorted({lane.device for lane in drawn.lanes}):
-        start, end = drawn.own_window(device)
-        share = int(drawn.idle_in_step(device).sum()) / max(end - start, 1)
+        times = idle[idle["device"] == device]
+        share = times["idle_ns"].sum() / max((times["end_ns"] - times["start_ns"]).sum(), 1)
         if any(lane.on_gpu for lane in drawn.lanes if lane.device == device):
             add(f"GPU {device} idle, {percent(share)}", drawn.idle[drawn.idle["device"] == device], IDLE)
         for number, lane in enumerate(drawn.lanes):

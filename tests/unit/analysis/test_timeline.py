@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 
-from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.attribution.attribution import Operations, attribute
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.timeline import OPTIONAL, _parts, timeline
@@ -24,12 +24,15 @@ DATA = Path(__file__).parents[2] / "data"
 def test_idle_time_is_that_of_the_breakdown(name: str) -> None:
     trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
     attribution = attribute(trace)
-    steps = breakdown(trace).steps
+    steps = breakdown(Operations(trace)).steps
+    whole = timeline(trace, attribution).idle_times()
     for place, number in enumerate(attribution.ranges.steps.tolist()):
-        shown, row = timeline(trace, attribution, place), steps[steps["step"] == number].iloc[0]
-        begin, end = shown.own_window(int(row["device"]))
-        assert (begin, end - begin) == (row["start_ns"], row["wall_ns"])
-        assert shown.idle_in_step(int(row["device"])).sum() == row["idle_ns"]
+        row = steps[steps["step"] == number].iloc[0]
+        shown = timeline(trace, attribution, np.arange(len(attribution.ranges.steps)) == place)
+        for times in (shown.idle_times(), whole):
+            step = times[(times["instance"] == place) & (times["device"] == row["device"])].iloc[0]
+            assert (step["start_ns"], step["end_ns"] - step["start_ns"]) == (row["start_ns"], row["wall_ns"])
+            assert step["idle_ns"] == row["idle_ns"]
 
 
 intervals = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 12)), max_size=30)
@@ -75,9 +78,8 @@ def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tm
     file.kernel(1000, 1100, launched=(120, 121))
     file.kernel(1200, 1400, launched=(130, 131))
     trace = open_capture(file.write(), optional=OPTIONAL)
-    shown = timeline(trace, attribute(trace), 1)
+    shown = timeline(trace, attribute(trace), np.array([False, True]))
     assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
     # from the end of step 1 to the end of the last operation
-    assert shown.own_window() == shown.own_window(0) == (900, 1400)
-    assert shown.idle_in_step(0).tolist() == [100, 100]
-    assert shown.own_window(7) == (0, 0)
+    assert shown.window() == (900, 1400)
+    assert shown.idle_times()[["device", "instance", "idle_ns", "gaps"]].values.tolist() == [[0, 1, 200, 2]]
