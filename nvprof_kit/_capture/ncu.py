@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from nvprof_kit._capture.machine import run_command
-from nvprof_kit._capture.recipes import recipes_folder
 from nvprof_kit._capture.session import (
     NcuSupervisor,
     need_name,
@@ -22,6 +21,7 @@ from nvprof_kit._capture.session import (
     open_stage,
     print_command,
     publish,
+    recipes_folder,
     refuse_existing,
     say,
 )
@@ -95,9 +95,7 @@ def installed_arch() -> str:
     return {"8": "sm_80", "10": "sm_100", "11": "sm_100", "12": "sm_120"}.get(capability.partition(".")[0], "sm_90")
 
 
-def with_installed(
-    ncu: str, arch: str, sections: Sequence[str], metrics: Sequence[str], *, quiet: bool
-) -> tuple[list[str], list[str]]:
+def with_installed(ncu: str, arch: str, sections: Sequence[str], metrics: Sequence[str]) -> tuple[list[str], list[str]]:
     """What the installed ncu knows of sections and metrics, with a note on the others; all of it without an ncu."""
     if run_command([ncu, "--version"]) is None:
         return list(sections), list(metrics)
@@ -107,14 +105,14 @@ def with_installed(
         known_metrics = {*metrics}
     for name in sections:
         if name not in known_sections:
-            say(f"this ncu has no section {name}: left out", quiet=quiet)
+            say(f"this ncu has no section {name}: left out")
     installed: list[str] = []
     for name in metrics:
         # metrics of the launch are not among those that are counted; *_pct and *.pct have no shorter name
         if name.startswith("launch__") or {name, name.partition(".")[0]} & known_metrics:
             installed.append(name)
         else:
-            say(f"this ncu has no metric {name} on {arch}: left out", quiet=quiet)
+            say(f"this ncu has no metric {name} on {arch}: left out")
     return [name for name in sections if name in known_sections], installed
 
 
@@ -129,23 +127,11 @@ def range_filter(domain: str, text: str) -> str:
 
 
 def _selection(
-    *,
-    layer: str | None,
-    phase: str | None,
-    domain: str | None,
-    kernels: Sequence[str],
-    each: bool,
-    capture: str | None,
-    top: int | None,
-    roofline: bool,
-    costliest_kernels: CostliestKernels,
+    layer: str | None, kernels: Sequence[str], capture: str | None, roofline: bool, costliest_kernels: CostliestKernels
 ) -> list[str]:
     """The filter of what is measured."""
-    chosen = [
-        option
-        for option, value in (("--kernel", kernels), ("--capture", capture), ("--layer", layer))
-        if value not in (None, ())
-    ]
+    choices = {"--kernel": kernels or None, "--capture": capture, "--layer": layer}
+    chosen = [option for option, value in choices.items() if value is not None]
     if not chosen and not roofline:
         raise UsageError(
             "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite (its costliest kernels) "
@@ -153,36 +139,21 @@ def _selection(
         )
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other: each says what to measure")
-    main = "--roofline" if roofline else chosen[0]
-    options = {
-        "--kernel": (bool(kernels), {"--kernel"}),
-        "--capture": (capture is not None, {"--capture"}),
-        "--phase": (phase is not None, {"--layer"}),
-        "--domain": (domain is not None, {"--layer", "--roofline"}),
-        "--each": (each, {"--kernel"}),
-        "--top": (top is not None, {"--capture"}),
-    }
-    for option, (is_given, fits) in options.items():
-        if is_given and main not in fits:
-            raise UsageError(f"{option} does not go with {main}")
+    if roofline and layer is None and chosen:
+        raise UsageError(f"{chosen[0]} does not go with --roofline")
     if layer is not None:
-        text = layer if phase in (None, "forward") else f"{layer} {phase}"
-        return [range_filter("nvprof_kit" if domain is None else domain, text)]
+        text, has_domain, domain = layer.rpartition("@")
+        return [range_filter(domain, text) if has_domain else range_filter("nvprof_kit", layer)]
     if capture is not None:
         # linker names: nothing in them needs a quote, and no two kernels share one
-        costliest = costliest_kernels(capture, 10 if top is None else top)
+        costliest = costliest_kernels(capture, 10)
         if not costliest:
             raise UsageError(f"{capture}: no kernel in it")
         names = "|".join(map(re.escape, costliest))
         return ["--filter-mode=per-launch-config", "--kernel-name-base=mangled", f"--kernel-id=::regex:^({names})$:1"]
     if "" in kernels:
         raise UsageError("-k '' names no kernel")
-    pattern = "|".join(kernels)
-    if each and ":" in pattern:
-        raise UsageError(f"a name with a colon cannot be filtered by configuration: '{pattern}'")
-    if each:
-        return ["--filter-mode=per-launch-config", f"--kernel-id=::regex:{pattern}:1"]
-    return [f"--kernel-name=regex:{pattern}"] if kernels else []
+    return [f"--kernel-name=regex:{'|'.join(kernels)}"] if kernels else []
 
 
 def _need_option(ncu: str, option: str, message: str) -> None:
@@ -191,7 +162,7 @@ def _need_option(ncu: str, option: str, message: str) -> None:
         raise ToolError(message)
 
 
-def _check_ranks(ncu: str, rank: int | None, program: Sequence[str], *, quiet: bool) -> None:
+def _check_ranks(ncu: str, rank: int | None, program: Sequence[str]) -> None:
     """Refuse programs that would hang.
 
     Of the ranks that one ncu sees, one at a time launches a kernel: those that wait for each other would wait for ever.
@@ -203,7 +174,7 @@ def _check_ranks(ncu: str, rank: int | None, program: Sequence[str], *, quiet: b
     if rank is None:
         if launcher in _LAUNCHERS:
             why = "with --rank N it measures one of them (see nvprof-kit ncu profile --help)"
-            say(f"ranks that wait for each other may hang under one ncu; {why}", quiet=quiet)
+            say(f"ranks that wait for each other may hang under one ncu; {why}")
         return
     _need_option(ncu, "exclude-tree", "this ncu cannot leave a process out; 2024.1 can")
     script = shlex.quote(str(recipes_folder() / "ncu" / "rank.sh"))
@@ -213,7 +184,7 @@ def _check_ranks(ncu: str, rank: int | None, program: Sequence[str], *, quiet: b
         if launcher in _LAUNCHERS and not any(word.endswith(".sh") for word in program):
             raise UsageError(f"--rank {rank}: the launcher has to start rank.sh on each rank: {example}")
         why = "unless the program starts it on each rank, ncu measures all, and they may hang"
-        say(f"--rank {rank}: no word is rank.sh; {why}", quiet=quiet)
+        say(f"--rank {rank}: no word is rank.sh; {why}")
     elif option and "--no-python" not in [word.replace("_", "-") for word in program]:
         raise UsageError(f"--rank {rank}: without {option} the launcher takes rank.sh for Python: {example}")
 
@@ -227,25 +198,13 @@ def measure_program(  # noqa: PLR0912, PLR0915
     *,
     roofline: bool = False,
     layer: str | None = None,
-    phase: Literal["forward", "backward", "recompute"] | None = None,
-    domain: str | None = None,
     kernel: Sequence[str] = (),
-    each: bool = False,
     capture: str | None = None,
-    top: int | None = None,
     set: Sequence[str] = (),
     force: bool = False,
-    min_free: int = 1024,
-    window: bool = False,
-    count: int | None = None,
-    skip: int | None = None,
-    arch: Literal["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"] | None = None,
-    clock: Literal["base", "none"] = "none",
-    cache: Literal["all", "none"] = "all",
     replay: Literal["kernel", "application", "range", "app-range"] | None = None,
     rank: int | None = None,
     ncu: Sequence[str] = (),
-    quiet: bool = False,
     dry_run: bool = False,
     environ: Mapping[str, str],
     costliest_kernels: CostliestKernels,
@@ -256,30 +215,21 @@ def measure_program(  # noqa: PLR0912, PLR0915
         program: The command line.
         output: Name of the report without suffix.
         roofline: What a roofline needs, of one --layer or of every launch.
-        layer: The layer's path, as nvprof-kit layers prints it.
-        phase: Phase of the layer. [default: forward]
-        domain: NVTX domain of the ranges; '' is the default domain. [default: nvprof_kit]
-        kernel: A regular expression for the function's name, without parameters. Repeatable.
-        each: The first launch of every grid, block and shared memory that the kernel comes with, instead of --count.
-        capture: An nsys capture of the program, whose costliest kernels are measured.
-        top: With --capture: how many kernels. [default: 10]
+        layer: The text of the layer's range: its path, as nvprof-kit layers prints it, and ' backward' or ' recompute'
+            for these phases; TEXT@DOMAIN for another domain than nvprof_kit, TEXT@ for none.
+        kernel: A regular expression for the function's name, without parameters: its first 10 launches, or as many as
+            -x --launch-count=N says. Repeatable.
+        capture: An nsys capture of the program, whose ten costliest kernels are measured.
         set: What to measure: speed-of-light, memory, tensor, occupancy, stalls, roofline, communication, or a file like
             those in recipes/ncu/sets. Repeatable. [default: the first five]
         force: Overwrite existing reports.
-        min_free: Refuse to start with less disk left.
-        window: Measure only from cudaProfilerStart to cudaProfilerStop.
-        count: At most N launches, or with --replay range and app-range N ranges. [default: 10 with --kernel, else all]
-        skip: Skip the first N launches that match.
-        arch: Architecture, where metrics differ. [default: that of the first GPU, else sm_90]
-        clock: base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it.
-        cache: all: empty caches before each pass, numbers that repeat; none: leave them.
         replay: What is run again for each pass; range and app-range measure the layer's ranges as a whole each.
             [default: kernel; application, the whole program, with --rank or where NVLink is measured, since what waits
             for another GPU hangs when it is run again alone]
         rank: Of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
             its launcher has to start recipes/ncu/rank.sh on each.
-        ncu: Additional word for ncu, passed unchanged: -x --devices -x 0. Repeatable.
-        quiet: Print only errors, for the logs of batch jobs.
+        ncu: Word for ncu, passed unchanged, --option=value in place of what is set else: -x --profile-from-start=off
+            (only from cudaProfilerStart on), -x --clock-control=base, -x --cache-control=none. Repeatable.
         dry_run: Print the equivalent ncu commands and run nothing.
         environ: What to add to the program's environment.
         costliest_kernels: Reads the costliest kernels of a capture.
@@ -288,29 +238,16 @@ def measure_program(  # noqa: PLR0912, PLR0915
         The program's exit status; 1 if the report could not be brought to its place.
     """
     tool = os.environ.get("NCU") or "ncu"
-    selection = _selection(
-        layer=layer,
-        phase=phase,
-        domain=domain,
-        kernels=kernel,
-        each=each,
-        capture=capture,
-        top=top,
-        roofline=roofline,
-        costliest_kernels=costliest_kernels,
-    )
+    selection = _selection(layer, kernel, capture, roofline, costliest_kernels)
     if replay in ("range", "app-range"):
         if roofline or layer is None:
             why = "gives no peaks" if roofline else "measures ranges, and no kernels by their names"
             raise UsageError(f"with --replay {replay} ncu {why}; nvprof-kit ncu profile --layer PATH takes it")
-        if window:
-            why = "the layer's ranges are all there is; leave out --window, or choose by --skip and --count"
-            raise UsageError(f"with --replay {replay} {why}")
-        if replay == "app-range" and count is None:
-            count = 1  # ncu 2025.3.1 hangs in the second one of a pass
-    elif kernel and not each and count is None:
-        count = 10
-    if "--filter-mode=per-launch-config" in selection:
+        if replay == "app-range":
+            selection.append("--launch-count=1")  # ncu 2025.3.1 hangs in the second one of a pass
+    elif kernel:
+        selection.append("--launch-count=10")
+    if capture is not None:
         message = "this ncu cannot tell launches apart by configuration; needed 2022.4 or newer"
         _need_option(tool, "per-launch-config", message)
     if not program:
@@ -319,22 +256,21 @@ def measure_program(  # noqa: PLR0912, PLR0915
     if "%" in output:
         raise UsageError(f"-o '{output}': ncu gives % a meaning; take a name without")
     need_name(output)
-    architecture = arch or installed_arch()
+    arch = installed_arch()
     sections, metrics = read_sets(
-        ["base", *(set or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline], architecture
+        ["base", *(set or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline], arch
     )
     if replay is None:
         waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
         replay = "application" if waits else "kernel"
-    sections, metrics = with_installed(tool, architecture, sections, metrics, quiet=quiet)
-    _check_ranks(tool, rank, program, quiet=quiet)
-    settings = ["--target-processes", "all", "--nvtx", f"--replay-mode={replay}", f"--clock-control={clock}"]
-    settings += [f"--cache-control={cache}"]
+    sections, metrics = with_installed(tool, arch, sections, metrics)
+    _check_ranks(tool, rank, program)
+    settings = ["--target-processes", "all", "--nvtx", f"--replay-mode={replay}"]
+    settings += ["--clock-control=none", "--cache-control=all"]
     settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
-    settings += ["--profile-from-start=off"] if window else []
     settings += selection
-    settings += [] if skip is None else [f"--launch-skip={skip}"]
-    settings += [] if count is None else [f"--launch-count={count}"]
+    replaced = {word.partition("=")[0] for word in ncu if "=" in word}
+    settings = [setting for setting in settings if setting.partition("=")[0] not in replaced]
     # numbers without the locale's marks; the rank is for rank.sh
     added = {"LC_ALL": "C", **({} if rank is None else {"NVPROF_KIT_NCU_RANK": str(rank)}), **environ}
 
@@ -349,7 +285,7 @@ def measure_program(  # noqa: PLR0912, PLR0915
     need_tool("ncu", tool, "Nsight Compute")
     refuse_existing(output, [".ncu-rep", ".csv"], force=force)
     need_program(program)
-    need_space(Path(output).parent, min_free)
+    need_space(Path(output).parent)
     stage = open_stage(output, force=force)
     report = stage / f"{Path(output).name}.ncu-rep"
     supervisor = NcuSupervisor(added)
@@ -376,10 +312,10 @@ def measure_program(  # noqa: PLR0912, PLR0915
         for kind, before, after in (("section", sections, remaining), ("metric", metrics, measured)):
             for name in before:
                 if name not in after:
-                    say(f"{kind} {name}: left out", quiet=quiet)
+                    say(f"{kind} {name}: left out")
         sections, metrics = remaining, measured
         supervisor.end_orphans()
-        say("ncu does not give what was left out here: once more, without", quiet=quiet)
+        say("ncu does not give what was left out here: once more, without")
     supervisor.ignore_signals()  # what was measured is brought to its place
     if status > 128 or not report.exists():
         supervisor.end_orphans()
@@ -392,8 +328,8 @@ def measure_program(  # noqa: PLR0912, PLR0915
         result = subprocess.run(imported, stdout=page, env={**os.environ, "LC_ALL": "C"}, check=False)
     if result.returncode:
         raise _failed(status, f"ncu cannot read what it wrote; what there is stays in {stage}")
-    status, _ = publish(stage, Path(output).parent, status, force=force, quiet=quiet)
-    say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}", quiet=quiet)
+    status, _ = publish(stage, Path(output).parent, status, force=force)
+    say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}")
     return status
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nvprof_kit._capture.recipes import recipes_folder
+from nvprof_kit._capture.session import recipes_folder, say
 from nvprof_kit.errors import UsageError
 
 _ALIASES = (("gpu-metrics-devices", "gpu-metrics-device"), ("python-functions-trace", "python-nvtx-annotations"))
@@ -45,13 +45,6 @@ def read_preset(name: str) -> list[str]:
     return settings
 
 
-def with_trace(settings: Sequence[str], trace: str) -> list[str]:
-    """Settings with another ``--trace``; options that concern CUDA are dropped if CUDA is not traced."""
-    cuda = "cuda" in re.split(r"[,-]", trace)
-    traced = [f"--trace={trace}" if setting.startswith("--trace=") else setting for setting in settings]
-    return [setting for setting in traced if cuda or not setting.startswith("--cuda")]
-
-
 def read_options(nsys: str, *verbs: str) -> Options:
     """Ask nsys for the options of its verbs; empty if it does not run or prints no help."""
     options: dict[str, frozenset[str]] = {}
@@ -79,97 +72,96 @@ def installed_name(setting: str, options: frozenset[str]) -> str | None:
     return None
 
 
-def fit_settings(settings: Sequence[str], options: Options) -> tuple[list[str], list[str]]:
-    """The settings that the installed nsys takes, and those that it lacks.
+def fit_settings(settings: Sequence[str], extra: Sequence[str], nsys: str, *verbs: str) -> list[str]:
+    """The settings that an nsys takes, under its names for them, with a note on those that it has not.
 
     Args:
         settings: nsys options.
-        options: Options by verb. The first verb is the one to run; what only another verb takes is left to that one.
+        extra: Options in nsys's own words, each in place of a setting of the same name.
+        nsys: The executable; without one, the settings are as they are.
+        verbs: The verb to run, and another that takes what this one does not.
     """
-    if not options:
-        return list(settings), []
+    options = read_options(nsys, *verbs)
     fitted: list[str] = []
-    missing: list[str] = []
     for setting in settings:
-        names = {verb: name for verb in options if (name := installed_name(setting, options[verb]))}
-        if not names:
-            missing.append(setting.partition("=")[0])
-        elif next(iter(names)) == next(iter(options)):
-            fitted.append(next(iter(names.values())))
-    return fitted, missing
-
-
-def with_extra(settings: Sequence[str], extra: Sequence[str], options: Options) -> list[str]:
-    """Settings with options in nsys's own words, each in place of a setting of the same name."""
-    result = list(settings)
+        names = [installed_name(setting, options[verb]) for verb in verbs] if options else [setting]
+        if names[0]:
+            fitted.append(names[0])
+        elif not any(names):
+            say(f"this nsys has no {setting.partition('=')[0]}: left out")
     for option in extra:
-        if re.match(r"--[^=]*=", option):
-            renamed = (installed_name(option, next(iter(options.values()))) if options else None) or option
-            name = renamed.partition("=")[0]
-            result = [*(setting for setting in result if setting.partition("=")[0] != name), renamed]
-        else:
-            result.append(option)
-    return result
+        added = (installed_name(option, options[verbs[0]]) if options else None) or option
+        name, has_value, value = added.partition("=")
+        if has_value:
+            fitted = [setting for setting in fitted if setting.partition("=")[0] != name]
+        if name == "--trace" and "cuda" not in re.split("[,-]", value):
+            fitted = [setting for setting in fitted if not setting.startswith("--cuda")]
+        fitted.append(added)
+    if _has(fitted, "capture-range") and not _has(fitted, "capture-range-end"):
+        fitted.append("--capture-range-end=stop")  # else nsys would end the program too
+    return fitted
+
+
+def _has(settings: Sequence[str], name: str) -> bool:
+    return any(setting.startswith(f"--{name}=") for setting in settings)
 
 
 class Window(NamedTuple):
     """What of a run to capture.
 
     Attributes:
+        option: The option that chose it; '' for the whole run.
         settings: nsys options.
         environ: What the program's environment needs for it.
         absent: What did not begin if nothing was captured; '' if it is not known.
     """
 
+    option: str = ""
     settings: tuple[str, ...] = ()
     environ: Mapping[str, str] = {}
     absent: str = ""
 
 
-def _range(text: str, end: str) -> tuple[str, ...]:
-    return ("--capture-range=nvtx", f"--nvtx-capture={text}", f"--capture-range-end={end}")
+def choose_window(step: int | None, text: str | None, schedule: str | None) -> Window:
+    """The window of a step, of a range's text, or of a schedule.
 
+    Args:
+        step: Number of ``nvprof_kit.step(step)``.
+        text: The first range ``TEXT`` in our domain, ``TEXT@DOMAIN``, or ``TEXT@`` for no domain.
+        schedule: For ``nvprof_kit.record(schedule=None)`` in the program.
 
-def _end(windows: int) -> str:
-    return "repeat" if windows == 0 else "stop" if windows == 1 else f"repeat:{windows}"
-
-
-def step_window(step: int) -> Window:
-    """The range of ``nvprof_kit.step(step)``."""
-    absent = f"step {step} never began; it is what nvprof_kit.step({step}) announces"
-    return Window(_range(f"step {step}@nvprof_kit", "stop"), {}, absent)
-
-
-def range_window(text: str) -> Window:
-    """The first range of a text: ``TEXT`` in our domain, ``TEXT@DOMAIN``, or ``TEXT@`` for no domain."""
-    if not text.partition("@")[0]:
-        raise UsageError(f"--range '{text}' names no range")
-    name = text[:-1] if text.endswith("@") else text if "@" in text else f"{text}@nvprof_kit"
-    return Window(_range(name, "stop"), {}, f"no range '{text}' began")
-
-
-def schedule_window(schedule: str) -> Window:
-    """The windows of ``nvprof_kit.record(schedule=...)`` with a schedule given here."""
-    text = "".join(schedule.split())
-    if not _SCHEDULE.fullmatch(text):
+    Raises:
+        UsageError: More than one is given, or one is none.
+    """
+    choices = {"--step": step, "--range": text, "--schedule": schedule}
+    options = [option for option, value in choices.items() if value is not None]
+    if len(options) > 1:
+        raise UsageError(f"{options[0]} and {options[1]} exclude each other: each says what to capture")
+    if step is not None:
+        absent = f"step {step} never began; it is what nvprof_kit.step({step}) announces"
+        return Window("--step", _range(f"step {step}@nvprof_kit"), {}, absent)
+    if text is not None:
+        if not text.partition("@")[0]:
+            raise UsageError(f"--range '{text}' names no range")
+        name = text[:-1] if text.endswith("@") else text if "@" in text else f"{text}@nvprof_kit"
+        return Window("--range", _range(name), {}, f"no range '{text}' began")
+    if schedule is None:
+        return Window()
+    plan = "".join(schedule.split())
+    if not _SCHEDULE.fullmatch(plan):
         raise UsageError(
-            f"--schedule '{text}' is none of early, stable, periodic, no 50:60 and no list such as "
+            f"--schedule '{plan}' is none of early, stable, periodic, no 50:60 and no list such as "
             "skip_first=50,active=10,repeat=2"
         )
-    repeats = re.findall(r"repeat=(\d+)", text)
-    windows = int(repeats[-1]) if repeats else {"stable": 2, "periodic": 5}.get(text, 1)
+    repeats = re.findall(r"repeat=(\d+)", plan)
+    windows = int(repeats[-1]) if repeats else {"stable": 2, "periodic": 5}.get(plan, 1)
+    end = "repeat" if windows == 0 else "stop" if windows == 1 else f"repeat:{windows}"
     absent = (
-        f"no window of the schedule {text} began; is nvprof_kit.record(schedule=None) around the program's loop, "
+        f"no window of the schedule {plan} began; is nvprof_kit.record(schedule=None) around the program's loop, "
         "and are there so many steps?"
     )
-    return Window(_range("window@nvprof_kit", _end(windows)), {"NVPROF_KIT_SCHEDULE": text}, absent)
+    return Window("--schedule", _range("window@nvprof_kit", end), {"NVPROF_KIT_SCHEDULE": plan}, absent)
 
 
-def own_windows(windows: int) -> Window:
-    """Windows of the program's own ``nvprof_kit.record(schedule=...)``; 0 for all."""
-    return Window(_range("window@nvprof_kit", _end(windows)), {}, "no window of nvprof_kit.record(schedule=...) began")
-
-
-CUDA_PROFILER = Window(
-    ("--capture-range=cudaProfilerApi", "--capture-range-end=stop"), {}, "the program never called cudaProfilerStart"
-)
+def _range(text: str, end: str = "stop") -> tuple[str, ...]:
+    return ("--capture-range=nvtx", f"--nvtx-capture={text}", f"--capture-range-end={end}")

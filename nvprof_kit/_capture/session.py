@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from nvprof_kit._capture.recipes import recipes_folder
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import PEAKS_FILE
 
@@ -37,10 +36,22 @@ _WRITING = "the program has ended and its report is being written; another signa
 IsEmpty = Callable[[Path], bool]
 
 
-def say(message: str, *, quiet: bool = False) -> None:
-    """Print a line on stderr, unless ``quiet``."""
-    if not quiet:
-        print(f"nvprof-kit: {message}", file=sys.stderr, flush=True)
+def say(message: str) -> None:
+    """Print a line on stderr."""
+    print(f"nvprof-kit: {message}", file=sys.stderr, flush=True)
+
+
+def recipes_folder() -> Path:
+    """The folder of the shell recipes: in the installed package, or next to it in a source tree.
+
+    Raises:
+        ToolError: The recipes are not installed.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "recipes", package.parent / "recipes"):
+        if (folder / "nsys" / "profile.sh").exists():
+            return folder
+    raise ToolError(f"no recipes beside {package}; reinstall nvprof-kit")
 
 
 # --- where a report goes ---
@@ -106,17 +117,16 @@ def need_program(program: Sequence[str]) -> None:
         raise error
 
 
-def need_space(folder: Path, needed_mb: int) -> None:
-    """Refuse to start with less disk left; file systems that cannot tell are accepted."""
+def need_space(folder: Path, needed_mb: int = 100) -> None:
+    """Refuse to start with less disk left, and warn of less than a GB; file systems that cannot tell are accepted."""
     while not folder.is_dir():
         folder = folder.parent
     disk = os.statvfs(folder)
     free_mb = disk.f_bavail * disk.f_frsize >> 20
     if disk.f_blocks and free_mb < needed_mb:
-        raise UsageError(
-            f"{folder} has {free_mb} MB left and a report may need more; needed {needed_mb} MB: free some, or lower it "
-            "with --min-free MB"
-        )
+        raise UsageError(f"{folder} has {free_mb} MB left, and a report needs more: free some, or take another with -o")
+    if disk.f_blocks and free_mb < 1000:
+        say(f"{folder} has {free_mb} MB left; a report grows by a few MB a step, and is lost if the disk fills up")
 
 
 EXPORTS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "none": ""}
@@ -245,19 +255,16 @@ class NsysSupervisor(Supervisor):
         environ: Mapping[str, str],
         *,
         stay: bool,
-        quiet: bool = False,
-        keep_running: bool = False,
         keep_spool: bool = False,
         ends_with_capture: bool = False,
     ) -> None:
         super().__init__(environ)
         self.state = state.resolve()
         self.left_early = False
-        self._withheld: list[str] = []
         self._stage = f"{stage.resolve()}/"
-        if not (keep_running or keep_spool):  # nsys spools there; the user's may be small
+        if not keep_spool:  # nsys spools there; the user's may be small
             self._environ["TMPDIR"] = str(self.state)
-        self._stay, self._quiet, self._keep_running = stay, quiet, keep_running
+        self._stay = stay
         self._ends_with_capture = ends_with_capture
         self._agent_lost = False
 
@@ -299,7 +306,7 @@ class NsysSupervisor(Supervisor):
         relay.start()
         returncode = self._child.wait()
         status = returncode if returncode >= 0 else 128 - returncode
-        if not self._keep_running and status <= 128:  # nsys may end before a program that takes its time
+        if status <= 128:  # nsys may end before a program that takes its time
             self.left_early = self._alive()
             while self._alive():
                 time.sleep(0.2)
@@ -324,19 +331,10 @@ class NsysSupervisor(Supervisor):
         if stripped.startswith("Generating '"):
             if self._ends_with_capture:
                 self._tell_program(signal.SIGTERM)
-            say("the capture has ended, its report is being written", quiet=self._quiet)
+            say("the capture has ended, its report is being written")
         elif stripped and not _PROGRESS.fullmatch(text) and not stripped.startswith(self._stage):
             self._agent_lost |= stripped.startswith("End of file") or "Connection to the Agent lost" in stripped
-            text = text.replace(self._stage, "")
-            if self._quiet:
-                self._withheld.append(text)
-            else:
-                print(text, file=sys.stderr, flush=True)
-
-    def print_withheld(self) -> None:
-        """Print what nsys said while the supervisor was quiet: for a run that failed."""
-        for line in self._withheld:
-            print(line, file=sys.stderr, flush=True)
+            print(text.replace(self._stage, ""), file=sys.stderr, flush=True)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
@@ -448,7 +446,7 @@ def _relay_log(reader: int, lines: list[bytes]) -> None:
 # --- when a report is complete, and what is in it ---
 
 
-def publish(stage: Path, folder: Path, status: int, *, force: bool, quiet: bool) -> tuple[int, list[str]]:
+def publish(stage: Path, folder: Path, status: int, *, force: bool) -> tuple[int, list[str]]:
     """Bring what is in a stage to its folder.
 
     Returns:
@@ -471,7 +469,7 @@ def publish(stage: Path, folder: Path, status: int, *, force: bool, quiet: bool)
     with contextlib.suppress(OSError):
         stage.rmdir()
     if published:
-        say(f"wrote {' '.join(published)}", quiet=quiet)
+        say(f"wrote {' '.join(published)}")
     return status, published
 
 
@@ -482,7 +480,6 @@ def finish_report(
     status: int,
     *,
     force: bool,
-    quiet: bool,
     is_empty: IsEmpty,
     absent: str = "",
     export: str = "sqlite",
@@ -495,7 +492,6 @@ def finish_report(
         folder: The report's folder.
         status: Exit status of the run.
         force: Whether to overwrite.
-        quiet: Whether to print only errors.
         is_empty: Whether an export has nothing that nsys can trace.
         absent: What never began, if nothing was captured.
         export: The form of `EXPORTS` that nsys exports to.
@@ -521,12 +517,12 @@ def finish_report(
             retry = f"nsys export --type={export} {report.name}"
             say(f"nsys did not export {report.name}, see what it said above; again: {retry}")
     empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
-    status, published = publish(stage, folder, status, force=force, quiet=quiet)
+    status, published = publish(stage, folder, status, force=force)
     peaks, target = Path(PEAKS_FILE), folder / PEAKS_FILE
     if published and peaks.is_file() and not os.path.lexists(target):
         with contextlib.suppress(OSError):
             shutil.copyfile(peaks, target)
-            say(f"{target}: the measured peaks of this folder, for {folder / reports[0].stem}", quiet=quiet)
+            say(f"{target}: the measured peaks of this folder, for {folder / reports[0].stem}")
     if not reports:
         say(f"no report: nothing was captured{': ' if absent else ''}{absent}")
     elif empty:
@@ -538,7 +534,7 @@ def finish_report(
         ending = EXPORTS[export] or ".nsys-rep"
         capture = next((name for name in published if name.endswith(ending)), None)
         if capture:
-            say(f"next: nvprof-kit layers {shlex.quote(capture)}", quiet=quiet)
+            say(f"next: nvprof-kit layers {shlex.quote(capture)}")
         return status
     return status or 1
 

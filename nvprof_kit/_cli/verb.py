@@ -32,23 +32,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LETTERS = {
-    **{"capture": "c", "environment": "e", "force": "f", "kernel": "k", "layer": "l", "dry_run": "n", "output": "o"},
-    **{"phase": "p", "preset": "p", "quiet": "q", "ranks": "r", "session": "s", "set": "s", "trace": "t"},
-    **{"ncu": "x", "nsys": "x"},
+    **{"capture": "c", "force": "f", "kernel": "k", "layer": "l", "dry_run": "n", "output": "o", "preset": "p"},
+    **{"ranks": "r", "session": "s", "set": "s", "ncu": "x", "nsys": "x"},
 }
 """The letters of options."""
 
 METAVARS = {
     **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
-    **{"also": "REGEX", "collective": "STAGE", "delay": "S", "domain": "NAME", "duration": "S", "layer": "PATH"},
-    **{"fail_on": "TARGET:+N%", "limit": "SECONDS", "max_memory": "MB", "min_free": "MB", "part": "I/N"},
+    **{"also": "REGEX", "collective": "STAGE", "domain": "NAME", "layer": "PATH"},
+    **{"fail_on": "TARGET:+N%", "limit": "SECONDS", "max_memory": "MB", "part": "I/N"},
     **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
     **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "maps": "FOLDER", "process": "RANK"},
     **dict.fromkeys(("capture", "counts", "kernel_rules", "model", "script"), "FILE"),
     **{"measure": "[FOLDER]", "vs": "NEW...", "with_": "CAPTURE"},
-    **dict.fromkeys(("count", "rank", "skip", "step", "top", "windows"), "N"),
+    **dict.fromkeys(("rank", "step", "top"), "N"),
     **dict.fromkeys(("kernel", "output", "preset", "session", "set"), "NAME"),
-    **dict.fromkeys(("ranks", "trace"), "LIST"),
+    **dict.fromkeys(("ranks",), "LIST"),
     **dict.fromkeys(("ncu", "nsys"), "OPTION"),
 }
 """What stands for the value of an option or argument in the help, if not its kind."""

@@ -35,7 +35,7 @@ case $how in
     trap : INT TERM HUP # the program's to handle
     (begin "$@")
     status=$?
-    { printf '%s\n' "$status" >"$run/status"; } 2>/dev/null # nobody waits with --keep-running
+    { printf '%s\n' "$status" >"$run/status"; } 2>/dev/null # nobody may be waiting
     exit "$status" ;;
   *) begin "$@" ;;
 esac

@@ -82,7 +82,7 @@ program=("$python" tests/gpu/programs/train.py llama --layers 2 --width 512 --vo
 profile() { # NAME LEAST-ROWS VERB COMMAND...
   local name=$1 least=$2 verb=$3 began=$SECONDS status=0 count found
   shift 3
-  inside "$@" -o "$work/$name" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
+  inside "$@" -o "$work/$name" -x --capture-range=cudaProfilerApi -- "${program[@]}" >"$work/log" 2>&1 || status=$?
   count=$(rows "$work/$name.sqlite" "$verb")
   found=$("$python" -m nvprof_kit "$verb" "$work/$name.sqlite" 2>/dev/null | sed -n 2,3p | tr '\n' ' ') || :
   if [ "$status" = 0 ] && [ "$count" -ge "$least" ]; then say "$name" yes "$((SECONDS - began)) s, $count rows: $found"
@@ -99,7 +99,7 @@ seen=$(inside "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$
 if [ "$seen" = "$here" ] && [ "$here" -gt 0 ]; then say all-gpus yes "$seen of $here"; else say all-gpus NO "sees '$seen' of $here: $(tail -3 "$work/log")"; fi
 
 began=$SECONDS status=0
-inside "$python" -m nvprof_kit ncu profile -k 'nvjet|gemm' --count 2 -s tensor --window -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
+inside "$python" -m nvprof_kit ncu profile -k 'nvjet|gemm' -x --launch-count=2 -s tensor -x --profile-from-start=off -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
   status=$?
 count=$(grep -c '^"[0-9]' "$work/kernels.csv" 2>/dev/null) || count=0
 if [ "$status" = 0 ] && [ "$count" = 2 ]; then say ncu yes "$((SECONDS - began)) s: $count kernels measured"

@@ -44,7 +44,7 @@ for preset in train infer graphs memory light metrics; do
 done
 profile step 7 --step 7
 profile schedule 4,5 --schedule 4:6
-NVPROF_KIT_SCHEDULE=4:6 profile cuda-profiler 4,5 --cuda-profiler
+NVPROF_KIT_SCHEDULE=4:6 profile cuda-profiler 4,5 -x --capture-range=cudaProfilerApi
 train+=(--pause 1)
 "${kit[@]}" profile -f -o windows --schedule skip_first=2,active=2,wait=1,repeat=2 -- "${train[@]}" >windows.log 2>&1
 first=$(steps_in windows.1.sqlite) second=$(steps_in windows.2.sqlite)

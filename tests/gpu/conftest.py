@@ -47,7 +47,17 @@ def profiled(tmp_path: Path) -> Profiled:
     need("nsys")
 
     def profile(name: str, *arguments: object) -> Path:
-        verb = [sys.executable, "-m", "nvprof_kit", "profile", "-o", tmp_path / "run", "--cuda-profiler", "--"]
+        verb = [
+            sys.executable,
+            "-m",
+            "nvprof_kit",
+            "profile",
+            "-o",
+            tmp_path / "run",
+            "-x",
+            "--capture-range=cudaProfilerApi",
+            "--",
+        ]
         run(*verb, sys.executable, PROGRAMS / name, *arguments)
         return tmp_path / "run.sqlite"
 

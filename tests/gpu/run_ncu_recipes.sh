@@ -41,18 +41,18 @@ try() { # NAME LEAST-RESULTS OPTION...
 { nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1; ncu --version | tail -1; } | tee "$out/status.txt"
 if [ "$(nvidia-smi --list-gpus | wc -l)" -ge 2 ]; then
   one=("${program[@]}") program=("${ranks[@]}")
-  try communication-ranks 4 -k nccl -s communication --count 4 --rank 0 --window
+  try communication-ranks 4 -k nccl -s communication -x --launch-count=4 --rank 0 -x --profile-from-start=off
   program=("${one[@]}")
 fi
 [ "$only" != ranks ] || exit $failed
-try layer-forward 20 -l model.layers.0 --window
-try layer-backward 20 -l model.layers.0 -p backward -s speed-of-light --window
-try kernels 5 -k 'nvjet|flash|cudnn|gemm' --count 5 -s tensor -s speed-of-light --window
-try kernels-each 2 -k vectorized_elementwise_kernel --each -s memory --window
-try roofline 20 --roofline -l model.layers.0 --window
-python3 -m nvprof_kit profile -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
-try top 5 -c "$work/run.sqlite" --top 5 -s speed-of-light --window
-try communication 3 -l model.layers.0 -s communication --count 3 --window
+try layer-forward 20 -l model.layers.0 -x --profile-from-start=off
+try layer-backward 20 -l "model.layers.0 backward" -s speed-of-light -x --profile-from-start=off
+try kernels 5 -k 'nvjet|flash|cudnn|gemm' -x --launch-count=5 -s tensor -s speed-of-light -x --profile-from-start=off
+try kernels-each 2 -k vectorized_elementwise_kernel -x --filter-mode=per-launch-config -x --launch-count=1 -s memory -x --profile-from-start=off
+try roofline 20 --roofline -l model.layers.0 -x --profile-from-start=off
+python3 -m nvprof_kit profile -o "$work/run" -x --capture-range=cudaProfilerApi -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
+try top 5 -c "$work/run.sqlite" -s speed-of-light -x --profile-from-start=off
+try communication 3 -l model.layers.0 -s communication -x --launch-count=3 -x --profile-from-start=off
 try range 1 -l model.layers.0 -s communication --replay app-range
 
 # interrupted while it measures: nothing goes on running, and what is there can be read

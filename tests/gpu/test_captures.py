@@ -51,8 +51,8 @@ def test_the_reports_of_two_processes_are_compared(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, report in enumerate(reports):
         monkeypatch.setenv("RANK", str(rank))
-        run(*verbs, "profile", "--export", "none", "-o", report.with_suffix(""), "--cuda-profiler", "--",
-            sys.executable, PROGRAMS / "train.py", "encoder", *SMALL)  # fmt: skip
+        options = ["--export", "none", "-o", report.with_suffix(""), "-x", "--capture-range=cudaProfilerApi"]
+        run(*verbs, "profile", *options, "--", sys.executable, PROGRAMS / "train.py", "encoder", *SMALL)
     run(*verbs, "ranks", *reports, "-o", tmp_path / "job.json")
     answer = json.loads((tmp_path / "job.json").read_text())
     assert {row["rank"] for row in answer["layers"]} == {0, 1}

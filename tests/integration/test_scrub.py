@@ -22,7 +22,7 @@ def test_nothing_private_is_left(nsys: str, tmp_path: Path) -> None:
     folder = tmp_path / "planted-folder"
     folder.mkdir()
     done = run(
-        *("profile", "-t", "nvtx", "--", *python(PROGRAM, folder, "planted-argument")),
+        *("profile", "-x", "--trace=nvtx", "--", *python(PROGRAM, folder, "planted-argument")),
         cwd=folder,
         NSYS=nsys,
         HF_TOKEN="planted-token",

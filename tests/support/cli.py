@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -30,6 +33,22 @@ def environment(**more: str) -> dict[str, str]:
     without = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**without, "PYTHONPATH": paths, **more}
+
+
+def execute_here(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """What ``nvprof-kit WORDS`` prints in a folder, in this process: for what neither runs a program nor ends one."""
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    with (
+        mock.patch.dict(os.environ, environment(**more), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        os.chdir(cwd)
+        try:
+            status = run(*words)
+        finally:
+            os.chdir(before)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
 def execute(

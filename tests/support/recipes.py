@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from support.cli import NVPROF_KIT, environment, execute
+from support.cli import NVPROF_KIT, environment, execute, execute_here
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "nsys"
@@ -58,6 +58,11 @@ def stand_in(folder: Path, release: str) -> Path:
 def run(verb: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a verb of `VERBS`, or a recipe by its path from the folder of nsys, and wait for its end."""
     return execute(*VERBS.get(verb, [str(RECIPES / verb)]), *argv, cwd=cwd, timeout=timeout, **more)
+
+
+def dry_run(verb: str, *argv: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """What a verb of `VERBS` would run, found out in this process."""
+    return execute_here(*VERBS[verb][len(NVPROF_KIT) :], "--dry-run", *argv, cwd=cwd, **more)
 
 
 def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:

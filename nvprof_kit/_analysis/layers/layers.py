@@ -352,7 +352,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
     if later > NOTABLE * count:
         text = (
             f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, "
-            "so the table is too small; capture a window (profile --step N, --delay, cudaProfilerStart), or use an "
+            "so the table is too small; capture a window (profile --step N, or -x --delay=S), or use an "
             "nsys as new as the driver"
         )
         issues.append(Issue("lost-launches", "error", later / count, text))

@@ -23,8 +23,7 @@ from nvprof_kit._capture.profile import (
     stop_session,
 )
 from nvprof_kit._capture.ranks import choose_rank
-from nvprof_kit._capture.recipes import recipes_folder
-from nvprof_kit._capture.session import expand_name, need_program, print_command, say
+from nvprof_kit._capture.session import expand_name, need_program, print_command, recipes_folder, say
 from nvprof_kit._cli.verb import CAPTURE, COUNTERS, WITHOUT_PLOT, Output, progress
 from nvprof_kit._cli.verbs.job import ranks
 from nvprof_kit._cli.verbs.sources import ncu
@@ -66,7 +65,7 @@ def _profiled(
     environ = {**options.pop("environ", {}), **environment(annotate=annotate, count=str(counts or ""))}
     status = profile_program(program, name, is_empty=is_empty, environ=environ, **options)
     if counts is not None and not options["dry_run"] and not counts.exists():
-        say(NOTHING_COUNTED, quiet=options["quiet"])
+        say(NOTHING_COUNTED)
     raise click.exceptions.Exit(status)
 
 

@@ -76,7 +76,7 @@ def test_ranges(nsys: str, capture: Path) -> None:
 @pytest.mark.slow
 def test_a_report_stays_as_it_is(nsys: str, tmp_path: Path) -> None:
     code = "import nvprof_kit, time\nwith nvprof_kit.step(3), nvprof_kit.layer_range('layers.0'): time.sleep(0.01)"
-    done = run("profile", "-t", "nvtx", "--", sys.executable, "-c", code, cwd=tmp_path, NSYS=nsys)
+    done = run("profile", "-x", "--trace=nvtx", "--", sys.executable, "-c", code, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 0, done.stderr
     report = tmp_path / "run.nsys-rep"
     before = hashlib.sha256(report.read_bytes()).digest()

@@ -119,7 +119,7 @@ def test_profile_exports_to_the_form_that_is_asked_for(
     nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: str, names: set[str]
 ) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(nsys) + os.pathsep + os.environ["PATH"])
-    command = [sys.executable, "-m", "nvprof_kit", "profile", "-f", "-t", "nvtx", "--export", export]
+    command = [sys.executable, "-m", "nvprof_kit", "profile", "-f", "-x", "--trace=nvtx", "--export", export]
     for _ in range(2):  # the second overwrites the first
         run = [*command, "-o", str(tmp_path / "run"), "--", sys.executable, "-c", PROGRAM]
         done = execute(*run)

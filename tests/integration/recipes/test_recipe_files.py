@@ -166,7 +166,7 @@ def inside(nsys: str, folder: Path, pause: str) -> tuple[list[str], dict[str, st
     """The command that profiles the program in a container, and its environment."""
     (folder / "program.py").write_text(PROGRAM_CONTAINER)
     more = [*LIMITS, f"--env=NSYS={nsys}", f"--env=PYTHONPATH={RECIPES.parents[1]}", "--rootfs"]
-    profile = [sys.executable, "-m", "nvprof_kit", "profile", "-o", "run", "-t", "nvtx", "--"]
+    profile = [sys.executable, "-m", "nvprof_kit", "profile", "-o", "run", "-x", "--trace=nvtx", "--"]
     command = [str(RECIPES / "container.sh"), *profile, sys.executable, "program.py", pause]
     return command, {**CONTAINER, "MORE": " ".join(more)}
 

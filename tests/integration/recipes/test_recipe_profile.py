@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support import recipes
+from support import cli, recipes
 from support.recipes import python, ranges
 
 PROGRAM = """
@@ -50,11 +51,10 @@ def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> N
             "Invalid value for '--step': 'two' is no number of 0 or more (see nvprof-kit profile --help)",
         ),
         (
-            ["--step", "2", "--delay", "3", "--", "x"],
+            ["--step", "2", "-x", "--delay=3", "--", "x"],
             2,
-            "--step goes without --delay and --duration: the step says when",
+            "--step goes without --delay and --duration: it says when to capture",
         ),
-        (["--keep-running", "--", "x"], 2, "--keep-running is of use only with --duration S"),
         (
             ["--", "x"],
             3,
@@ -79,14 +79,19 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 1
 
 
-def test_a_full_disk_is_refused_before_the_run(tmp_path: Path) -> None:
-    done = run("--min-free", "999999999", "-o", "deep/run", "--", "true", cwd=tmp_path, NSYS="true")
-    assert done.returncode == 2 and "needed 999999999 MB" in done.stderr and done.stderr.count("\n") == 1
+def test_a_full_disk_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NSYS", "true")
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 1 << 20, 1000, 99, 99, 0, 0, 0, 0, 255)))
+    assert cli.run("profile", "-o", "deep/run", "--", "true") == 2
+    assert " has 99 MB left, and a report needs more" in (said := capsys.readouterr().err) and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_long_capture_is_warned_of(tmp_path: Path) -> None:
-    done = run("--duration", "61", "--", "true", cwd=tmp_path, NSYS="true")
+    done = run("-x", "--duration=61", "--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 1 and "beyond 60 s" in done.stderr
 
 
@@ -108,7 +113,7 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
 
     again = run("--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert (again.returncode, again.stdout) == (2, "")
-    forced = run("--force", "-t", "nvtx", "--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    forced = run("--force", "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert forced.returncode == 7, forced.stderr
     assert ranges(tmp_path / "run.sqlite") == EVERYTHING
 
@@ -118,7 +123,7 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
 def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
     captured = []
     for seconds in ("2", "9", "30"):  # from nsys's start on; a busy machine may not have begun the program by then
-        words = ("-f", "-t", "nvtx", "--duration", seconds, "--", *python(PROGRAM, tmp_path), "90")
+        words = ("-f", "-x", "--trace=nvtx", "-x", f"--duration={seconds}", "--", *python(PROGRAM, tmp_path), "90")
         done = run(*words, cwd=tmp_path, NSYS=nsys)
         captured = ranges(tmp_path / "run.sqlite") if (tmp_path / "run.sqlite").exists() else []
         if captured:
@@ -131,7 +136,7 @@ def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) ->
 @pytest.mark.nsys
 def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
     (tmp_path / "gpu_peaks.json").write_text("measured here")
-    words = ("-f", "-t", "nvtx", "--step", "3", "-o", "runs/run", "--", *python(PROGRAM, tmp_path), "0.2")
+    words = ("-f", "-x", "--trace=nvtx", "--step", "3", "-o", "runs/run", "--", *python(PROGRAM, tmp_path), "0.2")
     done = run(*words, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
     assert ranges(tmp_path / "runs" / "run.sqlite") == ["step 3", "layers.3"]
@@ -157,7 +162,17 @@ for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
 def test_a_program_is_annotated_without_a_line(nsys: str, tmp_path: Path) -> None:
     name = str(tmp_path / "run")
     done = run(
-        "--annotate", "-o", name, "-t", "nvtx", "--", sys.executable, "-c", UNANNOTATED, cwd=recipes.ROOT, NSYS=nsys
+        "--annotate",
+        "-o",
+        name,
+        "-x",
+        "--trace=nvtx",
+        "--",
+        sys.executable,
+        "-c",
+        UNANNOTATED,
+        cwd=recipes.ROOT,
+        NSYS=nsys,
     )
     assert done.returncode == 0, done.stderr
     assert "annotated TinyTransformer: 14 modules, 2 blocks among them" in done.stderr

@@ -11,12 +11,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from support.cli import execute
+from support.cli import NVPROF_KIT, execute, execute_here
 from support.golden import Golden
 
 ROOT = Path(__file__).parents[3]
@@ -27,27 +26,31 @@ CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100"
 REAL = [path for path in os.environ.get("NVPROF_KIT_NCU", "").split(os.pathsep) if path]
 
 CALLS = [
-    "-o layer -l model.layers.3 --arch sm_90 -- python train.py --lr 3",
-    "-o layer -l model.layers.3 -p backward -s tensor --window --arch sm_80 -o out/l3 -f -- python train.py",
-    "-o layer --layer='a[0]/b@c' --phase=recompute --domain=my@own -s occupancy --arch sm_100 -- python -c 'print(1)'",
-    "-o layer -l model.layers.0 -s communication --arch sm_90 -- python train.py",
-    "-o kernels -k flash_fwd -k nvjet --arch sm_90 -s speed-of-light -- python train.py",
-    "-o kernels -k flash_fwd --each --arch sm_90 -s memory --clock base --cache none --replay application -- ./x",
-    "-o kernels -k adam --count 3 --skip 5 --arch sm_90 -s stalls -x --devices -x 0 -- python train.py",
-    "-o top -c CAPTURE --top 2 --arch sm_90 -s tensor -- python train.py",
-    "-o roofline --roofline --arch sm_90 --window -- python train.py",
-    "-o roofline --roofline -l lm_head --arch sm_100 -s memory -- python train.py",
-    "-o kernels -k nccl -s communication --rank 0 --window --arch sm_90 -- torchrun --no-python rank.sh ./train.py",
-    "-o layer -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./rank.sh ./job",
-    "-o layer -l lm_head -s communication --replay app-range --arch sm_90 -- python train.py",
-    "-o layer -l lm_head --replay range --arch sm_90 -- python train.py",
-    "-o roofline --roofline -l lm_head --arch sm_89 -s communication -- python train.py",
-    "-o roofline --roofline -l lm_head --arch sm_120 -s tensor -- python train.py",
+    "-o layer -l model.layers.3 -- python train.py --lr 3",
+    "-o layer -l 'model.layers.3 backward' -s tensor -x --profile-from-start=off -o out/l3 -f -- ./train.py | sm_80",
+    "-o layer --layer='a[0]/b@c recompute@mine' -s occupancy -- python -c 'print(1)' | sm_100",
+    "-o layer -l model.layers.0 -s communication -- python train.py",
+    "-o kernels -k flash_fwd -k nvjet -s speed-of-light -- python train.py",
+    "-o kernels -k flash_fwd -s memory -x --clock-control=base -x --cache-control=none --replay application -- ./x",
+    "-o kernels -k adam -x --launch-count=3 -x --launch-skip=5 -s stalls -x --devices -x 0 -- python train.py",
+    "-o top -c CAPTURE -s tensor -- python train.py",
+    "-o roofline --roofline -x --profile-from-start=off -- python train.py",
+    "-o roofline --roofline -l lm_head -s memory -- python train.py | sm_100",
+    "-o nccl -k nccl -s communication --rank 0 -x --profile-from-start=off -- torchrun --no-python rank.sh ./train.py",
+    "-o layer -l lm_head -s communication --rank 3 --replay kernel -- ./rank.sh ./job",
+    "-o layer -l lm_head -s communication --replay app-range -- python train.py",
+    "-o layer -l lm_head --replay range -- python train.py",
+    "-o roofline --roofline -l lm_head -s communication -- python train.py | sm_89",
+    "-o roofline --roofline -l lm_head -s tensor -- python train.py | sm_120",
 ]
 
 
 def run(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return _run([sys.executable, "-m", "nvprof_kit", "ncu", "profile", *argv], cwd, variables)
+    return execute_here("ncu", "profile", *argv, cwd=cwd, **{"NCU": "/no/ncu", **variables})
+
+
+def measured(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return _run([*NVPROF_KIT, "ncu", "profile", *argv], cwd, variables)
 
 
 def rank(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +63,15 @@ def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.Com
 
 def _run(command: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return execute(*command, cwd=cwd, **{"NCU": "/no/ncu", **variables})
+
+
+@pytest.fixture(autouse=True)
+def first_gpu(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first GPU of the architecture in the variable ARCH, sm_90 by default."""
+    tool = tmp_path_factory.mktemp("gpu") / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nnumber=${ARCH:-sm_90}\necho ${number#sm_} | sed 's/.$/.&/'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -75,7 +87,8 @@ def capture(tmp_path: Path) -> str:
 def test_exact_commands(capture: str, tmp_path: Path, golden: Golden) -> None:
     lines = []
     for call in CALLS:
-        done = run(*_dry(call.replace("CAPTURE", capture)), cwd=tmp_path)
+        words, _, arch = call.replace("CAPTURE", capture).partition(" | ")
+        done = run(*_dry(words), cwd=tmp_path, ARCH=arch)
         assert (done.returncode, done.stderr) == (0, ""), call
         lines.append(f"$ {call}\n{done.stdout.replace('/no/ncu', 'ncu')}")
     golden("recipes/ncu.txt", "\n".join(lines))
@@ -86,8 +99,8 @@ def _dry(call: str) -> list[str]:
 
 
 def test_the_costliest_kernels_come_first(capture: str, tmp_path: Path) -> None:
-    done = run(*_dry(f"-o top -c {capture} --top 2 -- x"), cwd=tmp_path)
-    assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax)$:1'" in done.stdout
+    done = run(*_dry(f"-o top -c {capture} -- x"), cwd=tmp_path)
+    assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax|_Zadd)$:1'" in done.stdout
 
 
 RANGES = "with --replay {} ncu measures ranges, and no kernels by their names"
@@ -95,16 +108,12 @@ LAUNCHER = "--rank 0: the launcher has to start rank.sh on each rank: -- {} ... 
 REFUSED = [
     ("-o layer -- x", "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite"),
     ("-l a -k b -- x", "--kernel and --layer exclude each other: each says what to measure"),
-    ("-k b --phase backward -- x", "--phase does not go with --kernel"),
-    ("--roofline -l a -p backward -- x", "--phase does not go with --roofline"),
+    ("--roofline -k b -- x", "--kernel does not go with --roofline"),
     ("-k a -o 100% -- x", "-o '100%': ncu gives % a meaning; take a name without"),
     ("-k '' -- x", "-k '' names no kernel"),
     ("-o layer -l a", "no program to run; needed: nvprof-kit ncu profile [OPTION]... -- python train.py"),
     ("-o layer -l a -s flops -- x", "no set 'flops'; there are: base communication memory occupancy roofline"),
-    ("-o kernels -k a:b --each -- x", "a name with a colon cannot be filtered by configuration: 'a:b'"),
-    ("-o kernels -k a --each --replay range -- x", RANGES.format("range")),
     ("-o kernels -k a --replay app-range -- x", RANGES.format("app-range")),
-    ("-o layer -l a --replay app-range --window -- x", "with --replay app-range the layer's ranges are all there is"),
     ("-o roofline --roofline --replay range -l a -- x", "with --replay range ncu gives no peaks"),
     ("-l a --rank 0 -- /bin/torchrun train.py", f"{LAUNCHER.format('torchrun')}--no-python {RECIPES}/rank.sh python"),
     ("-l a --rank 0 -- mpirun -np 8 python train.py", f"{LAUNCHER.format('mpirun')}{RECIPES}/rank.sh python train.py"),
@@ -153,7 +162,7 @@ NO_WORD = "--rank 0: no word is rank.sh; unless the program starts it on each ra
     ],
 )
 def test_ranks_that_would_hang_are_said(call: str, message: str, tmp_path: Path) -> None:
-    done = run(*shlex.split(f"-o kernels -n -k nccl --arch sm_90 {call}"), cwd=tmp_path)
+    done = run(*shlex.split(f"-o kernels -n -k nccl {call}"), cwd=tmp_path)
     assert done.returncode == 0 and done.stderr.startswith(f"nvprof-kit: {message}" if message else "")
     assert bool(done.stderr) == bool(message)
 
@@ -161,7 +170,7 @@ def test_ranks_that_would_hang_are_said(call: str, message: str, tmp_path: Path)
 def test_what_measures_links_runs_the_program_again(tmp_path: Path) -> None:
     """Also a set of one's own."""
     (tmp_path / "own.txt").write_text("metric nvltx__bytes.sum\n")
-    done = run("-o", "kernels", "-n", "-k", "x", "-s", "./own.txt", "--arch", "sm_90", "--", "x", cwd=tmp_path)
+    done = run("-o", "kernels", "-n", "-k", "x", "-s", "./own.txt", "--", "x", cwd=tmp_path)
     assert "--replay-mode=application" in done.stdout
 
 
@@ -169,7 +178,7 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "ncu").write_text("#!/bin/bash\ncase $1 in --help) echo exclude-tree ;; esac\n")
     (tmp_path / "ncu").chmod(0o755)
     words = ["-o", "layer", "-l", "a", "--rank", "7", "--", str(RECIPES / "rank.sh"), "true"]
-    done = run(*words, cwd=tmp_path, NCU=str(tmp_path / "ncu"))
+    done = measured(*words, cwd=tmp_path, NCU=str(tmp_path / "ncu"))
     assert done.returncode == 1
     assert done.stderr.endswith(
         "no report: ncu measured no kernel; see what it said above; "
@@ -250,7 +259,7 @@ def test_metrics_are_asked_of_the_chip_that_measures(arch: str, tmp_path: Path) 
     ncu = tmp_path / "ncu"
     ncu.write_text('#!/bin/bash\n[ "$1" != --query-metrics ] || echo "$3" >>asked\n')
     ncu.chmod(0o755)
-    run("-o", "kernels", "-n", "-k", "x", "--arch", arch, "-s", "tensor", "--", "x", cwd=tmp_path, NCU=str(ncu))
+    run("-o", "kernels", "-n", "-k", "x", "-s", "tensor", "--", "x", cwd=tmp_path, NCU=str(ncu), ARCH=arch)
     assert (tmp_path / "asked").read_text().split() == [CHIPS[arch]]
 
 
@@ -261,7 +270,7 @@ def test_recipes_have_the_sets_of_the_verb(arch: str, tmp_path: Path) -> None:
         b"# a\r\nmetric a.sum # why\r\n\n metric b.sum sm_80 sm_120 # c\nmetric d.sum\r\nsection A"
     )
     names = ["./own.txt", *(path.stem for path in SETS if path.stem != "base")]
-    command = run(*_dry(f"-l a {' '.join(f'-s {name}' for name in names)} --arch {arch} -- x"), cwd=tmp_path).stdout
+    command = run(*_dry(f"-l a {' '.join(f'-s {name}' for name in names)} -- x"), cwd=tmp_path, ARCH=arch).stdout
     printed = recipe("sets.sh", *names, cwd=tmp_path, ARCH=arch)
     assert printed.stdout.split() == _measured(command) and printed.stderr == ""
 
@@ -329,7 +338,7 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
     ncu = tmp_path / "ncu"
     ncu.write_text(REFUSING)
     ncu.chmod(0o755)
-    done = run("-o", "layer", "-l", "a", "-s", "communication", "--", "true", cwd=tmp_path, NCU=str(ncu))
+    done = measured("-o", "layer", "-l", "a", "-s", "communication", "--", "true", cwd=tmp_path, NCU=str(ncu))
     assert done.returncode == 7  # the program's own
     assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [
         "section Nvlink: left out",
@@ -404,7 +413,7 @@ def test_a_chip_has_the_types_of_its_tensor_cores(ncu: str) -> None:
 def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     """Every section and metric of the command is known to this ncu on that chip."""
     every = [word for path in SETS for word in ("-s", path.stem)]
-    done = run("-o", "kernels", "-n", "-k", "x", "--arch", arch, *every, "--", "x", cwd=tmp_path, NCU=ncu)
+    done = run("-o", "kernels", "-n", "-k", "x", *every, "--", "x", cwd=tmp_path, NCU=ncu, ARCH=arch)
     assert done.returncode == 0
     command = shlex.split(done.stdout.splitlines()[0])
     known = metrics_of(ncu, CHIPS[arch])
@@ -419,18 +428,15 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     assert not set(left_out) & set(metrics)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_1" not in call])
+@pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_" not in call])
 def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
     """Without a kernel there is no report, and ncu says so and not that it does not know an option.
 
     Of a range it refuses some metrics, one after the other, until the verb has left them all out.
     """
     words = shlex.split(call.partition(" -- ")[0])
-    done = run(*words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
+    done = measured(*words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
     version = execute(ncu, "--version", check=True).stdout
-    if "--each" in words and "2022.3" in version:
-        assert "needed 2022.4 or newer" in done.stderr
-        return
     if "2022.3" in version and "--rank" in words:
         assert done.stderr == "nvprof-kit: this ncu cannot leave a process out; 2024.1 can\n"
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import torchrun
-from support.recipes import VERBS, python, ranges, run
+from support.recipes import VERBS, dry_run, python, ranges
 
 TRAIN = """
 import os, pathlib, signal, sys, time
@@ -43,7 +43,7 @@ if killed >= 0:
 )
 def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> None:
     def profiled(rank: int) -> bool:
-        done = run("ranks", "-n", "--ranks", ranks, "--", "true", cwd=tmp_path, RANK=str(rank), NSYS="nsys")
+        done = dry_run("ranks", "--ranks", ranks, "--", "true", cwd=tmp_path, RANK=str(rank), NSYS="nsys")
         assert done.returncode == 0, done.stderr
         return done.stdout.startswith("nsys profile")
 
@@ -62,9 +62,9 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
     ],
 )
 def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
-    done = run("ranks", "-n", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    done = dry_run("ranks", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert re.search(r"--output=run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
-    local = run("ranks", "-n", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    local = dry_run("ranks", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert "-rank3-" in local.stdout
 
 
@@ -78,13 +78,13 @@ def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
 )
 def test_refusals_are_one_line(argv: list[str], message: str, tmp_path: Path) -> None:
     rank = {} if message == "no rank is known" else {"RANK": "0"}
-    done = run("ranks", "-n", *argv, cwd=tmp_path, **rank)
+    done = dry_run("ranks", *argv, cwd=tmp_path, **rank)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
 def three_ranks(tmp_path: Path, nsys: str, *argv: str, killed: int = -1) -> int:
     """Three ranks over gloo; gives torchrun's exit status."""
-    command = ["--no-python", *VERBS["ranks"], *argv, "-t", "nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
+    command = ["--no-python", *VERBS["ranks"], *argv, "-x", "--trace=nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
     done = torchrun(3, *command, cwd=tmp_path, check=False, NSYS=nsys)
     (tmp_path / "said").write_text(done.stdout + done.stderr)
     return done.returncode
@@ -147,8 +147,8 @@ def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, t
     ],
 )
 def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path: Path) -> None:
-    done = run("ranks", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
-    assert f"--output={name.replace('PID', str(os.getpid()))}" in done.stdout, done.stdout + done.stderr
+    done = dry_run("ranks", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
+    assert f"--output={name.replace('PID', str(os.getppid()))}" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -179,6 +179,6 @@ def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(
     tool.chmod(0o755)
     variables = {"RANK": "9", "LOCAL_RANK": local, "CUDA_VISIBLE_DEVICES": visible}
     path = f"{tmp_path}:{os.environ['PATH']}"
-    words = ("-n", "-r", "all", "-p", "metrics", "--", "true")
-    done = run("ranks", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
+    words = ("-r", "all", "-p", "metrics", "--", "true")
+    done = dry_run("ranks", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
     assert f"--gpu-metrics-devices={device} " in done.stdout, done.stdout + done.stderr

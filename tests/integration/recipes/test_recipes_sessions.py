@@ -37,7 +37,7 @@ def session() -> str:
 def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [*VERBS["launch"], "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100", "saving")]
+    launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, "100", "saving")]
     running = start(launched, **here)
     try:
         pid = int(wait_for(tmp_path / "pid"))
@@ -69,7 +69,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
 def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [*VERBS["launch"], "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
+    launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, "100")]
     running = start(launched, **here)
     pid = int(wait_for(tmp_path / "pid"))
     assert run("start", "-s", name, "-o", "cut", **here).returncode == 0
@@ -97,7 +97,7 @@ def test_no_session(nsys: str, tmp_path: Path) -> None:
 def test_help_and_refusals(script: str, tmp_path: Path) -> None:
     done = run(script, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("Usage: ")
-    assert all(option in done.stdout for option in ("--dry-run", "--help"))
+    assert "--help" in done.stdout
     wrong = run(script, "--fast", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
@@ -110,4 +110,4 @@ def test_without_nsys(script: str, tmp_path: Path) -> None:
 
 
 def test_a_session_has_a_plain_name(tmp_path: Path) -> None:
-    assert run("stop", "-n", "-s", "../x", cwd=tmp_path).returncode == 2
+    assert run("stop", "-s", "../x", cwd=tmp_path).returncode == 2

@@ -33,7 +33,7 @@ def readable(path: Path) -> bool:
     return found[:2] == EVERYTHING[:2] and found == EVERYTHING[: len(found)]
 
 
-PROFILE = [*VERBS["profile"], "-t", "nvtx", "--"]
+PROFILE = [*VERBS["profile"], "-x", "--trace=nvtx", "--"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ PROFILE = [*VERBS["profile"], "-t", "nvtx", "--"]
     ],
 )
 def test_a_program_that_crashes(nsys: str, ending: str, status: int, tmp_path: Path) -> None:
-    done = run("profile", "-t", "nvtx", "--", *python(PROGRAM, tmp_path, ending), cwd=tmp_path, NSYS=nsys)
+    done = run("profile", "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, ending), cwd=tmp_path, NSYS=nsys)
     assert done.returncode == status, done.stderr
     assert readable(tmp_path / "run.sqlite")
     assert not (tmp_path / ".run.partial").exists()
@@ -100,7 +100,7 @@ def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys: str
     end_all("KILLED", str(tmp_path))
     running.communicate(timeout=60)
     assert [path.name for path in tmp_path.glob("run.*")] == []
-    again = run("profile", "-t", "nvtx", "--", sys.executable, "-c", "0", cwd=tmp_path, NSYS=nsys)
+    again = run("profile", "-x", "--trace=nvtx", "--", sys.executable, "-c", "0", cwd=tmp_path, NSYS=nsys)
     assert again.returncode == 2 and ".run.partial" in again.stderr and again.stderr.count("\n") == 1
 
 
@@ -116,7 +116,9 @@ with nvprof_kit.record(schedule=None) as profiling:
         time.sleep(0.3)  # a report is begun anew: nsys needs a moment between windows
 """
     schedule = "skip_first=1,wait=1,active=2,repeat=2"  # steps 2 and 3, 5 and 6
-    done = run("profile", "-t", "nvtx", "--schedule", schedule, "--", *python(loop, tmp_path), cwd=tmp_path, NSYS=nsys)
+    done = run(
+        "profile", "-x", "--trace=nvtx", "--schedule", schedule, "--", *python(loop, tmp_path), cwd=tmp_path, NSYS=nsys
+    )
     assert done.returncode == 0, done.stderr
     assert ranges(tmp_path / "run.1.sqlite") == ["window", "step 2", "step 3"]
     assert ranges(tmp_path / "run.2.sqlite") == ["window", "step 5", "step 6"]
