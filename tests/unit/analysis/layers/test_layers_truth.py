@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import lzma
 import tempfile
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.brute_force.layers import BruteForce
 from support.captures.as_folder import as_folder
-from support.captures.nsys_file import PUSH_POP, START_END, NsysFile
+from support.captures.nsys_file import PUSH_POP, SCHEMAS, START_END, NsysFile
 from support.golden import Golden
 from support.lane import examples
 
@@ -21,6 +22,7 @@ import nvprof_kit
 
 DATA = Path(__file__).parents[3] / "data"
 CAPTURES = sorted(DATA.glob("*.sqlite.xz"))
+GRAPHS = ("graph-2", "hooks-graph", "compile-graphs")
 NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
 
 
@@ -52,81 +54,27 @@ def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> No
         assert row["share"] == pytest.approx(expected[key]["share"], abs=1e-12)
 
 
-def test_it_adds_up(capture: Case) -> None:
+def test_it_adds_up_to_the_golden_table(capture: Case, golden: Golden) -> None:
     result = nvprof_kit.open(capture.path).layers(steps="all")
+    golden(f"layers/{capture.path.stem}.csv", result.rows.to_csv(index=False))
     expected = sum(op["ns"] for op in capture.truth.operations())
     assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
     assert sum(result.summary.by_how.values()) == expected
-    shown = nvprof_kit.open(capture.path).layers()
-    for table in (result, shown):
+    assert ("graph node" in result.summary.by_how) == capture.path.stem.startswith(GRAPHS)
+    for table in (result, nvprof_kit.open(capture.path).layers()):
         top = table.tree[table.tree["depth"] == 0]
         summary = table.summary
         assert top["total_ns"].sum() == table.rows["gpu_self_ns"].sum() == summary.total_ns
         assert summary.total_ns + summary.outside_ns + summary.left_out_ns == summary.capture_ns == expected
+        # over the phases of each layer, in the shown steps, also where only the blocks of a model run again
+        printed = table.tree[table.tree["layer"] != "(none)"].set_index("layer")["total_ns"]
+        totals = table.rows[table.rows["layer"] != "(none)"].groupby("layer")["gpu_total_ns"].sum()
+        assert totals.reindex(printed.index, fill_value=0).to_dict() == printed.to_dict()
 
 
-CAPTURES_GOLDEN = sorted((Path(__file__).parents[3] / "data").glob("*.sqlite.xz"))
-
-
-SHARED = {
-    "ddp": 0.98,  # DDP copies its gradient buckets after the backward pass of every layer
-    "fsdp": 0.9,  # FSDP gathers what the root holds (embedding, head) before the first layer's backward begins
-}
-"""Captures in which the wrapper of the whole model works in them, too: the least share in a layer, and why."""
-
-
-ANNOTATED = [path for path in CAPTURES_GOLDEN if not path.name.startswith("hooks-")]
-
-
-@pytest.mark.parametrize("capture", CAPTURES_GOLDEN, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
-def test_the_table_is_the_golden_one(capture: Path, golden: Golden) -> None:
-    found = nvprof_kit.open(capture).layers(steps="all").rows.to_csv(index=False)
-    golden(f"layers/{capture.name.replace('.sqlite.xz', '.csv')}", found)
-
-
-@pytest.mark.parametrize("capture", ANNOTATED, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
-def test_all_of_forward_and_backward_is_in_a_layer_but_the_first_gradient(capture: Path) -> None:
-    """``loss.backward()`` fills the gradient of the loss by one kernel, which belongs to no layer."""
-    result = nvprof_kit.open(capture).layers(steps="all")
-    loop = result.rows[result.rows["phase"].isin(["forward", "backward", "recompute"])]
-    outside = loop[loop["layer"] == "(none)"]
-    least = next((share for name, share in SHARED.items() if capture.name.startswith(name)), None)
-    if least is not None:
-        assert loop["gpu_self_ns"].sum() - outside["gpu_self_ns"].sum() >= least * loop["gpu_self_ns"].sum()
-        return
-    assert outside.loc[outside["phase"] != "backward", "gpu_ops"].sum() == 0
-    assert outside["gpu_ops"].sum() <= result.summary.all_steps
-
-
-FORMATS = [path for path in CAPTURES_GOLDEN if path.name.startswith(("checkpoint", "graph-", "generate", "ddp-"))]
-
-
-@pytest.mark.parametrize("capture", FORMATS, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
-def test_the_totals_of_the_rows_add_up_to_the_printed_ones(capture: Path) -> None:
-    """Over the phases of each layer, in the shown steps: also for a model of which only the blocks run again."""
-    result = nvprof_kit.open(capture).layers(by="step")
-    printed = result.tree[result.tree["layer"] != "(none)"].set_index("layer")["total_ns"]
-    rows = result.rows
-    totals = rows[rows["layer"] != "(none)"].groupby("layer")["gpu_total_ns"].sum()
-    assert totals.reindex(printed.index, fill_value=0).to_dict() == printed.to_dict()
-
-
-NUMBERS_PROPERTY = ("calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns")
-
-
-NAMES = st.sampled_from(
-    [
-        ("step", "step 1"),
-        ("step", "step 2"),
-        ("phase", "backward"),
-        ("phase", "optimizer"),
-        ("forward", "a"),
-        ("forward", "a.b"),
-        ("backward", "a backward"),
-        ("recompute", "a.b recompute"),
-        ("user", "anything"),
-    ]
-)
+RANGES = {"step": ["step 1", "step 2"], "phase": ["backward", "optimizer"], "forward": ["a", "a.b"]}
+RANGES |= {"backward": ["a backward"], "recompute": ["a.b recompute"], "user": ["anything"]}
+NAMES = st.sampled_from([(category, text) for category, texts in RANGES.items() for text in texts])
 
 
 def trees(depth: int = 3) -> st.SearchStrategy[list[tuple[tuple[str, str], list[object]]]]:
@@ -147,42 +95,61 @@ def lay_out(file: NsysFile, tree: list[tuple[tuple[str, str], list[object]]], st
 
 
 threads = st.tuples(st.integers(1, 2), st.integers(1, 3))  # process, thread
-
-
 launches = st.lists(
     st.tuples(threads, st.integers(0, 200), st.integers(0, 300), st.integers(0, 60), st.integers(0, 1)),
     min_size=1,
     max_size=12,
 )
+graphs = st.lists(
+    st.tuples(threads, st.integers(0, 120), st.booleans(), st.lists(st.tuples(threads, st.integers(121, 200)))),
+    max_size=3,
+)
+"""Thread and moment of a node's creation, whether replays name a copy of it, and thread and moment of the replays."""
+
+
+def rows_of(path: Path, by_step: bool = False) -> tuple[dict[Any, dict[str, Any]], dict[str, str]]:
+    """The numbers of each row of the table, and the parent of each layer."""
+    result = nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None)
+    keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
+    rows = result.rows.astype(object).where(result.rows.notna(), None).to_dict("records")
+    parent = dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
+    return {tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS} for row in rows}, parent
+
+
+def expected_of(truth: BruteForce, parent: dict[str, str], by_step: bool = False) -> dict[Any, dict[str, Any]]:
+    return {key: {name: row[name] for name in NUMBERS} for key, row in truth.table(by_step, parent).items()}
 
 
 @settings(max_examples=examples(30))
-@given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches)
+@given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches, graphs, st.sampled_from([*SCHEMAS]))
 def test_any_capture(
-    by_thread: dict[tuple[int, int], list[object]], launched: list[tuple[tuple[int, int], int, int, int, int]]
+    by_thread: dict[tuple[int, int], list[object]], launched: list[Any], replayed: list[Any], schema: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        file = NsysFile(Path(folder) / "any.sqlite")
+        file = NsysFile(Path(folder) / "any.sqlite", schema)
+        file.range_("theirs", 0, 100, domain="other", pid=2, category=None)  # so that ours has another id there
         file.range_("never", 100_000, 100_001)
         for (pid, tid), tree in by_thread.items():
             lay_out(file, tree, 0, tid, pid)  # type: ignore[arg-type]
+        ids = {1: count(1), 2: count(1)}  # those of two processes are the same
         for (pid, tid), call, start, length, device in launched:
-            file.kernel(start, start + length, launched=(call, call + 1), tid=tid, pid=pid, device=device)
+            thread_of = {"tid": tid, "pid": pid, "correlation": next(ids[pid])}
+            file.kernel(start, start + length, launched=(call, call + 1), device=device, **thread_of)
+        for node, ((pid, creator), created, is_copy, calls) in enumerate(replayed, 1):
+            file.graph_node(node, created, tid=creator, pid=pid)
+            if is_copy:
+                file.graph_node(node + 10, created + 1, original=node, tid=creator, pid=pid)
+            for place, ((_, tid), moment) in enumerate(calls):
+                id_ = next(ids[pid])
+                file.call("cudaGraphLaunch_v10000", moment, moment + 1, tid=tid, pid=pid, correlation=id_)
+                start = 500 + 20 * place
+                file.kernel(start, start + 30, correlation=id_, node=node + 10 * is_copy, pid=pid)
         file.write()
         truth = BruteForce(file.path)
         tables = as_folder(file.path, Path(folder) / "any_pqtdir")
         for path, by_step in itertools.product((file.path, tables), (False, True)):
-            keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
-            result = nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None)
-            rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
-            ours = {
-                tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS_PROPERTY}
-                for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
-            }
-            expected = {
-                key: {name: row[name] for name in NUMBERS_PROPERTY} for key, row in truth.table(by_step, parent).items()
-            }
-            assert ours == expected
+            ours, parent = rows_of(path, by_step)
+            assert ours == expected_of(truth, parent, by_step)
 
 
 crossing = st.lists(
@@ -209,13 +176,5 @@ def test_ranges_that_cross(
         file.write()
         truth = BruteForce(file.path)
         for path in (file.path, as_folder(file.path, Path(folder) / "any_pqtdir", "arrow")):
-            result = nvprof_kit.open(path).layers(steps="all")
-            rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
-            ours = {
-                (row["layer"], row["phase"]): {name: row[name] for name in NUMBERS_PROPERTY}
-                for row in rows.to_dict("records")
-            }
-            expected = {
-                key: {name: row[name] for name in NUMBERS_PROPERTY} for key, row in truth.table(parent=parent).items()
-            }
-            assert ours == expected
+            ours, parent = rows_of(path)
+            assert ours == expected_of(truth, parent)
