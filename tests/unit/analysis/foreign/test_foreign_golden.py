@@ -45,11 +45,9 @@ def operations(name: str, *phases: str) -> dict[tuple[str, str], tuple[int, int]
 def test_the_table_is_the_golden_one(name: str, golden: Golden) -> None:
     columns = (TESTS / f"golden/foreign/{name}.csv").read_text(encoding="utf-8").partition("\n")[0].split(",")
     golden(f"foreign/{name}.csv", table(name).rows[columns].to_csv(index=False))
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(CAPTURES) if name.startswith("emit-nvtx")])
-def test_every_backward_operator_finds_what_made_it(name: str) -> None:
-    assert any(re.search(r"of (\d+) backward operators \1 \(100%\) found", warning) for warning in table(name).warnings)
+    said = " ".join(table(name).warnings)
+    assert "emit" not in name or re.search(r"of (\d+) backward operators \1 \(100%\) found", said)
+    assert ("each operator stands for a layer" in said) == name.startswith("emit-nvtx-plain")
 
 
 @pytest.mark.parametrize("name", ["emit-nvtx-2024.2", "emit-nvtx-shapes-2024.2", "emit-nvtx-checkpoint-2024.2"])
@@ -64,15 +62,6 @@ def test_sequence_numbers_tell_each_layer_the_operations_that_our_ranges_tell_it
 def test_module_paths_alone_tell_the_forward(name: str) -> None:
     assert operations(name, "forward") == operations("ours-2024.2", "forward")
     assert not operations(name, "backward")
-
-
-def test_recompute_is_told_from_forward_without_a_word_in_the_ranges() -> None:
-    """A checkpointed block computes again all but its last multiplication, which nothing in backward needs."""
-    found = operations("emit-nvtx-checkpoint-2024.2", "forward", "recompute")
-    again = {layer: ops for (layer, phase), (calls, ops) in found.items() if phase == "recompute" and calls}
-    first = {layer: ops for (layer, phase), (_, ops) in found.items() if phase == "forward" and layer in again}
-    lacking = {layer: first[layer] - ops for layer, ops in again.items() if first[layer] != ops}
-    assert set(lacking) == {f"model.layers.{index}{part}" for index in (0, 1) for part in ("", ".mlp.down_proj")}
 
 
 def by_block(name: str, block: str) -> Counter[tuple[str, str]]:
