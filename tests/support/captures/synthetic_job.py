@@ -296,7 +296,7 @@ def _groups_of(job: SyntheticJob, rank: int) -> str:
     return groups_text(
         [
             GroupName("0", "default_pg", tuple(range(job.ranks))),
-            GroupName(f"r{row}", "mesh_tp", tuple(range(row * job.columns, (row + 1) * job.columns))),
+            GroupName(f"r{row}", "mesh_cp", tuple(range(row * job.columns, (row + 1) * job.columns))),
             GroupName(f"c{column}", "mesh_dp", tuple(range(column, job.ranks, job.columns))),
         ]
     )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.captures.nsys_file import NsysFile
+from support.captures.nsys_file import MARK, NsysFile
 
 MS = 1_000_000
 AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def capture(folder: Path, rank: int, *, slower: int = 0, shift: int = 0, name: str = "") -> Path:
+def capture(folder: Path, rank: int, *, slower: int = 0, shift: int = 0, name: str = "", mark: str = "") -> Path:
     """Two steps of one layer and an all-reduce; `slower` ns more in the layer, the clock `shift` ns ahead."""
     file = NsysFile(folder / (name or f"run.rank{rank}.sqlite"), nsys="2024.2")
-    late = 0
+    if mark:
+        file.range_(mark, 10, None, category="user", style=MARK)
     for step in (0, 1):
-        at = shift + step * 20 * MS + late
+        at = shift + step * 20 * MS
         file.range_(f"step {step}", at, at + 15 * MS, category="step", payload=step)
         file.range_("layers.0", at + 1 * MS, at + 2 * MS, category="forward")
         begin = at + 2 * MS

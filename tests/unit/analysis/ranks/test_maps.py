@@ -20,20 +20,6 @@ from nvprof_kit._cli import group
 from nvprof_kit.errors import CaptureError, UsageError
 
 
-def test_the_waits_of_two_tiny_ranks(tmp_path: Path) -> None:
-    # rank 1 computes 3 ms longer in layers.0: rank 0 arrives at 6 ms, rank 1 at 9 ms: 3 ms of waiting a step
-    captures = [capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS, shift=70 * MS)]
-    job = open_job(captures, workers=1)
-    waits = job.waits().to_frame()
-    assert waits["wait_ns"].tolist() == [3 * MS, 3 * MS]
-    assert waits["late_rank"].tolist() == [1, 1] and waits["waiting_rank"].tolist() == [0, 0]
-    # nothing is known of the time before the first; after it both had the same start
-    assert waits["cause"].tolist() == ["start_up", "slower_kernels"]
-    assert waits["layer"].tolist() == ["(none)", "layers.0"]
-    assert job.clocks().to_frame()["offset_ns"].tolist() == [0, -70 * MS]
-    assert (job.verdict.rank, job.verdict.layer) == (1, "layers.0")
-
-
 def test_the_segments_hold_all_of_the_device_s_time(tmp_path: Path) -> None:
     map_captures([capture(tmp_path, 0)], tmp_path / "maps", workers=1)
     segments = pd.concat(map(pd.read_parquet, (tmp_path / "maps" / "segments").iterdir()))
@@ -93,13 +79,6 @@ def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None
         open_job(maps)
 
 
-def test_a_rank_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
-    file = capture(tmp_path, 0, name="run.sqlite")
-    with pytest.raises(CaptureError, match=r"--rank run\.sqlite=3"):
-        open_job([file], workers=1)
-    assert open_job([file], ranks={"run.sqlite": 3}, workers=1).ranks["rank"].tolist() == [3]
-
-
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     files = [capture(tmp_path, 0), capture(tmp_path, 0, name="again.rank0.sqlite")]
     with pytest.raises(UsageError, match="rank 0 is there 2 times"):
@@ -126,6 +105,7 @@ def test_ranks_in_names(name: str, rank: int | None, tmp_path: Path) -> None:
     if rank is None:
         with pytest.raises(CaptureError, match=rf"--rank {re.escape(name)}=3"):
             open_job([file], workers=1)
+        assert open_job([file], ranks={name: 3}, workers=1).ranks["rank"].tolist() == [3]
     else:
         assert open_job([file], workers=1).ranks["rank"].tolist() == [rank]
 
@@ -191,3 +171,11 @@ def test_rules_are_told_by_name_as_for_one_capture(captures: list[Path]) -> None
     assert job.ranks["reading"].str.contains("vllm|Rules").all()
     with pytest.raises(UsageError, match="no-such"):
         open_job(captures, rules="no-such")
+
+
+def test_marks_of_groups_that_contradict_each_other_are_left_out_with_one_warning(tmp_path: Path) -> None:
+    for other, warnings in (("0-1", 0), ("0,2", 1)):
+        marks = "groups 0 mesh_cp 0-1", f"groups 0 mesh_cp {other}"
+        job = open_job([capture(tmp_path, rank, mark=mark) for rank, mark in enumerate(marks)], workers=1)
+        assert job.groups().to_frame()["name"].tolist() == ["" if warnings else "mesh_cp"]
+        assert sum("contradict" in warning for warning in job.warnings) == warnings

@@ -109,7 +109,8 @@ def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, mo
     if listed:
         assert not unmatched and misjudged(job, said.verdict) == ""
         groups = said.groups().to_frame()
-        assert sorted(groups["name"]) == ["mesh_dp"] * 4 + ["mesh_tp"] * 5
+        assert sorted(groups["name"]) == ["mesh_cp"] * 5 + ["mesh_dp"] * 4
+        assert sorted(groups["parallel"]) == ["context"] * 5 + ["data"] * 4  # by their use they would be tensor
         rows = waits[waits["collective"].str.startswith("stream 0") & (waits["late_rank"] == 9)]
         assert set(rows["waiting_rank"]) == {8, 10, 11}
     else:
