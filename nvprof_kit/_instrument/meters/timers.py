@@ -14,6 +14,7 @@ import time
 import warnings
 from collections import deque
 from contextlib import ContextDecorator, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,18 +25,16 @@ from nvprof_kit.errors import require
 from nvprof_kit.names import Category
 
 
+@dataclass(eq=False, slots=True)
 class _Call:
-    """One call of a stage, until it is written to the log."""
+    """One call of a stage, until it is written to the log: its times, and its CUDA events or None."""
 
-    __slots__ = ("began_ns", "begin", "end", "ended_ns", "range", "start_s")
-
-    def __init__(self, range_: Range) -> None:
-        self.range = range_
-        self.start_s = 0.0
-        self.began_ns = 0
-        self.ended_ns = 0
-        self.begin: Any = None
-        self.end: Any = None
+    range: Range
+    start_s: float = 0.0
+    began_ns: int = 0
+    ended_ns: int = 0
+    begin: Any = None
+    end: Any = None
 
 
 class _Open(threading.local):
@@ -82,7 +81,6 @@ class GlobalTimer:
         self._open = _Open()
         self._ranges: dict[str, Range] = {}
         self._waiting: deque[_Call] = deque()
-        self._events: list[Any] = []
         self._file: TextIO | None = None
         self._owner = 0
         self._rank = 0
@@ -100,7 +98,7 @@ class GlobalTimer:
         self._open.calls.setdefault(name, []).append(call)
         if session.backend is not None:
             session.backend.open(range_, call)
-        call.begin = self._mark_gpu()
+        call.begin = _mark_gpu()
         call.start_s = time.time()
         call.began_ns = time.perf_counter_ns()
 
@@ -116,7 +114,7 @@ class GlobalTimer:
         call = calls.pop()
         call.ended_ns = ended_ns
         if call.begin is not None:
-            call.end = self._mark_gpu()
+            call.end = _mark_gpu()
         if session.backend is not None:
             session.backend.close(call)
         with self._lock:
@@ -156,48 +154,23 @@ class GlobalTimer:
         if call.end is not None:
             with suppress(RuntimeError, ValueError):  # its events are on two devices
                 gpu_ms = call.begin.elapsed_time(call.end)
-                self._events += (call.begin, call.end)
         end_s = call.start_s + cpu_ns / 1e9
-        file = self._log()
         try:
-            file.write(
+            if self._file is None:
+                self._rank, self._owner = rank(), os.getpid()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._file = claim_file(self._path())
+                atexit.register(self._close)
+            self._file.write(
                 f"[RANK {self._rank}] {call.range.text}, start={call.start_s:.6f}, end={end_s:.6f}, "
                 f"cpu_dur={cpu_ns / 1e9:.6f}s, cuda_dur={gpu_ms:.3f}ms\n"
             )
-            file.flush()
-        except OSError as error:
-            self._give_up(error)
-
-    def _mark_gpu(self) -> Any:
-        """Record an event on the current stream; None without CUDA or during CUDA graph capture."""
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized() or _capturing():
-            return None
-        event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _give_up(self, error: OSError) -> None:
-        """Warn and stop timing: a log that cannot be written must not end the training."""
-        warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing more is timed", stacklevel=2)
-        self.enabled = False
-        if self._file is not None:
-            with suppress(OSError):  # its buffer cannot be written either
-                self._file.close()
-            self._file = _nowhere()
-
-    def _log(self) -> TextIO:
-        if self._file is None:
-            self._rank = rank()
-            self._owner = os.getpid()
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._file = claim_file(self._path())
-            except OSError as error:
-                self._give_up(error)
-            self._file = self._file or _nowhere()
-            atexit.register(self._close)
-        return self._file
+            self._file.flush()
+        except OSError as error:  # a log that cannot be written must not end the training
+            warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing more is timed", stacklevel=2)
+            self.enabled = False
+            self._waiting.clear()
+            self._close_log()
 
     def _close(self) -> None:
         """Write the remaining stages and stop timing, at exit."""
@@ -206,7 +179,11 @@ class GlobalTimer:
         self.dump()
         with self._lock:
             self.enabled = False
-            if self._file is not None:
+            self._close_log()
+
+    def _close_log(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # a full disk takes no last buffer either
                 self._file.close()
 
     def _path(self) -> Path:
@@ -216,13 +193,19 @@ class GlobalTimer:
         return self.folder / f"timer_rank{rank()}.log"
 
 
-def _nowhere() -> TextIO:
-    return Path(os.devnull).open("w", encoding="utf-8")
-
-
 def _capturing() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _mark_gpu() -> Any:
+    """Record an event on the current stream; None without CUDA or during CUDA graph capture."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or _capturing():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 global_timer = GlobalTimer()

@@ -12,9 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,14 +35,15 @@ COLUMNS = {
 }
 """The columns of the CSV; each sample has one row for the CPU and one per GPU."""
 
-
-@dataclass(frozen=True)
-class Sample:
-    """The values of one row by column of `COLUMNS`."""
-
-    seconds: float
-    device: int | None
-    values: dict[str, float]
+_MEANS = {
+    "cpu_process_percent": "process {:.1f} %",
+    "cpu_system_percent": "system {:.1f} %",
+    "gpu_percent": "utilisation {:.1f} %",
+    "power_watts": "power {:.0f} W",
+    "temperature_celsius": "temperature {:.0f} °C",
+    "sm_clock_mhz": "SM clock {:.0f} MHz",
+}
+"""The figures of which the log prints the mean."""
 
 
 class Utilisation:
@@ -64,7 +63,7 @@ class Utilisation:
         mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder.
 
     Attributes:
-        samples: The samples since the last start.
+        samples: The samples since the last start, by column of `COLUMNS`; ``device`` is '' for the CPU.
 
     Raises:
         ToolError: psutil or nvidia-ml-py is not installed.
@@ -73,8 +72,6 @@ class Utilisation:
     def __init__(self, interval_s: float = 0.1, folder: str | Path | None = None, mesh: Any = None) -> None:
         require(interval_s, (int, float), "Utilisation: interval_s", "a number of seconds")
         require(folder, (*PATH, type(None)), "Utilisation: folder", "a path")
-        self._psutil: Any = None
-        self._nvml: Any = None
         if session.mode != "off":
             try:
                 import psutil
@@ -84,11 +81,11 @@ class Utilisation:
                     f"utilisation needs psutil and nvidia-ml-py ({error.name} is missing); "
                     'pip install "nvprof-kit[utilisation]"'
                 ) from None
-            self._psutil, self._nvml = psutil, pynvml
+            self._psutil: Any = psutil
+            self._nvml: Any = pynvml
         self._interval = max(interval_s, 0.001)
         self._folder, self._mesh = folder, mesh
-        self.samples: list[Sample] = []
-        self._gpus: dict[int, Any] = {}
+        self.samples: list[dict[str, Any]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -114,7 +111,6 @@ class Utilisation:
             return
         self._process = os.getpid()
         self.samples = []
-        self._gpus = _gpus(self._nvml)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvprof_kit utilisation", daemon=True)
         self._thread.start()
@@ -125,27 +121,46 @@ class Utilisation:
         if thread is not None:
             self._stopping.set()
             thread.join()
-            self._gpus = {}
 
     def write(self, path: Path) -> None:
         """Write the samples as CSV."""
         with path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.DictWriter(file, COLUMNS, lineterminator="\n", restval="")
             rows.writeheader()
-            for sample in self.samples:
-                device = "" if sample.device is None else sample.device
-                rows.writerow({"seconds": f"{sample.seconds:.3f}", "device": device, **sample.values})
+            rows.writerows(sample | {"seconds": f"{sample['seconds']:.3f}"} for sample in self.samples)
 
     def lines(self) -> list[str]:
         """The means as text: one line for the CPU and one per GPU."""
-        devices = dict.fromkeys(sample.device for sample in self.samples)
-        return [
-            _line(device, [sample.values for sample in self.samples if sample.device == device]) for device in devices
-        ]
+        lines = []
+        for device in dict.fromkeys(sample["device"] for sample in self.samples):
+            samples = [sample for sample in self.samples if sample["device"] == device]
+            means = [
+                text.format(fmean(values))
+                for name, text in _MEANS.items()
+                if (values := [sample[name] for sample in samples if name in sample])
+            ]
+            title = "CPU" if device == "" else f"GPU {device}"
+            lines.append(f"{title}: {', '.join(means)} (mean of {len(samples)} samples)")
+        return lines
 
     def _run(self) -> None:
-        process = self._psutil.Process(os.getpid())
-        process.cpu_percent(), self._psutil.cpu_percent()  # the first call has no interval to measure
+        process, system, nvml = self._psutil.Process(os.getpid()), self._psutil, self._nvml
+        sources: dict[Any, dict[str, Any]] = {
+            "": {
+                "cpu_process_percent": process.cpu_percent,
+                "cpu_system_percent": system.cpu_percent,
+                "process_bytes": lambda: process.memory_info().rss,
+            }
+        }
+        for device, handle in _gpus(nvml).items():
+            sources[device] = {
+                "gpu_percent": lambda gpu=handle: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+                "gpu_memory_bytes": lambda gpu=handle: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+                "power_watts": lambda gpu=handle: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+                "temperature_celsius": lambda gpu=handle: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+                "sm_clock_mhz": lambda gpu=handle: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            }
+        process.cpu_percent(), system.cpu_percent()  # the first call has no interval to measure
         start, latest, ended = time.perf_counter(), 0.0, False
         while not ended:
             ended = self._stopping.wait(self._interval)
@@ -153,17 +168,13 @@ class Utilisation:
             if ended and latest and seconds - latest < self._interval / 2:
                 return  # too short for a meaningful percentage
             latest = seconds
-            with suppress(Exception):  # one missing counter is no reason to stop
-                cpu = {
-                    "cpu_process_percent": process.cpu_percent(),
-                    "cpu_system_percent": self._psutil.cpu_percent(),
-                    "process_bytes": process.memory_info().rss,
-                }
-                self.samples.append(Sample(seconds, None, cpu))
-            for device, handle in self._gpus.items():
-                values = _gpu_values(self._nvml, handle)
+            for device, counters in sources.items():
+                values = {}
+                for name, read in counters.items():
+                    with suppress(Exception):  # a counter that is not supported is left out
+                        values[name] = read()
                 if values:
-                    self.samples.append(Sample(seconds, device, values))
+                    self.samples.append({"seconds": seconds, "device": device, **values})
 
 
 def _gpus(nvml: Any) -> dict[int, Any]:
@@ -174,57 +185,19 @@ def _gpus(nvml: Any) -> dict[int, Any]:
         visible = [name for name in (requested or "").replace(" ", "").split(",") if name]
         if requested is None:
             visible = [str(device) for device in range(nvml.nvmlDeviceGetCount())]
-        names: dict[int, int | str] = {
-            device: int(name) if name.isdecimal() else name for device, name in enumerate(visible)
-        }
     except Exception:  # no driver, or the driver does not respond
         return {}
+    names = dict(enumerate(visible))
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():  # CUDA's device order may differ from NVML's
         current = torch.cuda.current_device()
-        uuid = getattr(
-            torch.cuda.get_device_properties(current), "uuid", None
-        )  # CUDA's device order may differ from NVML's
-        names = {current: f"GPU-{uuid}" if uuid else names.get(current, current)}
+        uuid = getattr(torch.cuda.get_device_properties(current), "uuid", None)
+        names = {current: f"GPU-{uuid}" if uuid else names.get(current, str(current))}
     handles = {}
     for device, name in names.items():
         with suppress(Exception):
-            by_uuid = nvml.nvmlDeviceGetHandleByUUID
-            handles[device] = nvml.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int) else by_uuid(name)
+            is_number = name.isdecimal()
+            handles[device] = (
+                nvml.nvmlDeviceGetHandleByIndex(int(name)) if is_number else nvml.nvmlDeviceGetHandleByUUID(name)
+            )
     return handles
-
-
-def _gpu_values(nvml: Any, handle: Any) -> dict[str, float]:
-    """The NVML values of a GPU; unsupported ones are left out."""
-    requested: dict[str, Callable[[], float]] = {
-        "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-        "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-    }
-    values = {}
-    for name, ask in requested.items():
-        with suppress(Exception):
-            values[name] = ask()
-    return values
-
-
-def _line(device: int | None, rows: list[dict[str, float]]) -> str:
-    def mean(name: str) -> float | None:
-        values = [row[name] for row in rows if name in row]
-        return fmean(values) if values else None
-
-    if device is None:
-        figures = [("process", "cpu_process_percent", "{:.1f} %"), ("system", "cpu_system_percent", "{:.1f} %")]
-        title = "CPU"
-    else:
-        title = f"GPU {device}"
-        figures = [
-            ("utilisation", "gpu_percent", "{:.1f} %"),
-            ("power", "power_watts", "{:.0f} W"),
-            ("temperature", "temperature_celsius", "{:.0f} °C"),
-            ("SM clock", "sm_clock_mhz", "{:.0f} MHz"),
-        ]
-    parts = [f"{name} {template.format(mean(key))}" for name, key, template in figures if mean(key) is not None]
-    return f"{title}: {', '.join(parts)} (mean of {len(rows)} samples)"

@@ -38,7 +38,7 @@ from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.loop.schedule import VARIABLE, Window
 from nvprof_kit._instrument.memory.tensors import Counts
 from nvprof_kit._instrument.session import Backend
-from nvprof_kit._profiler import cost, window
+from nvprof_kit._profiler import cost, layer_profiler
 from nvprof_kit.errors import UsageError
 
 RANK = "rank0_dp0_tp0_pp0"
@@ -192,7 +192,7 @@ class Allocator:
 
 def test_memory_beside_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of the allocator's counts into the files; that they are true is shown on a GPU."""
-    monkeypatch.setattr(window, "CudaAllocator", Allocator)
+    monkeypatch.setattr(layer_profiler, "CudaAllocator", Allocator)
     monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
     training = Training()
     profiling = LayerProfiler(training.model, "1:3", options["folder"], echo=False)
@@ -302,7 +302,7 @@ def test_under_a_tool_the_tool_records(options: dict[str, Any], monkeypatch: pyt
         def mark(self, range_) -> None:
             self.lines.append(f"mark {range_.text}")
 
-    monkeypatch.setattr(window, "tool_attached", lambda: True)
+    monkeypatch.setattr(layer_profiler, "tool_attached", lambda: True)
     told = Told()
     session.activate(told)
     try:
