@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 DOMAIN = "nvprof_kit"
 """NVTX domain of all ranges that the package emits."""
@@ -310,7 +310,7 @@ def parse_memory_label(label: str) -> tuple[str, int | None]:
     return (name, int(number)) if separator and number.lstrip("-").isdecimal() else (label, None)
 
 
-def operator_kind(name: str) -> str:
+def operator_kind(name: str) -> Literal["multiplies", "moves", ""]:
     """What an operator may do, by its name: ``multiplies`` matrices, as any of other libraries may, ``moves`` numbers,
     or '' for neither.
     """

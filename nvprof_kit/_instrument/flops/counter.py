@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, work_of
+from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, name_of, work_of
 from nvprof_kit._instrument.flops.regions import Call, Fused, Region
 from nvprof_kit._instrument.flops.traffic import Cache, Run, accesses_of, causal_share, l2_bytes, named_arguments
 from nvprof_kit._instrument.ranges.ranges import Range
@@ -95,7 +95,8 @@ class FlopCounter:
 
     def add(self, operator: Any, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Count an operator that ran on the calling thread, and its memory traffic."""
-        name, dtype, flops = work_of(operator, args, kwargs, out) if kind is not Kind.NOTHING else ("", "", 0)
+        dtype, flops = work_of(operator, args, kwargs, out) if kind != "moves" else ("", 0)
+        name = name_of(operator)
         if flops is None:
             self.add_unknown(name)
             return
@@ -105,10 +106,9 @@ class FlopCounter:
         with self._lock:
             call = self._here()
             if is_overload:
-                run.operator = operator._schema.name
-                run.least_flops = int(flops * causal_share(run.operator, arguments))
+                run.least_flops = int(flops * causal_share(name, arguments))
                 accesses = accesses_of(operator._schema, arguments, out)
-                if run.operator not in _MAKES_STATES or call.region.phase != Category.OPTIMIZER.value:
+                if name not in _MAKES_STATES or call.region.phase != Category.OPTIMIZER.value:
                     self._cache.add(run, accesses)
                     self._fused.add(call, accesses)
             if run.flops or run.bytes:
@@ -164,13 +164,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
-        if kind is Kind.INSIDE:
+        if kind == "composite":
             kind = kind_here(func, args)
-        if kind is Kind.INSIDE:
+        if kind == "composite":
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         out = func(*args, **kwargs)
-        if kind is not Kind.OTHER:
+        if kind:
             try:
                 self._counter.add(func, kind, args, kwargs, out)
             except Exception:  # a form of the operator that is not foreseen must not end the program

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch.utils.flop_counter import addmm_flop, baddbmm_flop, flop_registry, mm_flop, sdpa_backward_flop, sdpa_flop
 
 from nvprof_kit.names import operator_kind
-
-NOTHING_KNOWN = ""
-"""Dtype of an operator without numeric tensors."""
 
 _TYPES = {
     torch.float64: "fp64",
@@ -34,40 +30,22 @@ _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "H
 """Dispatch key of each device type."""
 
 
-class Work(NamedTuple):
-    """One run of an operator.
-
-    Attributes:
-        operator: Name of the operator, such as ``aten::mm``.
-        dtype: Type of the multiplied numbers: ``bf16``, ``fp16``, ``fp32``, ``tf32``, ``fp8``, ``fp4``, ``int8``,
-            ``fp64``, or PyTorch's name for other types; '' if the operator has no tensors.
-        flops: Floating point operations; None if unknown.
-    """
-
-    operator: str
-    dtype: str
-    flops: int | None
-
-
-class Kind(Enum):
-    """How the FLOPs of an operator are determined."""
-
-    FORMULA = "formula"
-    INSIDE = "inside"  # it consists of other operators, which are counted
-    NOTHING = "nothing"  # it only moves, adds or compares
-    OTHER = "other"  # communication, and what is not of the GPU
-    UNKNOWN = "unknown"
+Kind = Literal["formula", "composite", "multiplies", "moves", ""]
+"""How the FLOPs of an operator are determined: by its formula; by the operators that it consists of; not at all, since
+it may multiply and has none; as none, since it only moves, adds or compares; '' for communication and what is not of
+the GPU.
+"""
 
 
 def kind_of(operator: Any) -> Kind:
     """How the FLOPs of an operator (an ``OpOverload`` or a higher-order operator) are determined."""
     if _formula(operator) is not None:
-        return Kind.FORMULA
+        return "formula"
     if isinstance(operator, torch._ops.HigherOrderOperator):
-        return Kind.UNKNOWN
+        return "multiplies"
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
-        return Kind.INSIDE
-    return _kind_by_name(operator)
+        return "composite"
+    return operator_kind(operator._schema.name)
 
 
 def kind_here(operator: Any, args: Iterable[Any]) -> Kind:
@@ -79,16 +57,15 @@ def kind_here(operator: Any, args: Iterable[Any]) -> Kind:
             or tensor.is_mkldnn
             or (key and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key))
         ):
-            return _kind_by_name(operator)
-    return Kind.INSIDE
+            return operator_kind(operator._schema.name)
+    return "composite"
 
 
-def _kind_by_name(operator: Any) -> Kind:
-    return {"multiplies": Kind.UNKNOWN, "moves": Kind.NOTHING, "": Kind.OTHER}[operator_kind(operator._schema.name)]
+def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[str, int | None]:
+    """The type of the numbers that one run of an operator multiplies, and its FLOPs, None if they are unknown.
 
-
-def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
-    """FLOPs and dtype of one run of an operator.
+    The type is ``bf16``, ``fp16``, ``fp32``, ``tf32``, ``fp8``, ``fp4``, ``int8``, ``fp64``, or PyTorch's name of
+    another; '' if the operator has no tensors.
 
     Args:
         operator: An operator with a formula, or an unknown one.
@@ -102,22 +79,22 @@ def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         try:
             flops = int(formula(*args, **kwargs, out_val=out))
         except Exception:  # the formula does not support this form of the operator
-            flops = _grouped_query_flops(_name(operator), args)
+            flops = _grouped_query_flops(name_of(operator), args)
     types = {
         tensor.dtype: tensor
         for tensor in _tensors([*args, *kwargs.values()])
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in (torch.int8, torch.uint8)
     }
     if not types:
-        return Work(_name(operator), NOTHING_KNOWN, flops)
+        return "", flops
     narrowest = min(types, key=lambda dtype: dtype.itemsize)  # scales, sums and seeds are wider than the matrices
     if narrowest is torch.float32 and _rounds_to_tf32(types[narrowest], operator):
-        return Work(_name(operator), "tf32", flops)
-    dtype = _TYPES.get(narrowest) or re.sub(r"float(\d)_.*", r"fp\1", str(narrowest).removeprefix("torch."))
-    return Work(_name(operator), dtype, flops)
+        return "tf32", flops
+    return _TYPES.get(narrowest) or re.sub(r"float(\d)_.*", r"fp\1", str(narrowest).removeprefix("torch.")), flops
 
 
-def _name(operator: Any) -> str:
+def name_of(operator: Any) -> str:
+    """The operator's name, ``aten::mm``."""
     schema = getattr(operator, "_schema", None)
     return str(schema.name) if schema is not None else f"higher_order::{operator.name()}"
 
@@ -178,7 +155,7 @@ def _rounds_to_tf32(tensor: torch.Tensor, operator: Any) -> bool:
     if not tensor.is_cuda or torch.version.hip or torch.cuda.get_device_capability(tensor.device) < (8, 0):
         return False
     backend: Any = torch.backends.cuda.matmul
-    if "conv" in _name(operator):
+    if "conv" in name_of(operator):
         backend = getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)
     precision = getattr(backend, "fp32_precision", None)  # PyTorch 2.9 or later
     if precision not in (None, "none"):
